@@ -1,0 +1,28 @@
+# Every target makes its own virtual environment first; .venv/.installed marks a complete one.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
+TORCH ?= torch==2.13.0
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m tkc.demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy tkc
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,20 @@
+"""Kernel families: each a spec, a TileLang definition and a PyTorch reference.
+
+``SPECS`` is the table of all kernels by name. Import of this package never imports TileLang or TVM.
+"""
+
+from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul
+from tkc.kernels.matmul.spec import Matmul
+from tkc.kernels.moe_gate.spec import MoeGate
+from tkc.kernels.moe_permute.spec import MoePermute
+from tkc.kernels.spec import KernelRequest, KernelSpec, TensorType, Work
+from tkc.kernels.swiglu.spec import SwiGLU
+from tkc.kernels.target import Target
+
+SPECS: dict[str, KernelSpec] = {
+    spec.name: spec
+    for spec in (MoeGate(), MoePermute(), SwiGLU(), AttentionPrefill(), AttentionDecode(), Matmul(), GroupedMatmul())
+}
+
+__all__ = ["SPECS", "KernelRequest", "KernelSpec", "Target", "TensorType", "Work"]

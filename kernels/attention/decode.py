@@ -1,0 +1,112 @@
+"""Attention of one query per sequence: thread blocks share the keys of a sequence, then their results are combined.
+
+Each block serves all query heads of one key/value head, so that every key and value is read once (the split over the
+keys: Dao et al., "Flash-Decoding for long-context inference", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tilelang.language as T
+from tilelang import tvm
+
+from tkc.kernels.attention.signature import prim_func
+from tkc.kernels.attention.softmax import exponent, finite, log2_sum, masked_score
+from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
+from tkc.kernels.attention.tensors import element, heads, length, rows
+from tkc.kernels.target import Target
+
+
+def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> tvm.tirx.PrimFunc:
+    """The kernel over the spec's inputs, output and workspaces."""
+    spec = AttentionDecode()
+    tensors = (
+        *spec.inputs(parameters),
+        *spec.outputs(parameters),
+        *spec.workspaces(parameters, configuration),
+    )
+    return prim_func("attention_decode", tensors, _cuda(parameters, configuration))
+
+
+def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]:
+    block_keys, splits = c.block_keys, c.splits
+    group = p.num_heads // p.num_kv_heads
+    block_rows = block_heads(p)
+    head_tiles = T.ceildiv(group, block_rows)
+    masked = p.mask is not None
+    full_col = T.GemmWarpPolicy.FullCol
+
+    @T.macro
+    def attend_split(q, k, v, out, mask, partial_out, partial_lse):
+        # The first query under a top-left mask sees the first key alone.
+        keys = T.min(length(k, p.k_layout), 1) if p.causal == "top_left" else length(k, p.k_layout)
+        split_blocks = T.ceildiv(T.ceildiv(keys, block_keys), splits)
+        with T.Kernel(splits, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
+            kv_head = tile // head_tiles
+            first_row = tile % head_tiles * block_rows
+            first_head = kv_head * group + first_row
+            q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
+            k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
+            v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
+            weights = T.alloc_shared([block_rows, block_keys], p.dtype)
+            scores = T.alloc_fragment([block_rows, block_keys], "float32")
+            acc = T.alloc_fragment([block_rows, p.value_head_size], "float32")
+            maximum = T.alloc_fragment([block_rows], "float32")
+            previous = T.alloc_fragment([block_rows], "float32")
+            shift = T.alloc_fragment([block_rows], "float32")
+            rescale = T.alloc_fragment([block_rows], "float32")
+            tile_sum = T.alloc_fragment([block_rows], "float32")
+            total = T.alloc_fragment([block_rows], "float32")
+
+            # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
+            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(maximum, -T.infinity("float32"))
+
+            first_block = split * split_blocks
+            blocks = T.max(0, T.min(split_blocks, T.ceildiv(keys, block_keys) - first_block))
+            for block in T.Pipelined(blocks, num_stages=c.stages):
+                first_key = (first_block + block) * block_keys
+                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile)
+                T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_col, clear_accum=True)
+                if masked or first_key + block_keys > keys:
+                    for i, j in T.Parallel(block_rows, block_keys):
+                        visible = first_key + j < keys
+                        if masked:
+                            visible = visible & (first_row + i < group)
+                        scores[i, j] = masked_score(
+                            p, scores[i, j], visible, mask, batch, first_head + i, 0, first_key + j
+                        )
+                T.copy(maximum, previous)
+                T.reduce_max(scores, maximum, dim=1, clear=False)
+                for i in T.Parallel(block_rows):
+                    shift[i] = finite(maximum[i])
+                for i in T.Parallel(block_rows):
+                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
+                for i, j in T.Parallel(block_rows, block_keys):
+                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
+                T.reduce_sum(scores, tile_sum, dim=1)
+                for i in T.Parallel(block_rows):
+                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                T.copy(scores, weights)
+                for i, j in T.Parallel(block_rows, p.value_head_size):
+                    acc[i, j] *= rescale[i]
+                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile)
+                T.gemm(weights, v_tile, acc, policy=full_col)
+
+            for i, j in T.Parallel(block_rows, p.value_head_size):
+                acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0.0)
+            if splits == 1:
+                for i, j in T.Parallel(block_rows, p.value_head_size):
+                    if first_row + i < group:
+                        element(out, p.out_layout, batch, first_head + i, 0, j, acc[i, j])
+            else:
+                for i, j in T.Parallel(block_rows, p.value_head_size):
+                    if first_row + i < group:
+                        partial_out[batch, first_head + i, split, j] = acc[i, j]
+                for i in T.Parallel(block_rows):
+                    if first_row + i < group:
+                        partial_lse[batch, first_head + i, split] = log2_sum(p, maximum[i], total[i])
+    return attend_split

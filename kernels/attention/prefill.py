@@ -1,0 +1,108 @@
+"""Attention over many queries: one thread block carries one tile of queries past all the keys it sees.
+
+The softmax runs online (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and the scores
+never leave the registers (Dao, "FlashAttention-2", 2023).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+from tilelang import tvm
+
+from tkc.kernels.attention.signature import prim_func
+from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
+from tkc.kernels.attention.softmax import exponent, finite, masked_score
+from tkc.kernels.attention.tensors import length, rows
+from tkc.kernels.target import Target
+
+
+def define(parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target) -> tvm.tirx.PrimFunc:
+    """The kernel over the spec's inputs and output."""
+    spec = AttentionPrefill()
+    tensors = (*spec.inputs(parameters), *spec.outputs(parameters))
+    return prim_func("attention_prefill", tensors, _cuda(parameters, configuration))
+
+
+def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> Any:
+    block_queries, block_keys = c.block_queries, c.block_keys
+    group = p.num_heads // p.num_kv_heads
+    causal, masked = p.causal is not None, p.mask is not None
+    full_row = T.GemmWarpPolicy.FullRow
+
+    @T.macro
+    def attend(q, k, v, out, mask=None):
+        queries, keys = length(q, p.q_layout), length(k, p.k_layout)
+        # The last key that query 0 sees.
+        diagonal = keys - queries if p.causal == "bottom_right" else 0
+        with T.Kernel(T.ceildiv(queries, block_queries), p.num_heads, q.shape[0], threads=c.threads) as (x, head, batch):
+            # Under a causal mask the last tiles have the most to do, so they go first.
+            tile = T.ceildiv(queries, block_queries) - 1 - x if causal else x
+            first_query = tile * block_queries
+            q_tile = T.alloc_shared([block_queries, p.head_size], p.dtype)
+            k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
+            v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
+            out_tile = T.alloc_shared([block_queries, p.value_head_size], p.dtype)
+            scores = T.alloc_fragment([block_queries, block_keys], "float32")
+            weights = T.alloc_fragment([block_queries, block_keys], p.dtype)
+            acc = T.alloc_fragment([block_queries, p.value_head_size], "float32")
+            maximum = T.alloc_fragment([block_queries], "float32")
+            previous = T.alloc_fragment([block_queries], "float32")
+            shift = T.alloc_fragment([block_queries], "float32")
+            rescale = T.alloc_fragment([block_queries], "float32")
+            tile_sum = T.alloc_fragment([block_queries], "float32")
+            total = T.alloc_fragment([block_queries], "float32")
+
+            T.copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile)
+            T.clear(acc)
+            T.clear(total)
+            T.fill(maximum, -T.infinity("float32"))
+
+            blocks = T.ceildiv(keys, block_keys)
+            if causal:
+                # One block at the least: the loop is also what waits for the queries.
+                blocks = T.max(1, T.min(blocks, T.ceildiv(first_query + block_queries + diagonal, block_keys)))
+            for block in T.Pipelined(blocks, num_stages=c.stages):
+                first_key = block * block_keys
+                T.copy(rows(k, p.k_layout, batch, head // group, first_key, block_keys), k_tile)
+                T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
+
+                # Most tiles see all their keys; only the others pay for a mask.
+                partial = first_key + block_keys > keys
+                if causal:
+                    partial = partial | (first_key + block_keys - 1 > first_query + diagonal)
+                if masked or partial:
+                    for i, j in T.Parallel(block_queries, block_keys):
+                        visible = first_key + j < keys
+                        if causal:
+                            visible = visible & (first_key + j <= first_query + i + diagonal)
+                        if masked:
+                            visible = visible & (first_query + i < queries)
+                        scores[i, j] = masked_score(
+                            p, scores[i, j], visible, mask, batch, head, first_query + i, first_key + j
+                        )
+
+                T.copy(maximum, previous)
+                T.reduce_max(scores, maximum, dim=1, clear=False)
+                for i in T.Parallel(block_queries):
+                    shift[i] = finite(maximum[i])
+                for i in T.Parallel(block_queries):
+                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
+                for i, j in T.Parallel(block_queries, block_keys):
+                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
+                T.reduce_sum(scores, tile_sum, dim=1)
+                for i in T.Parallel(block_queries):
+                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                T.copy(scores, weights)
+                for i, j in T.Parallel(block_queries, p.value_head_size):
+                    acc[i, j] *= rescale[i]
+                T.copy(rows(v, p.v_layout, batch, head // group, first_key, block_keys), v_tile)
+                T.gemm(weights, v_tile, acc, policy=full_row)
+
+            for i, j in T.Parallel(block_queries, p.value_head_size):
+                acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
+            T.copy(acc, out_tile)
+            T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))
+
+    return attend

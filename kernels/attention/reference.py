@@ -1,0 +1,44 @@
+"""Attention in plain PyTorch, the yardstick that the kernels are tested against."""
+
+from __future__ import annotations
+
+import torch
+
+from tkc.kernels.attention.spec import AttentionParameters, Layout
+
+
+def attention(
+    parameters: AttentionParameters,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``softmax(scale * q @ k^T + mask) @ v`` in float32, cast to the input's dtype; shapes as the specs state them."""
+    group = parameters.num_heads // parameters.num_kv_heads
+    query = _heads_first(q, parameters.q_layout)
+    key = _heads_first(k, parameters.k_layout).repeat_interleave(group, dim=1)
+    value = _heads_first(v, parameters.v_layout).repeat_interleave(group, dim=1)
+
+    scores = query @ key.transpose(-1, -2) * parameters.scale
+    if parameters.mask == "additive":
+        scores = scores + mask.float()
+    elif parameters.mask == "bool":
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if parameters.causal is not None:
+        scores = scores.masked_fill(~_causal_mask(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
+
+    sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    out = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0) @ value
+    return _heads_first(out, parameters.out_layout).to(q.dtype).contiguous()
+
+
+def _heads_first(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Swap sequence and heads where ``layout`` is bshd; the same swap leads there and back."""
+    return (tensor if layout == "bhsd" else tensor.transpose(1, 2)).float()
+
+
+def _causal_mask(parameters: AttentionParameters, queries: int, keys: int) -> torch.Tensor:
+    """True where the key at column j is no later than the query at row i."""
+    last_key = 0 if parameters.causal == "top_left" else keys - queries
+    return torch.ones(queries, keys, dtype=torch.bool).tril(last_key)

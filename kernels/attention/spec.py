@@ -1,0 +1,239 @@
+"""Scaled dot-product attention: many queries (prefill), or one query against a long cache (decode)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+Layout = Literal["bshd", "bhsd"]
+
+_BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+
+# Shared memory that a kernel takes besides its tiles: pipeline barriers, reductions across warps, alignment.
+_BARRIERS = 2048
+
+
+@dataclass(frozen=True)
+class AttentionParameters:
+    """``softmax(scale * q @ k^T + mask) @ v``, ``num_heads / num_kv_heads`` query heads to a key/value head.
+
+    ``causal``: a query sees keys up to its own position, positions counted from the first of both
+    (``top_left``) or from the last (``bottom_right``). ``mask``: ``bool`` keeps where true, ``additive`` (in ``dtype``)
+    is added; ``[batch, num_heads, queries, keys]``, either of the first two 1 if broadcast. A row with nothing to see
+    gives zeros. Layouts name the order of batch (b), sequence (s), heads (h) and head size (d) of each tensor.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    value_head_size: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    scale: float
+    causal: Literal["top_left", "bottom_right"] | None = None
+    mask: Literal["bool", "additive"] | None = None
+    mask_per_batch: bool = False
+    mask_per_head: bool = False
+    q_layout: Layout = "bshd"
+    k_layout: Layout = "bshd"
+    v_layout: Layout = "bshd"
+    out_layout: Layout = "bshd"
+
+
+@dataclass(frozen=True)
+class PrefillConfiguration:
+    """A thread block's tile of the scores, the depth of the key/value pipeline, and the threads at work on it."""
+
+    block_queries: int = 128
+    block_keys: int = 128
+    stages: int = 2
+    threads: int = 256
+
+
+@dataclass(frozen=True)
+class DecodeConfiguration:
+    """Keys in a tile, thread blocks that share one sequence's keys, pipeline depth, and threads in a block."""
+
+    block_keys: int = 128
+    splits: int = 16
+    stages: int = 2
+    threads: int = 128
+
+
+ConfigurationT = TypeVar("ConfigurationT")
+
+
+class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[ConfigurationT]):
+    """What prefill and decode share; they differ in the number of queries and in how the work is cut."""
+
+    parameters_type = AttentionParameters
+    _queries: ClassVar[int | str]
+
+    def unsupported(self, parameters: AttentionParameters, target: Target) -> str | None:
+        p = parameters
+        if p.num_heads % p.num_kv_heads:
+            return f"{p.num_heads} query heads cannot share {p.num_kv_heads} key/value heads evenly"
+        if not p.scale > 0:
+            return f"the scale must be positive, found {p.scale}"
+        if not target.is_cuda:
+            return None
+        if p.dtype == "float32":
+            return "float32 attention has no CUDA kernel; the tensor cores take float16 and bfloat16"
+        for name, size in (("head size", p.head_size), ("head size of the values", p.value_head_size)):
+            if size % 16 or not 16 <= size <= 256:
+                return f"the {name} must be a multiple of 16 from 16 to 256 on CUDA, found {size}"
+        return None
+
+    def inputs(self, parameters: AttentionParameters) -> tuple[TensorType, ...]:
+        p = parameters
+        tensors = (
+            TensorType("q", _shape(p.q_layout, self._queries, p.num_heads, p.head_size), p.dtype),
+            TensorType("k", _shape(p.k_layout, "keys", p.num_kv_heads, p.head_size), p.dtype),
+            TensorType("v", _shape(p.v_layout, "keys", p.num_kv_heads, p.value_head_size), p.dtype),
+        )
+        if p.mask is None:
+            return tensors
+        shape = ("batch" if p.mask_per_batch else 1, p.num_heads if p.mask_per_head else 1, self._queries, "keys")
+        return (*tensors, TensorType("mask", shape, "bool" if p.mask == "bool" else p.dtype))
+
+    def outputs(self, parameters: AttentionParameters) -> tuple[TensorType, ...]:
+        p = parameters
+        return (TensorType("out", _shape(p.out_layout, self._queries, p.num_heads, p.value_head_size), p.dtype),)
+
+    def work(self, parameters: AttentionParameters, sizes: Mapping[str, int]) -> Work:
+        p = parameters
+        queries = sizes["queries"] if isinstance(self._queries, str) else self._queries
+        pairs = _visible_pairs(p.causal, queries, sizes["keys"]) * sizes["batch"] * p.num_heads
+        tensors = (*self.inputs(p), *self.outputs(p))
+        return Work(
+            flops=2 * pairs * (p.head_size + p.value_head_size),
+            bytes=sum(_num_bytes(tensor, sizes) for tensor in tensors),
+        )
+
+    def reference(self, parameters: AttentionParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from tkc.kernels.attention.reference import attention
+
+        return (attention(parameters, *inputs),)
+
+
+class AttentionPrefill(_Attention[PrefillConfiguration]):
+    """``q [batch, queries, num_heads, head_size]``, ``k`` and ``v`` with ``keys`` and ``num_kv_heads`` (each in its layout)
+    to ``out [batch, queries, num_heads, value_head_size]``."""
+
+    name = "attention.prefill"
+    configuration_type = PrefillConfiguration
+    _queries = "queries"
+
+    @property
+    def definition_module(self) -> str:
+        return "tkc.kernels.attention.prefill"
+
+    def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[PrefillConfiguration, ...]:
+        if not target.is_cuda:
+            return (PrefillConfiguration(block_queries=32, block_keys=64, stages=1, threads=1),)
+        if target.arch == "sm_90a":
+            candidates = _HOPPER_PREFILL
+        else:
+            candidates = _AMPERE_PREFILL
+        return tuple(c for c in candidates if _prefill_shared_memory(parameters, c) <= target.shared_memory)
+
+
+class AttentionDecode(_Attention[DecodeConfiguration]):
+    """As :class:`AttentionPrefill` with one query; the keys are split over thread blocks, whose partial
+    results (float32, in workspaces) a second step combines."""
+
+    name = "attention.decode"
+    configuration_type = DecodeConfiguration
+    _queries = 1
+
+    @property
+    def definition_module(self) -> str:
+        return "tkc.kernels.attention.decode"
+
+    def workspaces(self, parameters: AttentionParameters, configuration: DecodeConfiguration) -> tuple[TensorType, ...]:
+        """Each split's output, normalized over its own keys, and the base-2 logarithm of what normalized it."""
+        if configuration.splits == 1:
+            return ()
+        shape = ("batch", parameters.num_heads, configuration.splits)
+        return (
+            TensorType("partial_out", (*shape, parameters.value_head_size), "float32"),
+            TensorType("partial_lse", shape, "float32"),
+        )
+
+    def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[DecodeConfiguration, ...]:
+        if not target.is_cuda:
+            return (DecodeConfiguration(block_keys=64, splits=1, stages=1, threads=1),)
+        return tuple(c for c in _CUDA_DECODE if _decode_shared_memory(parameters, c) <= target.shared_memory)
+
+
+_HOPPER_PREFILL = (
+    PrefillConfiguration(128, 128, 2, 256),
+    PrefillConfiguration(128, 128, 1, 256),
+    PrefillConfiguration(128, 64, 2, 256),
+    PrefillConfiguration(64, 64, 2, 128),
+    PrefillConfiguration(64, 64, 1, 128),
+)
+_AMPERE_PREFILL = (
+    PrefillConfiguration(64, 64, 2, 128),
+    PrefillConfiguration(128, 64, 2, 256),
+    PrefillConfiguration(64, 64, 1, 128),
+    PrefillConfiguration(64, 32, 1, 128),
+)
+_CUDA_DECODE = (
+    DecodeConfiguration(64, 16, 2, 128),
+    DecodeConfiguration(64, 32, 2, 128),
+    DecodeConfiguration(64, 8, 2, 128),
+    DecodeConfiguration(128, 16, 2, 128),
+    DecodeConfiguration(64, 1, 2, 128),
+    DecodeConfiguration(32, 16, 2, 128),
+)
+
+
+def _shape(layout: Layout, sequence: int | str, heads: int, size: int) -> tuple[int | str, ...]:
+    return ("batch", sequence, heads, size) if layout == "bshd" else ("batch", heads, sequence, size)
+
+
+def _num_bytes(tensor: TensorType, sizes: Mapping[str, int]) -> int:
+    count = 1
+    for dim in tensor.shape:
+        count *= sizes[dim] if isinstance(dim, str) else dim
+    return count * _BYTES[tensor.dtype]
+
+
+def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
+    """How many of the ``queries * keys`` scores the causal mask leaves."""
+    if causal is None:
+        return queries * keys
+    last_key = 0 if causal == "top_left" else keys - queries
+    # Query i sees i + last_key + 1 keys, no fewer than none and no more than all.
+    first = max(0, -last_key)
+    growing = max(0, min(queries, keys - last_key) - first)
+    sum_growing = growing * (first + last_key + 1) + growing * (growing - 1) // 2
+    return sum_growing + max(0, queries - first - growing) * keys
+
+
+def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
+    """Bytes of the query tile and of the key and value tiles in flight; the output reuses them."""
+    p, c = parameters, configuration
+    tile = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
+    return tile * _BYTES[p.dtype] + _BARRIERS
+
+
+def _decode_shared_memory(parameters: AttentionParameters, configuration: DecodeConfiguration) -> int:
+    """Bytes of the queries, of the key and value tiles in flight, and of the probabilities."""
+    p, c = parameters, configuration
+    rows = block_heads(p)
+    tile = rows * (p.head_size + c.block_keys) + c.stages * c.block_keys * (p.head_size + p.value_head_size)
+    return tile * _BYTES[p.dtype] + _BARRIERS
+
+
+def block_heads(parameters: AttentionParameters) -> int:
+    """Query heads in a decoding tile: those of one key/value head, rounded up to the 16 rows of a matrix instruction."""
+    group = parameters.num_heads // parameters.num_kv_heads
+    return min(64, -(-group // 16) * 16)

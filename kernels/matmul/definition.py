@@ -1,0 +1,79 @@
+"""The matrix product with epilogue in TileLang, for tensor cores and for the CPU."""
+
+import math
+
+import tilelang.language as T
+from tvm.tirx import PrimExpr, PrimFunc
+
+from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.target import Target
+
+# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
+RASTER_BAND = 8
+
+WARP_GROUP = 128
+
+
+def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
+    """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
+    return _cuda(parameters, configuration)
+
+
+def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
+    """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
+    match activation:
+        case "relu":
+            return T.if_then_else(x < 0, 0.0, x)  # unlike max(x, 0) keeps NaN, as PyTorch does
+        case "gelu":
+            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5)))
+        case "gelu_tanh":
+            return x / (1.0 + T.exp(-2.0 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+        case "silu":
+            return x / (1.0 + T.exp(-x))
+    return x
+
+
+def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
+    m = T.dynamic("m", "int32")
+    out_dtype = p.out_dtype or p.dtype
+    transposed = p.weight_layout == "nk"
+    b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
+
+    @T.prim_func
+    def matmul(
+        a: T.Tensor((m, p.k), p.dtype),
+        b: T.Tensor((p.n, p.k) if transposed else (p.k, p.n), p.dtype),
+        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
+        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
+        out: T.Tensor((m, p.n), out_dtype),
+    ):
+        with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
+            T.use_swizzle(RASTER_BAND)
+            if c.threads == WARP_GROUP:
+                T.no_set_max_nreg()
+            a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
+            b_shared = T.alloc_shared(b_tile, p.dtype)
+            out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
+            acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
+            row, column = row_tile * c.block_m, column_tile * c.block_n
+            T.clear(acc)
+            for step in T.Pipelined(T.ceildiv(p.k, c.block_k), num_stages=c.stages):
+                T.copy(a[row, step * c.block_k], a_shared)
+                if transposed:
+                    T.copy(b[column, step * c.block_k], b_shared)
+                else:
+                    T.copy(b[step * c.block_k, column], b_shared)
+                T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+            if p.residual:
+                T.copy(residual[row, column], out_shared)
+            if p.bias or p.activation:
+                for i, j in T.Parallel(c.block_m, c.block_n):
+                    x = acc[i, j] + T.cast(bias[column + j], "float32") if p.bias else acc[i, j]
+                    acc[i, j] = activated(x, p.activation)
+            if p.residual:
+                for i, j in T.Parallel(c.block_m, c.block_n):
+                    acc[i, j] += T.cast(out_shared[i, j], "float32")
+            T.copy(acc, out_shared)
+            T.copy(out_shared, out[row, column])
+
+    return matmul

@@ -1,0 +1,107 @@
+"""Matrix product with a fused epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, TENSOR_CORE_DTYPES, Tiling, fitting
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MatmulParameters:
+    """``activation(a @ b + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf)."""
+
+    n: int
+    k: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    weight_layout: Literal["nk", "kn"] = "nk"
+    out_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    bias: bool = False
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+    residual: bool = False
+
+
+# Wide tiles first (many rows), then ever fewer rows for fewer tokens: there the weight's bytes are what takes the time.
+_TILINGS = {
+    80: (
+        Tiling(128, 128, 32, stages=4, threads=128),
+        Tiling(128, 256, 32, stages=3, threads=256),
+        Tiling(256, 128, 32, stages=3, threads=256),
+        Tiling(128, 128, 64, stages=3, threads=256),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 64, stages=4, threads=128),
+        Tiling(32, 64, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+    ),
+    90: (
+        Tiling(128, 256, 64, stages=4, threads=256),
+        Tiling(256, 128, 64, stages=4, threads=256),
+        Tiling(128, 128, 64, stages=4, threads=256),
+        Tiling(128, 128, 64, stages=6, threads=256),
+        Tiling(64, 256, 64, stages=4, threads=128),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 128, stages=4, threads=128),
+        Tiling(32, 64, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+    ),
+}
+
+MatmulConfiguration = Tiling
+
+
+class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
+    """``a [m, k]``, ``b [n, k]`` or ``[k, n]``, ``bias [n]``, ``residual [m, n]`` (in ``out_dtype``) to ``out [m, n]``."""
+
+    name = "matmul"
+    parameters_type = MatmulParameters
+    configuration_type = MatmulConfiguration
+
+    def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
+        if target.is_cuda and parameters.dtype not in TENSOR_CORE_DTYPES:
+            return "tensor cores would round float32 operands to TF32; only float16 and bfloat16 are exact"
+        return None
+
+    def inputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
+        p = parameters
+        tensors = [
+            TensorType("a", ("m", p.k), p.dtype),
+            TensorType("b", (p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), p.dtype),
+        ]
+        if p.bias:
+            tensors.append(TensorType("bias", (p.n,), p.dtype))
+        if p.residual:
+            tensors.append(TensorType("residual", ("m", p.n), p.out_dtype or p.dtype))
+        return tuple(tensors)
+
+    def outputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
+        return (TensorType("out", ("m", parameters.n), parameters.out_dtype or parameters.dtype),)
+
+    def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
+        if not target.is_cuda:
+            return CPU_TILINGS[parameters.weight_layout]
+        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], parameters.n, target)
+
+    def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
+        p, m = parameters, sizes["m"]
+        operands, out = ITEM_BYTES[p.dtype], ITEM_BYTES[p.out_dtype or p.dtype]
+        read = (m * p.k + p.k * p.n + p.bias * p.n) * operands + p.residual * m * p.n * out
+        return Work(flops=2.0 * m * p.n * p.k, bytes=float(read + m * p.n * out))
+
+    def reference(self, parameters: MatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from tkc.kernels.matmul.reference import matmul
+
+        return (matmul(parameters, *inputs),)
+
+    def beneficial(self, parameters: MatmulParameters, target: Target) -> str | None:
+        if not target.is_cuda:
+            return "the graph compiler's own CPU schedule uses every core, and TileLang's C code one"
+        if parameters.n < 16 or parameters.k < 16:
+            return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
+        return None

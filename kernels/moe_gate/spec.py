@@ -1,0 +1,169 @@
+"""Mixture-of-experts gating: router logits to the chosen experts and their weights, in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+VECTOR_BYTES = 16  # the widest load of one thread
+MAX_EXPERTS_PER_LANE = 64
+_LOGIT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class MoeGateParameters:
+    """How one router chooses.
+
+    Scores are ``scoring(logits)``. Experts are ranked by score plus bias (if any); with groups, only
+    experts of the ``top_groups`` groups with the largest sum of their two best ranks stay eligible (the
+    others rank as ``excluded_rank``). The ``top_k`` best are chosen, the smaller index on ties. Their weights
+    are their scores without the bias, divided by their sum plus ``epsilon`` if ``normalize``, times ``scale``.
+
+    With neither bias nor groups the ranking is that of the logits: the same order, and no ties where
+    scores round to the same number. NaN ranks above every number, as in ``torch.topk``.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "sigmoid", "sqrt_softplus"]
+    logits_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    excluded_rank: Literal["zero", "-inf"] = "-inf"
+    normalize: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+    weights_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    indices_dtype: Literal["int32", "int64"] = "int64"
+
+    @property
+    def limits_groups(self) -> bool:
+        """Whether some groups are left out."""
+        return self.top_groups < self.num_groups
+
+    @property
+    def ranks_logits(self) -> bool:
+        """Whether the order of the logits is the ranking, since every scoring function is increasing."""
+        return not self.bias and not self.limits_groups
+
+
+@dataclass(frozen=True)
+class MoeGateConfiguration:
+    """``threads`` to a block, of which ``lanes`` (a power of two, at most a warp) share one token."""
+
+    threads: int = 128
+    lanes: int = 8
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """Which experts each of a token's lanes holds, in ascending order over the lanes.
+
+    Each group takes ``lanes_per_group`` lanes, and each lane up to ``experts_per_lane`` consecutive experts
+    of its group, loaded ``vector`` at a time and searched by chunks of ``chunk``; what is left over stays empty.
+    """
+
+    groups: int
+    group_size: int
+    lanes_per_group: int
+    experts_per_lane: int
+    vector: int
+    chunk: int
+
+    @property
+    def full(self) -> bool:
+        """Whether every lane holds as many experts as it can."""
+        return self.lanes_per_group * self.experts_per_lane == self.group_size and self.groups.bit_count() == 1
+
+    @classmethod
+    def of(cls, parameters: MoeGateParameters, lanes: int) -> ExpertLayout | None:
+        """The layout over ``lanes`` lanes, or ``None`` if a lane would have more experts than registers for them."""
+        groups = parameters.num_groups if parameters.limits_groups else 1
+        group_size = parameters.num_experts // groups
+        lanes_per_group = lanes >> (groups - 1).bit_length()
+        if lanes_per_group == 0:
+            return None
+        share = -(-group_size // lanes_per_group)
+        vector = math.gcd(group_size, _power_of_two(min(share, VECTOR_BYTES // _LOGIT_BYTES[parameters.logits_dtype])))
+        chunk = _power_of_two(math.isqrt(share))
+        experts_per_lane = -(-share // max(vector, chunk)) * max(vector, chunk)
+        if experts_per_lane > MAX_EXPERTS_PER_LANE:
+            return None
+        return cls(groups, group_size, lanes_per_group, experts_per_lane, vector, chunk)
+
+
+def _power_of_two(limit: int) -> int:
+    """The largest power of two that is at most ``limit``."""
+    return 1 << (limit.bit_length() - 1)
+
+
+class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
+    """``logits [tokens, num_experts]`` (and ``bias [num_experts]``, float32) to ``weights`` and ``indices [tokens, top_k]``."""
+
+    name = "moe.topk_gate"
+    parameters_type = MoeGateParameters
+    configuration_type = MoeGateConfiguration
+
+    def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
+        logits = TensorType("logits", ("tokens", parameters.num_experts), parameters.logits_dtype)
+        bias = TensorType("bias", (parameters.num_experts,), "float32")
+        return (logits, bias) if parameters.bias else (logits,)
+
+    def outputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
+        return (
+            TensorType("weights", ("tokens", parameters.top_k), parameters.weights_dtype),
+            TensorType("indices", ("tokens", parameters.top_k), parameters.indices_dtype),
+        )
+
+    def unsupported(self, parameters: MoeGateParameters, target: Target) -> str | None:
+        """Refuse choices that make no sense, and on CUDA more experts than a warp's registers hold."""
+        p = parameters
+        if not 1 <= p.top_k <= p.num_experts:
+            return f"top_k is {p.top_k}, which is not between 1 and the number of experts, {p.num_experts}"
+        if p.num_groups < 1 or p.num_experts % p.num_groups:
+            return f"{p.num_experts} experts do not divide into {p.num_groups} equal groups"
+        if not 1 <= p.top_groups <= p.num_groups:
+            return f"top_groups is {p.top_groups}, which is not between 1 and the number of groups, {p.num_groups}"
+        if p.limits_groups:
+            group_size = p.num_experts // p.num_groups
+            if group_size < 2:
+                return "groups are ranked by their two best experts, and here a group has only one"
+            if p.excluded_rank == "-inf" and p.top_groups * group_size < p.top_k:
+                return f"{p.top_groups} groups of {group_size} experts have too few for top_k {p.top_k}"
+        if target.is_cuda and not self.configurations(parameters, target):
+            return f"{p.num_experts} experts in {p.num_groups} groups are more than the registers of one warp hold"
+        return None
+
+    def configurations(self, parameters: MoeGateParameters, target: Target) -> tuple[MoeGateConfiguration, ...]:
+        """Few lanes to a token (fewer shuffles) before many (fewer registers)."""
+        if not target.is_cuda:
+            return (MoeGateConfiguration(threads=1, lanes=1),)
+        return tuple(
+            MoeGateConfiguration(threads, lanes)
+            for threads in (128, 256)
+            for lanes in (8, 16, 32)
+            if ExpertLayout.of(parameters, lanes) is not None
+        )
+
+    def work(self, parameters: MoeGateParameters, sizes: Mapping[str, int]) -> Work:
+        """Four operations to score an expert, one comparison to rank it, three for each weight."""
+        tensors = (*self.inputs(parameters), *self.outputs(parameters))
+        return Work(
+            flops=float(sizes["tokens"] * (5 * parameters.num_experts + 3 * parameters.top_k)),
+            bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)),
+        )
+
+    def reference(self, parameters: MoeGateParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :func:`tkc.kernels.moe_gate.reference.moe_gate`."""
+        from tkc.kernels.moe_gate.reference import moe_gate
+
+        return moe_gate(parameters, *inputs)

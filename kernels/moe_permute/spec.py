@@ -1,0 +1,95 @@
+"""Ordering token copies by their expert: a stable counting sort, with the offsets that grouped products need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+WARP = 32
+_SHARED_BYTES = 48 * 1024  # what every CUDA architecture gives a block without asking
+
+
+@dataclass(frozen=True)
+class MoePermuteParameters:
+    """``num_experts`` bounds the ids; ``indices_dtype`` is that of the ids and of the orders."""
+
+    num_experts: int
+    indices_dtype: Literal["int32", "int64"] = "int64"
+
+
+@dataclass(frozen=True)
+class MoePermuteConfiguration:
+    """``blocks`` of ``threads`` each count and scatter an equal, contiguous share of the copies."""
+
+    threads: int = 256
+    blocks: int = 64
+
+
+class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
+    """``experts [copies]``, each in ``[0, num_experts)``, to the stable ascending sort's ``sorted`` and ``order``
+    (``sorted[i] = experts[order[i]]``), its ``inverse`` (``inverse[order[i]] = i``), and ``offsets [num_experts]``
+    in int32, where expert ``e``'s copies end."""
+
+    name = "moe.permute"
+    parameters_type = MoePermuteParameters
+    configuration_type = MoePermuteConfiguration
+
+    def inputs(self, parameters: MoePermuteParameters) -> tuple[TensorType, ...]:
+        return (TensorType("experts", ("copies",), parameters.indices_dtype),)
+
+    def outputs(self, parameters: MoePermuteParameters) -> tuple[TensorType, ...]:
+        index = parameters.indices_dtype
+        return (
+            TensorType("sorted", ("copies",), index),
+            TensorType("order", ("copies",), index),
+            TensorType("inverse", ("copies",), index),
+            TensorType("offsets", (parameters.num_experts,), "int32"),
+        )
+
+    def workspaces(
+        self, parameters: MoePermuteParameters, configuration: MoePermuteConfiguration
+    ) -> tuple[TensorType, ...]:
+        """How many copies of each expert each block has."""
+        return (TensorType("counts", (configuration.blocks, parameters.num_experts), "int32"),)
+
+    def unsupported(self, parameters: MoePermuteParameters, target: Target) -> str | None:
+        """Refuse no experts at all, and on CUDA more than a block can count in shared memory."""
+        if parameters.num_experts < 1:
+            return f"num_experts is {parameters.num_experts}, and at least one is needed"
+        if target.is_cuda and not self.configurations(parameters, target):
+            return f"{parameters.num_experts} experts are more than a block can count in shared memory"
+        return None
+
+    def configurations(self, parameters: MoePermuteParameters, target: Target) -> tuple[MoePermuteConfiguration, ...]:
+        """On CUDA, few blocks (less to add up) before many (more copies at a time)."""
+        if not target.is_cuda:
+            return (MoePermuteConfiguration(threads=1, blocks=1),)
+        return tuple(
+            MoePermuteConfiguration(threads, blocks)
+            for threads in (256, 512)
+            for blocks in (64, 128)
+            if shared_bytes(parameters, threads) <= _SHARED_BYTES
+        )
+
+    def work(self, parameters: MoePermuteParameters, sizes: Mapping[str, int]) -> Work:
+        """No arithmetic on floats; every copy is read once and written three times."""
+        tensors = (*self.inputs(parameters), *self.outputs(parameters))
+        return Work(flops=0.0, bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)))
+
+    def reference(self, parameters: MoePermuteParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :func:`tkc.kernels.moe_permute.reference.moe_permute`."""
+        from tkc.kernels.moe_permute.reference import moe_permute
+
+        return moe_permute(parameters, *inputs)
+
+
+def shared_bytes(parameters: MoePermuteParameters, threads: int) -> int:
+    """The shared memory of a block: one int32 counter for each expert in each warp, and one for each thread."""
+    return 4 * (parameters.num_experts * (threads // WARP) + threads)

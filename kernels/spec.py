@@ -1,0 +1,152 @@
+"""What a kernel is: its parameters, tensors, support, configurations, work and reference.
+
+A spec is pure Python, so that every process can import it. How the kernel is written stands in the
+family's ``definition.py``, which imports TileLang and is therefore loaded by the builder process alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from pydantic import TypeAdapter
+
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+ParametersT = TypeVar("ParametersT")
+ConfigurationT = TypeVar("ConfigurationT")
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape and dtype of one kernel argument; a ``str`` dimension is a size known only at run time.
+
+    Tensors are contiguous and row-major. Equal names mean equal sizes; every name stands for itself
+    (there are no expressions), so that a kernel can read it off the tensor it is called with.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    def num_bytes(self, sizes: Mapping[str, int]) -> int:
+        """The bytes the tensor holds at the given run-time sizes."""
+        bits = re.search(r"\d+", self.dtype)
+        count = math.prod(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
+        return count * (int(bits.group()) // 8 if bits else 1)  # only bool names no width
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel must do at the least: floating-point operations, and bytes read and written."""
+
+    flops: float
+    bytes: float
+
+
+class KernelSpec(Generic[ParametersT, ConfigurationT]):  # TEMPORARY: back to ABC once every family is whole
+    """One kernel family. Subclasses hold no state; ``parameters`` always carries the particular kernel."""
+
+    name: ClassVar[str]
+    parameters_type: ClassVar[type]
+    configuration_type: ClassVar[type]
+
+    @abstractmethod
+    def unsupported(self, parameters: ParametersT, target: Target) -> str | None:
+        """Why no kernel exists for these parameters on this target, as a clause a user can read; ``None`` if one does."""
+
+    @abstractmethod
+    def inputs(self, parameters: ParametersT) -> tuple[TensorType, ...]: ...
+
+    @abstractmethod
+    def outputs(self, parameters: ParametersT) -> tuple[TensorType, ...]: ...
+
+    def workspaces(self, parameters: ParametersT, configuration: ConfigurationT) -> tuple[TensorType, ...]:
+        """Scratch tensors the kernel takes after its outputs; what they hold is nobody else's concern."""
+        return ()
+
+    @abstractmethod
+    def configurations(self, parameters: ParametersT, target: Target) -> tuple[ConfigurationT, ...]:
+        """Every configuration worth measuring; the first is the default."""
+
+    @abstractmethod
+    def work(self, parameters: ParametersT, sizes: Mapping[str, int]) -> Work:
+        """The work at given run-time sizes (by the names that :meth:`inputs` uses)."""
+
+    @abstractmethod
+    def reference(self, parameters: ParametersT, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs by PyTorch, computed in float32 or wider, cast at the end."""
+
+    def beneficial(self, parameters: ParametersT, target: Target) -> str | None:
+        """Why ``kernels="auto"`` leaves a supported kernel unused on this target; ``None`` where it pays."""
+        return None
+
+    @property
+    def definition_module(self) -> str:
+        """The module with ``define(parameters, configuration, target) -> PrimFunc``, beside the spec's own."""
+        return type(self).__module__.rpartition(".")[0] + ".definition"
+
+    def sizes(self, parameters: ParametersT) -> tuple[str, ...]:
+        """The names of the run-time sizes, in order of first appearance."""
+        types = (*self.inputs(parameters), *self.outputs(parameters))
+        return tuple(dict.fromkeys(dim for t in types for dim in t.shape if isinstance(dim, str)))
+
+
+@dataclass(frozen=True)
+class KernelRequest:
+    """One kernel to build: a spec's name, its parameters, one configuration, and the target.
+
+    Equal requests are one kernel; :meth:`to_json` and :meth:`from_json` carry them between processes
+    and into manifests.
+    """
+
+    kernel: str
+    parameters: Any
+    configuration: Any
+    target: Target
+
+    @property
+    def spec(self) -> KernelSpec[Any, Any]:
+        from tkc.kernels import SPECS
+
+        return SPECS[self.kernel]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel,
+            "parameters": dataclasses.asdict(self.parameters),
+            "configuration": dataclasses.asdict(self.configuration),
+            "target": str(self.target),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KernelRequest:
+        from tkc.kernels import SPECS
+
+        spec = SPECS[data["kernel"]]
+        return cls(
+            kernel=spec.name,
+            parameters=TypeAdapter(spec.parameters_type).validate_python(data["parameters"]),
+            configuration=TypeAdapter(spec.configuration_type).validate_python(data["configuration"]),
+            target=Target.parse(data["target"]),
+        )
+
+    @property
+    def symbol(self) -> str:
+        """The name of the one function that the kernel's library exports."""
+        digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:12]
+        return f"tkc_{self.kernel.replace('.', '_')}_{digest}"
+
+    def __str__(self) -> str:
+        parameters = ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.parameters).items())
+        return f"{self.kernel}({parameters}) for {self.target}"

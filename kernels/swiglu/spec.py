@@ -1,0 +1,144 @@
+"""SwiGLU, ``silu(gate) * up``, plain or quantized to FP8 with float32 scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+QUANTIZATION_BLOCK = 128
+FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+VECTOR_BYTES = 16  # the widest load of one thread
+MAX_VALUES_PER_THREAD = 64  # what a thread keeps in registers between finding the scale and dividing by it
+
+
+@dataclass(frozen=True)
+class SwiGLUParameters:
+    """``packed`` takes gate and up as the halves of one tensor's last axis, gate first. ``scale`` says what shares a
+    scale: a token, 128 channels of a token, a block of 128 tokens by 128 channels, or a channel; ``None`` does
+    not quantize.
+
+    A scale is the largest magnitude among the values that share it, at least ``minimum_amax``, divided by the
+    largest number of ``quantized_dtype``, and rounded up to a power of two if ``power_of_two_scales``. The output
+    is the value divided by its scale, rounded to nearest even.
+    """
+
+    channels: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    packed: bool = False
+    scale: Literal["token", "group", "block", "channel"] | None = None
+    quantized_dtype: Literal["float8_e4m3fn", "float8_e5m2"] = "float8_e4m3fn"
+    power_of_two_scales: bool = False
+    minimum_amax: float = 1e-4
+
+
+@dataclass(frozen=True)
+class SwiGLUConfiguration:
+    """``threads`` to a block, each with ``vectors`` loads of gate and up in flight where the work does not fix it.
+
+    ``partials`` is how many thread blocks share a channel's tokens when a channel has a scale.
+    """
+
+    threads: int = 256
+    vectors: int = 1
+    partials: int = 1
+
+
+class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
+    """``gate`` and ``up [tokens, channels]`` (or ``gate_up [tokens, 2 * channels]``) to ``out [tokens, channels]``,
+    and, when quantizing, ``scales`` in float32, such that ``out * scale`` restores the value: ``[tokens]`` per
+    token, ``[tokens, ceil(channels / 128)]`` per group, ``[token_blocks, ceil(channels / 128)]`` per block
+    (``token_blocks = ceil(tokens / 128)``), ``[channels]`` per channel."""
+
+    name = "swiglu"
+    parameters_type = SwiGLUParameters
+    configuration_type = SwiGLUConfiguration
+
+    def inputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
+        if parameters.packed:
+            return (TensorType("gate_up", ("tokens", 2 * parameters.channels), parameters.dtype),)
+        shape = ("tokens", parameters.channels)
+        return (TensorType("gate", shape, parameters.dtype), TensorType("up", shape, parameters.dtype))
+
+    def outputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
+        shape = ("tokens", parameters.channels)
+        if parameters.scale is None:
+            return (TensorType("out", shape, parameters.dtype),)
+        groups = -(-parameters.channels // QUANTIZATION_BLOCK)
+        scales: dict[str, tuple[int | str, ...]] = {
+            "token": ("tokens",),
+            "group": ("tokens", groups),
+            "block": ("token_blocks", groups),
+            "channel": (parameters.channels,),
+        }
+        return (
+            TensorType("out", shape, parameters.quantized_dtype),
+            TensorType("scales", scales[parameters.scale], "float32"),
+        )
+
+    def workspaces(self, parameters: SwiGLUParameters, configuration: SwiGLUConfiguration) -> tuple[TensorType, ...]:
+        """With a scale per channel, the largest magnitudes that the parts of the tokens have."""
+        if parameters.scale != "channel":
+            return ()
+        return (TensorType("partial_amax", (configuration.partials, parameters.channels), "float32"),)
+
+    def unsupported(self, parameters: SwiGLUParameters, target: Target) -> str | None:
+        """Refuse no channels at all, and on CUDA a scale per token where its channels overflow one block."""
+        if parameters.channels < 1:
+            return f"channels is {parameters.channels}, and at least one is needed"
+        if parameters.minimum_amax <= 0:
+            return f"minimum_amax is {parameters.minimum_amax}, and must be positive so that no scale is zero"
+        if target.is_cuda and not self.configurations(parameters, target):
+            return f"a token's {parameters.channels} channels are more than one block holds to find their scale"
+        return None
+
+    def configurations(self, parameters: SwiGLUParameters, target: Target) -> tuple[SwiGLUConfiguration, ...]:
+        """On CUDA, block sizes that fit what shares a scale."""
+        if not target.is_cuda:
+            return (SwiGLUConfiguration(threads=1),)
+        if parameters.scale == "token":
+            return _token_configurations(parameters)
+        if parameters.scale == "block":
+            return tuple(SwiGLUConfiguration(threads) for threads in (512, 256, 1024))
+        if parameters.scale == "channel":
+            return tuple(
+                SwiGLUConfiguration(threads, partials=partials) for threads in (64, 128) for partials in (128, 256)
+            )
+        return tuple(SwiGLUConfiguration(threads, vectors) for vectors in (1, 2) for threads in (256, 128))
+
+    def work(self, parameters: SwiGLUParameters, sizes: Mapping[str, int]) -> Work:
+        """Five operations for a value (negate, exponential, add, divide, multiply), three more to quantize it."""
+        operations = 5 if parameters.scale is None else 8
+        tensors = (*self.inputs(parameters), *self.outputs(parameters))
+        return Work(
+            flops=float(operations * sizes["tokens"] * parameters.channels),
+            bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)),
+        )
+
+    def reference(self, parameters: SwiGLUParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :func:`tkc.kernels.swiglu.reference.swiglu`."""
+        from tkc.kernels.swiglu.reference import swiglu
+
+        return swiglu(parameters, *inputs)
+
+
+def vector_width(parameters: SwiGLUParameters) -> int:
+    """How many values one thread loads at once: as many as fit and divide the channels and a group of them."""
+    widest = VECTOR_BYTES // (4 if parameters.dtype == "float32" else 2)
+    return math.gcd(widest, parameters.channels)
+
+
+def _token_configurations(parameters: SwiGLUParameters) -> tuple[SwiGLUConfiguration, ...]:
+    vectors = parameters.channels // vector_width(parameters)
+    most = MAX_VALUES_PER_THREAD // vector_width(parameters)
+    # A block of few threads with much each, up to one vector a thread.
+    fitting = [threads for threads in (32, 64, 128, 256, 512, 1024) if vectors <= threads * most]
+    useful = [threads for threads in fitting if threads < 2 * vectors or threads == 32]
+    return tuple(SwiGLUConfiguration(threads) for threads in sorted(useful, key=lambda t: abs(t - vectors // 4)))[:4]

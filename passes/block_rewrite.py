@@ -1,0 +1,116 @@
+"""Rewrites one dataflow block: some variables get new values, and bindings move to where their operands are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Bindings that compute ``replaced``, variables of the block, anew.
+
+    ``reads`` are the variables, and ``sizes`` the symbolic sizes, that the bindings need from elsewhere.
+    """
+
+    replaced: Collection[relax.Var]
+    bindings: Sequence[relax.Binding]
+    reads: Collection[relax.Var]
+    sizes: Collection[tirx.Var]
+
+
+class BlockRewrite:
+    """Collects replacements for ``block``, of a function with ``params``, and knows meanwhile what is still needed."""
+
+    def __init__(self, block: relax.DataflowBlock, params: Sequence[relax.Var]) -> None:
+        self._old = block
+        self._size_sources = _size_sources(block, params)
+        self._reads: dict[relax.Var, list[relax.Var]] = {binding.var: [] for binding in block.bindings}
+        for binding in block.bindings:
+            sizes = _symbolic_sizes(binding.var) if self._size_sources else ()
+            self._reads[binding.var] = self._in_block(relax.analysis.free_vars(binding.value), sizes)
+        self._replacements: dict[relax.Var, Replacement] = {}
+        self._live: set[relax.Var] = set()
+
+    def unsettled(self) -> Iterator[relax.Var]:
+        """The variables that something live reads and nothing replaces, from the block's end to its beginning.
+
+        Replacements may be added on the way; what only replaced variables read is not live.
+        """
+        for binding in reversed(self._old.bindings):
+            var = binding.var
+            if var in self._replacements or (isinstance(var, relax.DataflowVar) and var not in self._live):
+                continue
+            yield var
+            self._live.update(self._reads[var])
+
+    def admits(self, replaced: Collection[relax.Var], reads: Collection[relax.Var]) -> bool:
+        """Whether one step can compute ``replaced`` from ``reads``.
+
+        It can if all of ``replaced`` are bound in this block, none has a replacement yet, and ``reads`` need none of them.
+        """
+        if any(var not in self._reads or var in self._replacements for var in replaced):
+            return False
+        return self._ancestors(reads).isdisjoint(replaced)
+
+    def add(self, replacement: Replacement) -> None:
+        """Takes in a replacement that :meth:`admits` agrees to."""
+        reads = self._in_block(replacement.reads, replacement.sizes)
+        for var in replacement.replaced:
+            self._replacements[var] = replacement
+            self._reads[var] = reads
+        self._live.update(reads)
+
+    def block(self) -> relax.DataflowBlock:
+        """The rewritten block: the old order, except that what a binding reads stands before it."""
+        own = {binding.var: [binding] for binding in self._old.bindings}
+        written: set[relax.Var] = set()
+        bindings: list[relax.Binding] = []
+        pending = [binding.var for binding in reversed(self._old.bindings)]
+        while pending:
+            var = pending[-1]
+            missing = [read for read in self._reads[var] if read not in written]
+            if var in written or not missing:
+                pending.pop()
+            if var in written:
+                continue
+            if missing:
+                pending.extend(missing)
+                continue
+            replacement = self._replacements.get(var)
+            bindings.extend(own[var] if replacement is None else replacement.bindings)
+            written.update([var] if replacement is None else replacement.replaced)
+        return relax.DataflowBlock(bindings)
+
+    def _ancestors(self, variables: Collection[relax.Var]) -> set[relax.Var]:
+        """``variables`` of this block and everything in it that they need."""
+        found: set[relax.Var] = set()
+        pending = [var for var in variables if var in self._reads]
+        while pending:
+            var = pending.pop()
+            if var not in found:
+                found.add(var)
+                pending.extend(self._reads[var])
+        return found
+
+    def _in_block(self, variables: Collection[relax.Var], sizes: Collection[tirx.Var]) -> list[relax.Var]:
+        sources = (self._size_sources[size] for size in sizes if size in self._size_sources)
+        return [var for var in dict.fromkeys((*variables, *sources)) if var in self._reads]
+
+
+def _size_sources(block: relax.DataflowBlock, params: Sequence[relax.Var]) -> dict[tirx.Var, relax.Var]:
+    """The variable whose ``match_cast`` introduces each symbolic size that ``params`` do not show."""
+    known = {size for param in params for size in _symbolic_sizes(param)}
+    sources: dict[tirx.Var, relax.Var] = {}
+    for binding in block.bindings:
+        if isinstance(binding, relax.MatchCast):
+            for size in _symbolic_sizes(binding.var):
+                if size not in known:
+                    sources.setdefault(size, binding.var)
+    return sources
+
+
+def _symbolic_sizes(expr: relax.Expr) -> list[tirx.Var]:
+    return list(relax.analysis.tir_vars_in_struct_info(expr.struct_info))

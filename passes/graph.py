@@ -1,0 +1,143 @@
+"""Questions about the bindings of one Relax function: what a variable holds, who reads it, what is constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from tvm import arith, relax, tirx
+from tvm.ir import IRModule, Op
+
+_FLOATING_BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
+
+
+class Graph:
+    """The bindings of ``function``, a function of ``module``, with lookups in both directions.
+
+    A *value* is the expression on the right of a binding; rules see variables (or constants) at the leaves of
+    a match and follow them with :meth:`value`.
+    """
+
+    def __init__(self, module: IRModule, function: relax.Function) -> None:
+        self.module = module
+        self.function = function
+        self.var2val = relax.analysis.get_var2val(function)
+        self.analyzer = arith.Analyzer()
+
+    @cached_property
+    def _binding_of(self) -> dict[relax.Expr, relax.Var]:
+        """From each bound value (by identity) to the first variable that holds it."""
+        variables: dict[relax.Expr, relax.Var] = {}
+        for var, value in self.var2val.items():
+            if not isinstance(value, relax.Var):
+                variables.setdefault(value, var)
+        return variables
+
+    @cached_property
+    def _users(self) -> dict[relax.Var, list[relax.Var]]:
+        users: dict[relax.Var, list[relax.Var]] = {}
+        for var, value in self.var2val.items():
+            for read in relax.analysis.free_vars(value):
+                users.setdefault(read, []).append(var)
+        return users
+
+    def value(self, expr: relax.Expr) -> relax.Expr:
+        """What ``expr`` holds: the bound value behind variables, which is a variable only for a function's parameter."""
+        while isinstance(expr, relax.Var) and expr in self.var2val:
+            expr = self.var2val[expr]
+        return expr
+
+    def variable(self, expr: relax.Expr) -> relax.Expr:
+        """The variable bound to the value ``expr``; ``expr`` itself where no binding holds it (constants, parameters)."""
+        return self._binding_of.get(expr, expr)
+
+    def users(self, expr: relax.Expr) -> tuple[relax.Var, ...]:
+        """The variables whose values read ``expr`` directly; a value counts as the variable that holds it."""
+        var = self.variable(expr)
+        return tuple(self._users.get(var, ())) if isinstance(var, relax.Var) else ()
+
+    def call(self, expr: relax.Expr, *names: str) -> relax.Call | None:
+        """The call of one of the operators ``names`` (with the ``relax.`` prefix) that ``expr`` holds, if it does."""
+        value = self.value(expr)
+        if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in names:
+            return value
+        return None
+
+    def through(self, expr: relax.Expr, *names: str) -> relax.Expr:
+        """``expr`` with leading calls of the one-tensor operators ``names`` taken off (their first argument kept)."""
+        while (call := self.call(expr, *names)) is not None:
+            expr = call.args[0]
+        return expr
+
+    def through_casts(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` before the casts between floating-point types that were applied to it."""
+        while (call := self.call(expr, "relax.astype")) is not None:
+            if not (is_floating(dtype(call)) and is_floating(dtype(call.args[0]))):
+                break
+            expr = call.args[0]
+        return expr
+
+    def constant(self, expr: relax.Expr) -> float | int | bool | None:
+        """The one number that ``expr`` is everywhere: a literal, a one-element or uniform constant, or ``full``; else ``None``.
+
+        Casts and changes of shape around it are seen through.
+        """
+        value = self.value(self.through(expr, "relax.astype", "relax.reshape", "relax.broadcast_to", "relax.expand_dims"))
+        if isinstance(value, relax.PrimValue):
+            return value.value.value if isinstance(value.value, (tirx.IntImm, tirx.FloatImm)) else None
+        if isinstance(value, relax.Constant):
+            elements = value.data.numpy().reshape(-1)
+            uniform = elements.size > 0 and bool((elements == elements[0]).all())
+            return elements[0].item() if uniform else None
+        if (full := self.call(value, "relax.full")) is not None:
+            return self.constant(full.args[1])
+        if self.call(value, "relax.zeros", "relax.zeros_like") is not None:
+            return 0
+        if self.call(value, "relax.ones", "relax.ones_like") is not None:
+            return 1
+        return None
+
+    def equal(self, left: tirx.PrimExpr | int, right: tirx.PrimExpr | int) -> bool:
+        """Whether two sizes are provably equal."""
+        return self.analyzer.can_prove_equal(left, right)
+
+    def same_shape(self, left: Sequence[tirx.PrimExpr], right: Sequence[tirx.PrimExpr]) -> bool:
+        """Whether two shapes are provably equal."""
+        return len(left) == len(right) and all(map(self.equal, left, right))
+
+
+def is_floating(name: str) -> bool:
+    """Whether ``name`` is an ordinary floating-point dtype (FP8, which stands for quantized values, is none)."""
+    return name in _FLOATING_BITS
+
+
+def known_dims(info: relax.StructInfo) -> tuple[tirx.PrimExpr, ...] | None:
+    """The dimensions of a tensor type; ``None`` where it is no tensor's or does not tell them."""
+    if isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr):
+        return tuple(info.shape.values)
+    return None
+
+
+def shape(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
+    """The dimensions of a tensor expression; :class:`ValueError` where they are unknown."""
+    dims = known_dims(expr.struct_info)
+    if dims is None:
+        raise ValueError(f"{expr} has no known shape: {expr.struct_info}")
+    return dims
+
+
+def has_known_shape(expr: relax.Expr) -> bool:
+    """Whether ``expr`` is a tensor whose every dimension has an expression."""
+    return known_dims(expr.struct_info) is not None
+
+
+def dtype(expr: relax.Expr) -> str:
+    """The dtype of a tensor expression, as ``float32``."""
+    return expr.struct_info.dtype
+
+
+def static(size: tirx.PrimExpr | int) -> int | None:
+    """The number that a size is; ``None`` for a symbolic one."""
+    if isinstance(size, int):
+        return size
+    return int(size.value) if isinstance(size, tirx.IntImm) else None

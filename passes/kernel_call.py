@@ -1,0 +1,118 @@
+"""Builds the TensorIR function through which a Relax graph calls one kernel library."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from tvm import arith, relax, tirx
+from tvm.ir import Range
+
+from tkc.kernels import KernelRequest, TensorType
+from tkc.passes.graph import known_dims
+
+KERNEL_ATTRIBUTE = "tkc.kernel"
+_OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
+
+
+class UnfitInput(ValueError):
+    """A tensor that does not fit the kernel argument it is meant for; the message is a clause a user can read."""
+
+
+def tensor_types(request: KernelRequest) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...], tuple[TensorType, ...]]:
+    """The inputs, outputs and workspaces of the requested kernel, which takes them in this order."""
+    spec, parameters = request.spec, request.parameters
+    return (
+        spec.inputs(parameters),
+        spec.outputs(parameters),
+        spec.workspaces(parameters, request.configuration),
+    )
+
+
+def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
+    """A private function that hands its buffers to the exported function of the request's kernel library.
+
+    The buffers state their strides, because the kernel reads them and a compact buffer would carry none. The function is
+    marked scheduled and opaque: no later pass may schedule, fuse or look into it.
+    """
+    types = [t for group in tensor_types(request) for t in group]
+    sizes = {dim: tirx.Var(dim, "int64") for t in types for dim in t.shape if isinstance(dim, str)}
+    buffers = [_strided_buffer(t, sizes) for t in types]
+    handles = [tirx.Var(f"{t.name}_handle", "handle") for t in types]
+    inputs = len(request.spec.inputs(request.parameters))
+    block = tirx.SBlock(
+        iter_vars=[],
+        reads=[_whole(buffer) for buffer in buffers[:inputs]],
+        writes=[_whole(buffer) for buffer in buffers[inputs:]],
+        name_hint="root",
+        body=tirx.Evaluate(tirx.call_packed(request.symbol, *buffers)),
+    )
+    function = tirx.PrimFunc(
+        params=handles,
+        body=tirx.SBlockRealize([], True, block),
+        buffer_map=dict(zip(handles, buffers, strict=True)),
+    )
+    return function.with_attrs(
+        {
+            KERNEL_ATTRIBUTE: json.dumps(request.to_json(), sort_keys=True),
+            "op_pattern": _OPAQUE_PATTERN,
+            "tirx.is_scheduled": True,
+            "s_tir": True,
+        }
+    )
+
+
+def kernel_request(function: object) -> KernelRequest | None:
+    """The request that a function of a module calls; ``None`` for every other function."""
+    if isinstance(function, tirx.PrimFunc) and function.attrs is not None and KERNEL_ATTRIBUTE in function.attrs:
+        return KernelRequest.from_json(json.loads(function.attrs[KERNEL_ATTRIBUTE]))
+    return None
+
+
+def output_types(request: KernelRequest, sizes: Mapping[str, tirx.PrimExpr]) -> list[relax.TensorStructInfo]:
+    """The types of what a call of the kernel returns: its outputs, then its workspaces."""
+    _, outputs, workspaces = tensor_types(request)
+    return [
+        relax.TensorStructInfo([sizes[dim] if isinstance(dim, str) else dim for dim in t.shape], t.dtype)
+        for t in (*outputs, *workspaces)
+    ]
+
+
+def bound_sizes(
+    types: Sequence[TensorType],
+    inputs: Sequence[relax.StructInfo],
+    given: Mapping[str, tirx.PrimExpr],
+    analyzer: arith.Analyzer,
+) -> dict[str, tirx.PrimExpr]:
+    """The run-time sizes that the types of the ``inputs`` (and ``given``) fix, by name.
+
+    :class:`UnfitInput` where an input is not what ``types`` asks for, or one name would stand for two sizes.
+    """
+    if len(types) != len(inputs):
+        raise UnfitInput(f"the kernel takes {len(types)} inputs, and the call has {len(inputs)}")
+    sizes: dict[str, tirx.PrimExpr] = dict(given)
+    for wanted, found in zip(types, inputs, strict=True):
+        dims = known_dims(found)
+        if dims is None or found.dtype != wanted.dtype or len(dims) != len(wanted.shape):
+            raise UnfitInput(f"'{wanted.name}' must be {_described(wanted)}, and is {found}")
+        for dim, size in zip(wanted.shape, dims, strict=True):
+            expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
+            if not analyzer.can_prove_equal(expected, size):
+                raise UnfitInput(f"'{wanted.name}' must be {_described(wanted)} with {dim} = {expected}, and is {found}")
+    return sizes
+
+
+def _strided_buffer(tensor: TensorType, sizes: Mapping[str, tirx.Var]) -> tirx.Buffer:
+    dims = [sizes[dim] if isinstance(dim, str) else tirx.IntImm("int64", dim) for dim in tensor.shape]
+    steps = accumulate(reversed(dims[1:]), operator.mul, initial=tirx.IntImm("int64", 1))
+    return tirx.decl_buffer(dims, tensor.dtype, tensor.name, strides=list(steps)[::-1])
+
+
+def _whole(buffer: tirx.Buffer) -> tirx.BufferRegion:
+    return tirx.BufferRegion(buffer, [Range(0, extent) for extent in buffer.shape])
+
+
+def _described(tensor: TensorType) -> str:
+    return f"{tensor.dtype} [{', '.join(map(str, tensor.shape))}]"

@@ -1,0 +1,225 @@
+"""Replaces the subgraphs that the rules recognise by calls of kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar, IRModule
+from tvm.ir.transform import PassContext
+
+from tkc.kernels import SPECS, KernelRequest, KernelSpec, Target
+from tkc.passes.block_rewrite import BlockRewrite, Replacement
+from tkc.passes.graph import Graph
+from tkc.passes.kernel_call import UnfitInput, bound_sizes, kernel_prim_func, kernel_request, output_types
+from tkc.passes.rule import KernelCall, Refusal, Rule
+from tkc.passes.rules import RULES
+
+Choice = Literal["auto", "all", "none"]
+Configure = Callable[[KernelSpec[Any, Any], Any, Target], Any]
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """Equal kernel calls that one rule put into one function; ``variables`` are the graph's names of what they compute."""
+
+    rule: str
+    kernel: str
+    function: str
+    parameters: Any
+    variables: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """How many calls these are."""
+        return len(self.variables)
+
+
+@dataclass(frozen=True)
+class RefusedMatch:
+    """A subgraph that keeps its ordinary operators although a rule's pattern is there, and why."""
+
+    rule: str
+    function: str
+    variable: str
+    reason: str
+
+
+@dataclass
+class SubstitutionReport:
+    """What :class:`SubstituteKernels` did and declined to do, in the order of the rules."""
+
+    substitutions: list[Substitution] = field(default_factory=list)
+    refusals: list[RefusedMatch] = field(default_factory=list)
+
+
+def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Any:
+    """The first of the configurations that ``spec`` offers."""
+    return spec.configurations(parameters, target)[0]
+
+
+def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, int]]:
+    """Every kernel that ``module`` calls: its function, its request, and from how many places."""
+    calls: Counter[GlobalVar] = Counter()
+
+    def count(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call):
+            calls.update(arg for arg in expr.args[:1] if isinstance(arg, GlobalVar))
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, count)
+    requests = ((name, kernel_request(function)) for name, function in module.functions_items())
+    return [(name, request, calls[name]) for name, request in requests if request is not None]
+
+
+@tvm.transform.module_pass(opt_level=0, name="SubstituteKernels")
+class SubstituteKernels:
+    """Applies ``rules``, in their order, to every dataflow block of a module, then drops what nothing reads any more.
+
+    ``kernels``: ``"auto"`` substitutes where a kernel exists and its spec expects it to pay, ``"all"`` wherever one exists,
+    ``"none"`` nowhere. ``report`` is filled with what was substituted and what was refused.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        kernels: Choice,
+        report: SubstitutionReport,
+        rules: Sequence[Rule] = RULES,
+        configure: Configure = default_configuration,
+    ) -> None:
+        self.target = target
+        self.kernels = kernels
+        self.report = report
+        self.rules = rules
+        self.configure = configure
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with kernel calls."""
+        if self.kernels == "none":
+            return module
+        for rule in self.rules:
+            for name, function in module.functions_items():
+                if isinstance(function, relax.Function):
+                    module = self._apply(rule, module, name)
+        return relax.transform.DeadCodeElimination()(module)
+
+    def _apply(self, rule: Rule, module: IRModule, name: GlobalVar) -> IRModule:
+        function, builder = module[name], relax.BlockBuilder(module)
+        writer = _Writer(rule, Graph(module, function), builder, self)
+        blocks = [writer.rewritten(block) for block in function.body.blocks]
+        self.report.refusals += [
+            RefusedMatch(rule.name, name.name_hint, var.name_hint, reason) for var, reason in writer.refusals.items()
+        ]
+        if not writer.written:
+            return module
+        body = relax.SeqExpr(blocks, function.body.body)
+        builder.update_func(
+            name, relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+        )
+        module = relax.transform.Normalize()(builder.finalize())
+        module.update_func(name, relax.analysis.remove_all_unused(module[name]))
+        live = relax.analysis.get_var2val(module[name])
+        self.report.substitutions += _summary(rule, name, [call for call in writer.written if call.root in live])
+        return module
+
+
+@dataclass(frozen=True)
+class _WrittenCall:
+    root: relax.Var
+    parameters: Any
+
+
+def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> list[Substitution]:
+    """``calls`` with equal ones taken together, in the function's order."""
+    variables: dict[Any, list[str]] = {}
+    for call in calls:
+        variables.setdefault(call.parameters, []).insert(0, call.root.name_hint)
+    return [
+        Substitution(rule.name, rule.kernel, function.name_hint, parameters, tuple(names))
+        for parameters, names in variables.items()
+    ]
+
+
+class _Writer:
+    """Writes one rule's kernel calls into the blocks of one function."""
+
+    def __init__(self, rule: Rule, graph: Graph, builder: relax.BlockBuilder, settings: SubstituteKernels) -> None:
+        self.rule = rule
+        self.graph = graph
+        self.builder = builder
+        self.settings = settings
+        self.written: list[_WrittenCall] = []
+        self.refusals: dict[relax.Var, str] = {}
+
+    def rewritten(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """``block`` with the rule's calls, found from its end, so that a larger match wins over one inside it."""
+        if not isinstance(block, relax.DataflowBlock):
+            return block
+        rewrite = BlockRewrite(block, self.graph.function.params)
+        for var in rewrite.unsettled():
+            match = self.rule.match(var, self.graph, self.settings.target)
+            outcome = None if match is None else self.rule.check(match)
+            if isinstance(outcome, KernelCall):
+                outcome = self._replacement(var, outcome, rewrite)
+            if isinstance(outcome, Refusal):
+                self.refusals[var] = outcome.reason
+            elif outcome is not None:
+                rewrite.add(outcome)
+        return rewrite.block()
+
+    def _request(self, parameters: Any) -> KernelRequest | Refusal:
+        spec, target = SPECS[self.rule.kernel], self.settings.target
+        reason = spec.unsupported(parameters, target)
+        if reason is None and self.settings.kernels == "auto":
+            reason = spec.beneficial(parameters, target)
+        if reason is not None:
+            return Refusal(reason)
+        return KernelRequest(spec.name, parameters, self.settings.configure(spec, parameters, target), target)
+
+    def _replacement(self, root: relax.Var, call: KernelCall, rewrite: BlockRewrite) -> Replacement | Refusal:
+        request = self._request(call.parameters)
+        if isinstance(request, Refusal):
+            return request
+        reads = list(dict.fromkeys(var for value in call.inputs for var in relax.analysis.free_vars(value)))
+        if not rewrite.admits(call.replaces, reads):
+            return Refusal("its results are needed to compute its inputs, or do not stand in the same dataflow block")
+        inputs = _types(call.inputs, reads)
+        try:
+            sizes = bound_sizes(request.spec.inputs(request.parameters), inputs, call.sizes, self.graph.analyzer)
+        except UnfitInput as error:
+            return Refusal(str(error))
+        bindings = self._bindings(call, request, output_types(request, sizes))
+        symbolic = {
+            size for info in (*inputs, bindings[0].var.struct_info) for size in relax.analysis.tir_vars_in_struct_info(info)
+        }
+        self.written.append(_WrittenCall(root, call.parameters))
+        return Replacement(tuple(call.replaces), bindings, reads, symbolic)
+
+    def _bindings(
+        self, call: KernelCall, request: KernelRequest, types: list[relax.TensorStructInfo]
+    ) -> list[relax.Binding]:
+        name = request.kernel.replace(".", "_")
+        kernel = self.builder.add_func(kernel_prim_func(request), name)
+        result = relax.DataflowVar(name, types[0] if len(types) == 1 else relax.TupleStructInfo(types))
+        called = relax.call_tir(kernel, relax.Tuple(call.inputs), types)
+        bindings: list[relax.Binding] = [relax.VarBinding(result, called)]
+        outputs: list[relax.Expr] = [result]
+        if len(types) > 1:
+            outputs = [relax.DataflowVar(f"{name}_{index}", info) for index, info in enumerate(types)]
+            bindings += [relax.VarBinding(out, relax.TupleGetItem(result, i)) for i, out in enumerate(outputs)]
+        bindings += [relax.VarBinding(var, restore(outputs)) for var, restore in call.replaces.items()]
+        return bindings
+
+
+def _types(values: Sequence[relax.Expr], reads: Sequence[relax.Var]) -> list[relax.StructInfo]:
+    """The types of expressions over the variables ``reads``, which may not have been deduced yet."""
+    builder = relax.BlockBuilder()
+    sizes = {size for var in reads for size in relax.analysis.tir_vars_in_struct_info(var.struct_info)}
+    with builder.testing_scope(list(sizes)):
+        return [builder.normalize(value).struct_info for value in values]

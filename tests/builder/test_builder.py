@@ -1,0 +1,172 @@
+"""The kernel builder: builds once, survives crashes, hangs, damaged entries and racing processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import tvm_ffi
+
+from tkc.builder import BuilderSettings, KernelBuilder, KernelCache, KernelLibrary
+from tkc.builder import client as client_module
+from tkc.errors import KernelBuildError
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.swiglu.spec import SwiGLUParameters
+
+
+def request(channels: int = 8, target: str = "cpu") -> KernelRequest:
+    """A small SwiGLU kernel; another number of channels is another kernel."""
+    spec, parameters, parsed = SPECS["swiglu"], SwiGLUParameters(channels, "float32"), Target.parse(target)
+    return KernelRequest(spec.name, parameters, spec.configurations(parameters, parsed)[0], parsed)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> KernelCache:
+    """An empty cache."""
+    return KernelCache(tmp_path / "kernels")
+
+
+def run(library: KernelLibrary) -> None:
+    """Call the built kernel and compare with its reference."""
+    gate, up = torch.randn(3, 8), torch.randn(3, 8)
+    out = torch.empty(3, 8)
+    tvm_ffi.load_module(str(library.path))[library.request.symbol](gate, up, out)
+    (expected,) = library.request.spec.reference(library.request.parameters, gate, up)
+    torch.testing.assert_close(out, expected)
+
+
+def test_equal_requests_are_built_once_and_then_found(cache: KernelCache) -> None:
+    """Two equal requests are one library; a second builder finds it without starting a process."""
+    seen: list[bool] = []
+    with KernelBuilder(cache) as builder:
+        libraries = builder.build([request(), request()], lambda _, found: seen.append(found))
+    assert seen == [False] and len(libraries) == 1
+    run(libraries[request()])
+    with KernelBuilder(cache) as builder:
+        builder.build([request()], lambda _, found: seen.append(found))
+        assert not builder._workers
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("damage", ["content", "record", "library"])
+def test_a_damaged_entry_is_noticed_and_built_again(
+    cache: KernelCache, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A flipped byte, an unreadable record or a missing file leads to a new build with the right result."""
+    with KernelBuilder(cache) as builder:
+        library = builder.build([request()])[request()]
+    if damage == "content":
+        content = bytearray(library.path.read_bytes())
+        content[len(content) // 2] ^= 1
+        library.path.write_bytes(content)
+    elif damage == "record":
+        (library.path.parent / "record.json").write_text("{")
+    else:
+        library.path.unlink()
+    with KernelBuilder(cache) as builder:
+        again = builder.build([request()])[request()]
+    assert "damaged" in caplog.text
+    assert json.loads((again.path.parent / "record.json").read_text())["sha256"] == library.sha256
+    run(again)
+
+
+def test_a_kernel_the_definition_rejects_names_it_and_the_log(cache: KernelCache) -> None:
+    """The error names the kernel and its parameters, and the log holds the builder's traceback; the builder lives on."""
+    spec = SPECS["swiglu"]
+    broken = KernelRequest("swiglu", SwiGLUParameters(8, "float99"), spec.configuration_type(), Target("cpu"))  # type: ignore[arg-type]
+    with KernelBuilder(cache, BuilderSettings(workers=1)) as builder:
+        with pytest.raises(KernelBuildError, match=r"swiglu\(channels=8, dtype=float99.*log: ") as raised:
+            builder.build([broken])
+        log = Path(str(raised.value).rpartition("log: ")[2])
+        assert "Traceback" in log.read_text()
+    with KernelBuilder(cache) as builder:
+        run(builder.build([request()])[request()])
+
+
+def test_a_killed_builder_is_an_error_and_the_next_build_works(cache: KernelCache) -> None:
+    """SIGKILL in the middle of a build, as the kernel's out-of-memory killer sends it."""
+    with KernelBuilder(cache, BuilderSettings(workers=1)) as builder:
+
+        def kill() -> None:
+            while not builder._workers:
+                time.sleep(0.01)
+            os.kill(builder._workers[0].process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(KernelBuildError, match=r"killed \(signal 9\), most likely because the machine ran out of memory"):
+            builder.build([request()])
+        killer.join()
+        run(builder.build([request()])[request()])
+
+
+def test_a_hanging_builder_is_stopped_at_the_time_limit(cache: KernelCache) -> None:
+    """A limit shorter than the builder's start stands for a kernel that never finishes."""
+    with KernelBuilder(cache, BuilderSettings(workers=1, timeout=0.05)) as builder:
+        start = time.monotonic()
+        with pytest.raises(KernelBuildError, match=r"did not finish within 0\.05 s"):
+            builder.build([request()])
+        assert time.monotonic() - start < 10
+        assert not builder._workers[0].alive
+
+
+def test_nothing_half_built_stays_behind(cache: KernelCache) -> None:
+    """After a failure the cache holds no scratch folder and no entry."""
+    with KernelBuilder(cache, BuilderSettings(workers=1, timeout=0.05)) as builder, pytest.raises(KernelBuildError):
+        builder.build([request()])
+    assert not [path for path in cache.folder.iterdir() if path.is_dir()]
+
+
+def test_two_processes_build_one_kernel_once(cache: KernelCache) -> None:
+    """Both start at the same time on an empty cache; exactly one of them builds."""
+    program = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]);"
+        "from test_builder import request; from tkc.builder import KernelBuilder, KernelCache, client;"
+        "built = [];"
+        "original = client._Worker.build;"
+        "client._Worker.build = lambda *a: (built.append(1), original(*a))[1];"
+        "cache = KernelCache(Path(sys.argv[1])); builder = KernelBuilder(cache);"
+        "cache.find = lambda r, find=cache.find, first=[1]: None if first and first.pop() else find(r);"
+        "library = builder.build([request()])[request()];"
+        "print(len(built), library.sha256); builder.__exit__(None, None, None)"
+    )
+    arguments = [sys.executable, "-c", program, str(cache.folder), str(Path(__file__).parent)]
+    processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=200)[0].split() for process in processes]
+    assert sorted(output[0] for output in outputs) == ["0", "1"]
+    assert outputs[0][1] == outputs[1][1]
+
+
+def test_the_key_follows_content(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another parameter, target or source gives another key; the same content the same one."""
+    key = cache.key(request())
+    assert key == cache.key(request())
+    assert key != cache.key(request(channels=16))
+    monkeypatch.setattr("tkc.builder.cache._sources_digest", lambda: "other sources")
+    assert key != cache.key(request())
+
+
+@pytest.mark.nvcc
+def test_cuda_libraries_are_machine_code_without_a_driver(cache: KernelCache) -> None:
+    """A kernel for sm_90a builds here and holds a cubin for that architecture."""
+    with KernelBuilder(cache) as builder:
+        library = builder.build([request(target="cuda:sm_90a")])[request(target="cuda:sm_90a")]
+    content = library.path.read_bytes()
+    assert b"sm_90a" in content and request(target="cuda:sm_90a").symbol.encode() in content
+
+
+def test_builders_do_not_outlive_their_block(cache: KernelCache) -> None:
+    """Leaving the ``with`` block ends every process."""
+    with KernelBuilder(cache) as builder:
+        builder.build([request()])
+        worker: client_module._Worker = builder._workers[0]
+        assert worker.alive
+    assert not worker.alive

@@ -1,0 +1,60 @@
+"""TKC compiles whole models, PyTorch or ONNX, into one executable with TileLang kernels inside.
+
+``compile`` makes an :class:`Executable`, ``load`` reads a saved one, ``explain`` reports what a compilation would do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tkc.errors import (
+    ArtifactError,
+    Error,
+    InputError,
+    InternalError,
+    KernelBuildError,
+    TargetError,
+    UnsupportedModelError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from tkc.artifact import load
+    from tkc.compiler import compile, explain
+    from tkc.executable import Executable
+    from tkc.report import Report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "Error",
+    "Executable",
+    "InputError",
+    "InternalError",
+    "KernelBuildError",
+    "Report",
+    "TargetError",
+    "UnsupportedModelError",
+    "UsageError",
+    "compile",
+    "explain",
+    "load",
+]
+
+_HOMES = {
+    "Executable": "tkc.executable",
+    "Report": "tkc.report",
+    "compile": "tkc.compiler",
+    "explain": "tkc.compiler",
+    "load": "tkc.artifact",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: the builder processes import `tkc`, too, and must never load TVM.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tkc' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,86 @@
+"""A compiled model against PyTorch eager and against itself without kernels, in one run."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+
+import torch
+
+from tkc.bench.models import MODELS, Benchmarked
+from tkc.bench.record import Row
+from tkc.bench.timing import median_milliseconds
+from tkc.compiler import compile
+from tkc.errors import UsageError
+from tkc.executable import Executable
+
+
+def bench_model(
+    name: str,
+    tokens: Sequence[int],
+    layers: int,
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    kernels: Sequence[str],
+) -> list[Row]:
+    """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
+
+    Errors are those of each contender against a float32 run of PyTorch, largest deviation over largest magnitude.
+    """
+    if name not in MODELS:
+        raise UsageError(f"there is no benchmark model {name!r}; choose one of {', '.join(MODELS)}")
+    first = MODELS[name](layers, tokens[0], batch, device, dtype)
+    built: dict[str, Executable] = {}
+    seconds: dict[str, float] = {}
+    for choice in kernels:
+        start = time.perf_counter()
+        built[choice] = compile(
+            first.model,
+            (),
+            first.kwargs,
+            target="cuda" if device.type == "cuda" else "cpu",
+            dynamic_shapes=first.dynamic_shapes,
+            kernels=choice,
+        )
+        seconds[choice] = time.perf_counter() - start
+    exact = copy.deepcopy(first.model).float()
+    return [_row(first, exact, built, seconds, count, batch, device) for count in tokens]
+
+
+def _row(
+    case: Benchmarked,
+    exact: torch.nn.Module,
+    built: dict[str, Executable],
+    seconds: dict[str, float],
+    tokens: int,
+    batch: int,
+    device: torch.device,
+) -> Row:
+    ids = torch.randint(0, case.model.config.vocab_size, (batch, tokens), device=device)
+    with torch.no_grad():
+        reference = exact(input_ids=ids, use_cache=False)[0]
+        eager = case.model(input_ids=ids, use_cache=False)[0]
+        milliseconds, notes = {}, {"eager error": _error(eager, reference)}
+        for choice, executable in built.items():
+            result = executable(input_ids=ids, use_cache=False)[0]
+            notes[f"{choice} error"] = _error(result, reference)
+            notes[f"{choice} compile s"] = seconds[choice]
+            milliseconds[f"tkc {choice}"] = median_milliseconds(
+                lambda e=executable: e(input_ids=ids, use_cache=False), device
+            )
+        milliseconds["eager"] = median_milliseconds(lambda: case.model(input_ids=ids, use_cache=False), device)
+    ours = next(iter(milliseconds.values()))
+    error = notes[f"{next(iter(built))} error"]
+    return Row(
+        f"{case.name.split(',')[0]}, {batch} × {tokens} tokens",
+        milliseconds,
+        milliseconds["eager"] / ours,
+        error,
+        notes,
+    )
+
+
+def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((result.float() - reference).abs().max() / reference.abs().max())

@@ -1,0 +1,95 @@
+"""A benchmark's result: rows of figures with the command, commit, versions and device that made them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured thing. ``milliseconds`` gives the median of each contender; ``ratio`` is reference over ours (above 1: faster);
+    ``error`` is the largest deviation from the reference relative to its scale, ``None`` where nothing is computed."""
+
+    name: str
+    milliseconds: dict[str, float]
+    ratio: float | None = None
+    error: float | None = None
+    notes: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Rows and where they come from."""
+
+    benchmark: str
+    command: str
+    commit: str
+    device: str
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON-ready values."""
+        return asdict(self)
+
+    def __rich__(self) -> Table:
+        contenders = list(dict.fromkeys(name for row in self.rows for name in row.milliseconds))
+        table = Table(title=f"{self.benchmark} on {self.device}", title_justify="left")
+        table.add_column("what", overflow="fold")
+        for name in contenders:
+            table.add_column(f"{name} (ms)", justify="right")
+        for column in ("ratio", "error", "notes"):
+            table.add_column(column, justify="right" if column != "notes" else "left")
+        for row in self.rows:
+            times = [f"{row.milliseconds[name]:.4g}" if name in row.milliseconds else "" for name in contenders]
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+            error = "" if row.error is None else f"{row.error:.1e}"
+            notes = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items())
+            table.add_row(row.name, *times, ratio, error, notes)
+        return table
+
+
+def record(benchmark: str, rows: list[Row], device: torch.device) -> Record:
+    """``rows`` with the circumstances of this process."""
+    packages = ("tkc", "apache-tvm", "tilelang", "torch", "transformers")
+    return Record(
+        benchmark=benchmark,
+        command=" ".join(["tkc", *sys.argv[1:]]),
+        commit=_commit(),
+        device=torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
+        versions={name: _version(name) for name in packages},
+        rows=tuple(rows),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

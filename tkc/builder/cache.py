@@ -1,0 +1,134 @@
+"""The store of built kernel libraries: found by content, written atomically, checked when read, locked while built."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+import tkc.kernels
+from tkc.builder import toolchain
+from tkc.kernels import KernelRequest, Target
+
+_LOG = logging.getLogger(__name__)
+_RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """One built kernel: a shared library that exports ``request.symbol``, and the key of what it was made from."""
+
+    request: KernelRequest
+    path: Path
+    key: str
+    sha256: str
+
+
+def cache_folder() -> Path:
+    """Where TKC keeps what it can make again: ``$TKC_CACHE_DIR``, else the user's cache folder."""
+    return Path(os.environ.get("TKC_CACHE_DIR") or platformdirs.user_cache_dir("tkc"))
+
+
+class KernelCache:
+    """Kernel libraries under one folder, one entry a key."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_folder() / "kernels"
+
+    def key(self, request: KernelRequest) -> str:
+        """The hash of everything that shapes the library: the request, the sources of the kernels and of the builder, the tools."""
+        content = json.dumps([request.to_json(), _sources_digest(), _tools(request.target)], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def find(self, request: KernelRequest) -> KernelLibrary | None:
+        """The stored library, or ``None`` if there is none or the stored one is damaged (it is then dropped)."""
+        key = self.key(request)
+        entry = self._entry(key)
+        path = entry / f"{request.symbol}.so"
+        try:
+            expected = json.loads((entry / _RECORD).read_text())["sha256"]
+            if file_sha256(path) == expected:
+                return KernelLibrary(request, path, key, expected)
+            reason = "its library has other content than was stored"
+        except FileNotFoundError:
+            if not entry.exists():
+                return None
+            reason = "a file of it is missing"
+        except (ValueError, KeyError, TypeError):
+            reason = "its record cannot be read"
+        _LOG.warning(
+            "kernel cache entry %s for %s is damaged (%s) and is built again", key[:12], request.kernel, reason
+        )
+        shutil.rmtree(entry, ignore_errors=True)
+        return None
+
+    @contextmanager
+    def building(self, request: KernelRequest) -> Iterator[Path]:
+        """Hold the key's lock and give a scratch folder to build in; another process with the same key waits here."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / f"{self.key(request)[:32]}.lock"):
+            scratch = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
+            try:
+                yield scratch
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def store(self, request: KernelRequest, library: Path) -> KernelLibrary:
+        """Keep a library built inside :meth:`building`; the entry appears whole or not at all."""
+        key = self.key(request)
+        digest = file_sha256(library)
+        entry = Path(tempfile.mkdtemp(prefix="storing-", dir=self.folder))
+        shutil.copyfile(library, entry / library.name)
+        (entry / _RECORD).write_text(json.dumps({"sha256": digest, "request": request.to_json()}, indent=1))
+        target = self._entry(key)
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        entry.rename(target)
+        return KernelLibrary(request, target / library.name, key, digest)
+
+    def _entry(self, key: str) -> Path:
+        return self.folder / key[:2] / key
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _sources_digest() -> str:
+    """One hash over the kernels and the code that compiles them. Coarse on purpose: definitions import each other."""
+    digest = hashlib.sha256()
+    (kernels,) = map(Path, tkc.kernels.__path__)
+    builder = Path(__file__).parent
+    for path in (*sorted(kernels.rglob("*.py")), builder / "compile_kernel.py", builder / "launch.cc"):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _tools(target: Target) -> tuple[str, ...]:
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tilelang", "apache-tvm-ffi")]
+    cxx = toolchain.cxx()
+    versions.append(toolchain.version(cxx))
+    if target.is_cuda:
+        return (*versions, toolchain.version(toolchain.nvcc()))
+    # CPU kernels use this machine's instructions; the macros they define identify those exactly.
+    macros = subprocess.run(
+        [cxx, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, check=True
+    )
+    return (*versions, hashlib.sha256(macros.stdout).hexdigest())

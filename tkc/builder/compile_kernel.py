@@ -1,0 +1,200 @@
+"""Turns one TileLang kernel into one shared library; runs in the builder process, the only one with TileLang."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tilelang
+import tvm_ffi.libinfo
+from tilelang import tvm
+from tilelang.backend.module import create_backend_context
+from tilelang.cuda.backend import tilelang_callback_cuda_compile
+from tilelang.engine.lower import device_codegen_without_compile, lower, lower_to_host_device_ir
+from tilelang.env import TILELANG_TEMPLATE_PATH
+
+from tkc.builder import toolchain
+from tkc.kernels import KernelRequest, TensorType
+
+_LAUNCH_TAGS = {
+    "blockIdx.x": "kGridX",
+    "blockIdx.y": "kGridY",
+    "blockIdx.z": "kGridZ",
+    "threadIdx.x": "kBlockX",
+    "threadIdx.y": "kBlockY",
+    "threadIdx.z": "kBlockZ",
+    "clusterIdx.x": "kClusterX",
+    "clusterIdx.y": "kClusterY",
+    "clusterIdx.z": "kClusterZ",
+    "tirx.use_dyn_shared_memory": "kDynamicSharedMemory",
+    "tirx.use_programtic_dependent_launch": "kProgrammaticDependentLaunch",
+    "tirx.use_cooperative_launch": "kCooperative",
+}
+_TENSOR_MAP = "uint8x128"  # how TileLang types the 128 bytes of a TMA descriptor
+
+
+def compile_kernel(request: KernelRequest, folder: Path) -> Path:
+    """Build the request's kernel in ``folder`` and return the library, which exports ``request.symbol``.
+
+    The function takes the spec's inputs, outputs and workspaces as tensors. Raises whatever TileLang or a
+    compiler raises; the caller turns it into an error for the user.
+    """
+    definition = importlib.import_module(request.spec.definition_module)
+    function = definition.define(request.parameters, request.configuration, request.target)
+    function = function.with_attr("global_symbol", request.symbol)
+    library = folder / f"{request.symbol}.so"
+    if request.target.is_cuda:
+        _compile_cuda(function, request, library)
+    else:
+        _compile_cpu(function, request, library)
+    return library
+
+
+def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
+    toolchain.nvcc()
+    target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
+    with target:
+        artifact = lower(function, target=target, enable_host_codegen=True)
+        machine_code = tilelang_callback_cuda_compile(artifact.kernel_source, target)
+    stub, cubin, table = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".inc"))
+    stub.write_text(artifact.rt_mod.inspect_source())
+    cubin.write_bytes(machine_code)
+    table.write_text(_device_function_table(artifact.device_mod))
+    includes = [*_runtime_includes(), toolchain.cuda_home() / "include"]
+    defines = [
+        "TVMBackendGetFuncFromEnv=TKCFindFunction",
+        f'TKC_KERNELS_INC="{table}"',
+        f'TKC_CUBIN="{cubin}"',
+    ]
+    launcher = Path(__file__).with_name("launch.cc")
+    arguments = ["-O2", "-x", "c++", str(stub), str(launcher), "-x", "none", str(toolchain.cudart())]
+    _link(arguments, includes, defines, library)
+
+
+def _device_function_table(device_module: Any) -> str:
+    """C++ for ``kDeviceFunctions`` in launch.cc, read off the lowered device functions."""
+    rows = []
+    for function in device_module.functions.values():
+        params = ", ".join(f"Param::{_param_kind(var)}" for var in function.params)
+        launch = ", ".join(f"Launch::{_LAUNCH_TAGS[str(tag)]}" for tag in function.attrs["tirx.kernel_launch_params"])
+        rows.append(f'    {{"{function.attrs["global_symbol"]}", {{{params}}}, {{{launch}}}}},')
+    return "const DeviceFunction kDeviceFunctions[] = {\n" + "\n".join(rows) + "\n};\n"
+
+
+def _param_kind(var: Any) -> str:
+    if var.dtype == "handle":
+        return "kTensorMap" if _TENSOR_MAP in str(var.type_annotation) else "kPointer"
+    kinds = {"float32": "kFloat32", "float64": "kFloat64"}
+    return kinds.get(str(var.dtype), "kInteger")
+
+
+def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
+    target = tvm.target.Target("c")
+    with target:
+        context = create_backend_context(target, None, "auto")
+        _, device_module, *_ = lower_to_host_device_ir(function, context)
+        # The lowered function's parameters are named after the definition's buffers and sizes.
+        (device_function,) = device_module.functions.values()
+        parameter_names = [var.name for var in device_function.params]
+        name = next(iter(device_module.functions.keys())).name_hint
+        source = device_codegen_without_compile(device_module, context).inspect_source()
+    buffers = [function.buffer_map[var] for var in function.params]
+    code = library.with_suffix(".cc")
+    code.write_text(source + _cpu_entry(request, name, parameter_names, buffers))
+    flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", str(code)]
+    _link(flags, [*_runtime_includes(), Path(TILELANG_TEMPLATE_PATH)], [], library)
+
+
+def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str], buffers: Sequence[Any]) -> str:
+    """C++ that checks the tensors against the spec and passes their addresses and sizes to the kernel."""
+    spec, parameters = request.spec, request.parameters
+    types = (
+        *spec.inputs(parameters),
+        *spec.outputs(parameters),
+        *spec.workspaces(parameters, request.configuration),
+    )
+    if len(types) != len(buffers):
+        raise TypeError(f"{request.kernel}: the definition takes {len(buffers)} tensors, the spec lists {len(types)}")
+    values: dict[str, str] = {}
+    for i, buffer in enumerate(buffers):
+        values[buffer.name] = f"t{i}.data_ptr()"
+        for axis, extent in enumerate(buffer.shape):
+            if isinstance(extent, tvm.tirx.Var):
+                values.setdefault(extent.name, f"static_cast<int32_t>(t{i}.size({axis}))")
+    arguments = ", ".join(f"Argument({values[parameter]})" for parameter in parameter_names)
+    checks = "\n".join(_cpu_checks(i, t, types) for i, t in enumerate(types))
+    signature = ", ".join(f"tvm::ffi::TensorView t{i}" for i in range(len(types)))
+    return f"""
+#include <tvm/ffi/tvm_ffi.h>
+
+namespace {{
+struct Argument {{  // an address of any element type, or a size
+  explicit Argument(void* address) : address(address) {{}}
+  explicit Argument(int32_t size) : size(size) {{}}
+  template <typename T> operator T*() const {{ return static_cast<T*>(address); }}
+  operator int32_t() const {{ return size; }}
+  void* address = nullptr;
+  int32_t size = 0;
+}};
+
+void Check(tvm::ffi::TensorView t, const char* name, int ndim, DLDataType dtype) {{
+  if (t.ndim() != ndim) TVM_FFI_THROW(ValueError) << "{request.kernel}: " << name << " has " << t.ndim() << " axes, expected " << ndim;
+  if (t.dtype().code != dtype.code || t.dtype().bits != dtype.bits) TVM_FFI_THROW(TypeError) << "{request.kernel}: " << name << " has another dtype than the kernel was built for";
+  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << "{request.kernel}: " << name << " is not on the CPU";
+}}
+
+void CheckSize(const char* name, int axis, int64_t found, int64_t expected) {{
+  if (found != expected) TVM_FFI_THROW(ValueError) << "{request.kernel}: axis " << axis << " of " << name << " is " << found << ", expected " << expected;
+}}
+
+void Call({signature}) {{
+{checks}
+  {name}({arguments});
+}}
+}}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC({request.symbol}, Call);
+"""
+
+
+def _cpu_checks(index: int, tensor: TensorType, types: Sequence[TensorType]) -> str:
+    dtype = tvm.DataType(tensor.dtype) if tensor.dtype != "bool" else tvm.DataType("bool")
+    lines = [
+        f'  Check(t{index}, "{tensor.name}", {len(tensor.shape)}, DLDataType{{{int(dtype.type_code)}, {dtype.bits}, 1}});'
+    ]
+    for axis, dim in enumerate(tensor.shape):
+        expected = str(dim) if isinstance(dim, int) else _first_size(dim, types)
+        if expected != f"t{index}.size({axis})":
+            lines.append(f'  CheckSize("{tensor.name}", {axis}, t{index}.size({axis}), {expected});')
+    return "\n".join(lines)
+
+
+def _first_size(name: str, types: Sequence[TensorType]) -> str:
+    return next(f"t{i}.size({axis})" for i, t in enumerate(types) for axis, dim in enumerate(t.shape) if dim == name)
+
+
+def _runtime_includes() -> list[Path]:
+    # TileLang's bundle has TVM's C headers, which its host stubs include.
+    bundled = Path(tilelang.__file__).parent / "3rdparty" / "tvm" / "include"
+    return [bundled, *(Path(p) for p in tvm_ffi.libinfo.include_paths())]
+
+
+def _link(arguments: Sequence[str], includes: Sequence[Path], defines: Sequence[str], library: Path) -> None:
+    command = [
+        toolchain.cxx(),
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-w",
+        *(f"-I{path}" for path in includes),
+        *(f"-D{define}" for define in defines),
+        *arguments,
+        "-o",
+        str(library),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")

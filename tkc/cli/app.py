@@ -1,0 +1,180 @@
+"""The commands and their options; what they do stands in the modules beside this one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from tkc.cli import bench
+from tkc.cli.progress import StageProgress
+from tkc.errors import Error
+
+app = typer.Typer(
+    name="tkc",
+    help="Compile whole PyTorch and ONNX models into one executable with TileLang kernels inside.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(bench.app, name="bench")
+_out = Console(soft_wrap=False)
+_err = Console(stderr=True)
+
+ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
+TargetOption = Annotated[
+    str, typer.Option("--target", help="cpu, cuda (this machine's GPU), or cuda:ARCH (sm_80, sm_89, sm_90a, sm_120).")
+]
+KernelsOption = Annotated[
+    str,
+    typer.Option("--kernels", help="auto: where a kernel exists and pays; all: wherever one exists; none: nowhere."),
+]
+DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to schedule from.")]
+DumpOption = Annotated[Path | None, typer.Option("--dump", help="Write the module after each stage into this folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@app.command()
+def compile(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The artifact folder to write.")],
+    target: TargetOption = "cpu",
+    kernels: KernelsOption = "auto",
+    database: DatabaseOption = None,
+    dump: DumpOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile MODEL and write the artifact."""
+    import tkc
+
+    with StageProgress(_err) as progress:
+        executable = tkc.compile(
+            model,
+            target=target,
+            kernels=kernels,
+            database=database,
+            dump=dump,
+            observer=progress.stage,
+            kernel_progress=progress.kernel,
+        )
+        progress.stage("write artifact")
+        path = executable.save(output)
+    _show(executable.report, {"artifact": str(path), "report": executable.report.to_json()}, as_json)
+    if not as_json:
+        _out.print(f"wrote {path}")
+
+
+@app.command()
+def explain(
+    model: ModelArgument,
+    target: TargetOption = "cpu",
+    kernels: KernelsOption = "auto",
+    database: DatabaseOption = None,
+    dump: DumpOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what compiling MODEL would replace, refuse and schedule, without building it."""
+    import tkc
+
+    with StageProgress(_err) as progress:
+        report = tkc.explain(
+            model, target=target, kernels=kernels, database=database, dump=dump, observer=progress.stage
+        )
+    _show(report, report.to_json(), as_json)
+
+
+@app.command()
+def run(
+    artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            "-i",
+            help="FILE.npz or FILE.safetensors with all inputs by name, or NAME=FILE.npy. Random if left out.",
+        ),
+    ] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs: .npz or .safetensors.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", help="The source model (.pt2, .onnx) to compare outputs with.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(help="Largest allowed error, relative to each output's scale.")] = 1e-4,
+    as_json: JsonOption = False,
+) -> None:
+    """Run an artifact and show its outputs."""
+    from tkc.cli.run import run_artifact
+
+    result = run_artifact(artifact, inputs or [], sizes or [], seed, output, compare, tolerance)
+    _show(result, result.to_json(), as_json)
+    if not result.agrees:
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    artifact: Annotated[Path, typer.Argument(help="An artifact folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check an artifact's files and show what it holds, without loading its code."""
+    from tkc.artifact import open_artifact
+    from tkc.cli.inspect import artifact_table
+
+    opened = open_artifact(artifact)
+    _show(artifact_table(opened), opened.manifest.model_dump(mode="json"), as_json)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Check compilers, GPU, versions and caches, and say what each missing piece costs."""
+    from tkc.cli.doctor import diagnose, findings_table
+
+    findings = diagnose()
+    _show(findings_table(findings), [finding.to_json() for finding in findings], as_json)
+
+
+def _show(rendered: Any, data: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(data, indent=1))
+    else:
+        _out.print(rendered)
+
+
+def main() -> None:
+    """Run the command line; every expected error is one message and an exit code, never a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except Error as error:
+        _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        _err.print("interrupted; nothing half-written was left, and built kernels stay in the cache")
+        sys.exit(130)
+    except Exception as error:
+        _err.print(f"internal error: {type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
+        _err.print(
+            "this is a fault of tkc; run again with TKC_TRACEBACK=1 for the traceback, and report it", markup=False
+        )
+        import os
+        import traceback
+
+        if os.environ.get("TKC_TRACEBACK"):
+            traceback.print_exc()
+        sys.exit(3)

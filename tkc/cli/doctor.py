@@ -1,0 +1,100 @@
+"""What this machine has of what TKC can use, and what each missing piece costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.filesize import decimal
+from rich.table import Table
+
+from tkc.builder import cache_folder, toolchain
+from tkc.errors import TargetError
+from tkc.targets import local_gpu
+
+_PACKAGES = {
+    "apache-tvm": "nothing can be compiled or run",
+    "tilelang": "no kernel can be built; kernels='none' still works",
+    "torch": "no PyTorch model can be read, and no executable called",
+    "onnx": "no ONNX model can be read",
+    "xgboost-cpu": "tuning has no cost model",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: present or not, what was found, and what its lack costs."""
+
+    name: str
+    status: Literal["ok", "missing"]
+    found: str
+    cost: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as JSON-ready values."""
+        return asdict(self)
+
+
+def diagnose() -> list[Finding]:
+    """Look at compilers, GPU, packages and the cache."""
+    return [_cxx(), _nvcc(), _gpu(), *map(_package, _PACKAGES), _cache()]
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """``findings`` for the terminal."""
+    table = Table(title="tkc doctor", title_justify="left")
+    for column in ("what", "", "found", "without it"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        mark = "[green]ok[/green]" if finding.status == "ok" else "[yellow]missing[/yellow]"
+        table.add_row(finding.name, mark, finding.found, finding.cost if finding.status == "missing" else "")
+    return table
+
+
+def _cxx() -> Finding:
+    cost = "no model can be compiled: generated code and CPU kernels need it"
+    try:
+        compiler = toolchain.cxx()
+    except TargetError as error:
+        return Finding("C++ compiler", "missing", str(error), cost)
+    return Finding("C++ compiler", "ok", toolchain.version(compiler), cost)
+
+
+def _nvcc() -> Finding:
+    cost = "no cuda target can be compiled for; the cpu target works, and so do artifacts compiled elsewhere"
+    try:
+        compiler = toolchain.nvcc()
+    except TargetError as error:
+        return Finding("CUDA compiler", "missing", str(error), cost)
+    return Finding("CUDA compiler", "ok", toolchain.version(compiler), cost)
+
+
+def _gpu() -> Finding:
+    cost = "cuda executables can be compiled here but not run"
+    try:
+        target = local_gpu()
+    except TargetError as error:
+        return Finding("GPU", "missing", str(error), cost)
+    import torch
+
+    return Finding("GPU", "ok", f"{torch.cuda.get_device_name()} ({target})", cost)
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name), _PACKAGES[name])
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "missing", f"not installed: pip install {name}", _PACKAGES[name])
+
+
+def _cache() -> Finding:
+    folder = cache_folder()
+    libraries = list((folder / "kernels").glob("*/*/*.so"))
+    used = sum(library.stat().st_size for library in libraries)
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    return Finding(
+        "kernel cache", "ok", f"{folder}: {len(libraries)} kernels, {decimal(used)}; {decimal(free)} free on the disk"
+    )

@@ -1,0 +1,179 @@
+"""Running an artifact from the command line: inputs from files or at random, outputs to files, comparison with the source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from rich.console import RenderableType
+from rich.table import Table
+
+from tkc.artifact import load
+from tkc.errors import UsageError
+from tkc.frontend.model import Signature, TensorSpec
+from tkc.reference import run_source
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """One output; ``error`` is its largest deviation from the source model, relative to the source output's largest value."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outputs of one run, the time of the call in milliseconds (after a first one), and whether a comparison held."""
+
+    outputs: tuple[OutputRow, ...]
+    milliseconds: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no compared output deviates by more than the tolerance."""
+        return all(row.error is None or row.error <= self.tolerance for row in self.outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON-ready values."""
+        return {**asdict(self), "agrees": self.agrees}
+
+    def __rich__(self) -> RenderableType:
+        table = Table(title=f"Ran in {self.milliseconds:.3f} ms", title_justify="left")
+        for column in ("output", "dtype", "shape", "error"):
+            table.add_column(column)
+        for row in self.outputs:
+            verdict = (
+                "" if row.error is None else f"{row.error:.2e} {'ok' if row.error <= self.tolerance else 'TOO LARGE'}"
+            )
+            table.add_row(row.name, row.dtype, str(list(row.shape)), verdict)
+        return table
+
+
+def run_artifact(
+    artifact: Path,
+    inputs: Sequence[str],
+    sizes: Sequence[str],
+    seed: int,
+    output: Path | None,
+    compare: Path | None,
+    tolerance: float,
+) -> RunResult:
+    """Load ``artifact``, run it on the given or random inputs, and compare with ``compare`` if asked to."""
+    if output is not None and output.suffix not in (".npz", ".safetensors"):
+        raise UsageError(f"--output {output}: write outputs as .npz or .safetensors")
+    executable = load(artifact)
+    signature = executable.signature
+    tensors = (
+        _read_inputs(inputs, signature) if inputs else random_inputs(signature, _parse_sizes(sizes, signature), seed)
+    )
+    on_device = [tensor.to(executable.device) for tensor in tensors]
+    executable.run_flat(on_device)  # the first call loads code and weights
+    start = time.perf_counter()
+    results = executable.run_flat(on_device)
+    if executable.target.is_cuda:
+        torch.cuda.synchronize()
+    milliseconds = (time.perf_counter() - start) * 1e3
+    results = [result.cpu() for result in results]
+    errors: list[float | None] = [None] * len(results)
+    if compare is not None:
+        expected = run_source(compare, tensors)
+        errors = [relative_error(result, reference) for result, reference in zip(results, expected, strict=True)]
+    if output is not None:
+        _write(output, {spec.name: result for spec, result in zip(signature.outputs, results, strict=True)})
+    rows = (
+        OutputRow(spec.name, spec.dtype, tuple(result.shape), error)
+        for spec, result, error in zip(signature.outputs, results, errors, strict=True)
+    )
+    return RunResult(tuple(rows), milliseconds, tolerance)
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """The largest absolute deviation over the reference's largest magnitude; infinite for a NaN or another shape."""
+    if result.shape != reference.shape:
+        return float("inf")
+    if result.numel() == 0:
+        return 0.0
+    difference = (result.double() - reference.double()).abs().max()
+    scale = reference.double().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+    error = float(difference / scale)
+    return float("inf") if error != error else error
+
+
+def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
+    """Tensors that fit ``signature``: normal floats, integers 0 or 1 (valid as indices and as masks), in ``sizes``.
+
+    A size not given is the smallest its range allows, but at least 2 where it may be.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def size(dim: int | str) -> int:
+        if isinstance(dim, int):
+            return dim
+        bounds = signature.sizes[dim]
+        chosen = sizes.get(dim, max(2, bounds.minimum))
+        return chosen if bounds.maximum is None else min(chosen, bounds.maximum)
+
+    def draw(spec: TensorSpec) -> torch.Tensor:
+        shape, dtype = [size(dim) for dim in spec.shape], getattr(torch, spec.dtype)
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+    return [draw(spec) for spec in signature.inputs]
+
+
+def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
+    parsed = {}
+    for text in sizes:
+        name, _, value = text.partition("=")
+        if name not in signature.sizes or not value.isdigit():
+            known = ", ".join(signature.sizes) or "none"
+            raise UsageError(f"--size {text}: write NAME=N with NAME one of this model's symbolic sizes ({known})")
+        parsed[name] = int(value)
+    return parsed
+
+
+def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tensor]:
+    named: dict[str, torch.Tensor] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if equals:
+            named[name] = torch.from_numpy(np.load(_existing(path), allow_pickle=False))
+        elif text.endswith(".npz"):
+            named.update(
+                {key: torch.from_numpy(value) for key, value in np.load(_existing(text), allow_pickle=False).items()}
+            )
+        elif text.endswith(".safetensors"):
+            named.update(safetensors.torch.load_file(_existing(text)))
+        else:
+            raise UsageError(f"--input {text}: give FILE.npz, FILE.safetensors or NAME=FILE.npy")
+    names = [spec.name for spec in signature.inputs]
+    if missing := [name for name in names if name not in named]:
+        raise UsageError(f"no value for input {', '.join(missing)}; the model takes {', '.join(names)}")
+    if unknown := sorted(set(named) - set(names)):
+        raise UsageError(f"the model has no input {', '.join(unknown)}; it takes {', '.join(names)}")
+    return [named[name] for name in names]
+
+
+def _existing(path: str) -> Path:
+    if not Path(path).is_file():
+        raise UsageError(f"there is no input file {path}")
+    return Path(path)
+
+
+def _write(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
+    contiguous = {name: tensor.contiguous() for name, tensor in outputs.items()}
+    if path.suffix == ".npz":
+        np.savez(path, **{name: tensor.numpy() for name, tensor in contiguous.items()})
+    else:
+        safetensors.torch.save_file(contiguous, path)

@@ -1,0 +1,198 @@
+"""``tkc.compile`` and ``tkc.explain``: a model through every stage, with kernels built alongside."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
+from tkc.errors import UsageError
+from tkc.executable import Executable
+from tkc.frontend import import_model
+from tkc.kernels import KernelRequest, Target
+from tkc.report import KernelUse, Refused, Report, Scheduled
+from tkc.targets import resolve_target
+
+if TYPE_CHECKING:
+    from tvm import IRModule
+
+    from tkc.frontend.model import ImportedModel
+    from tkc.passes.substitute_kernels import SubstitutionReport
+    from tkc.pipeline import StageRunner
+
+Kernels = Literal["auto", "all", "none"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What shapes a compilation besides the model and the target.
+
+    ``observer`` is told each stage's name as it begins; ``kernel_progress`` each kernel library as it is ready, and whether
+    it was cached; ``dump`` names a folder for the module between stages.
+    """
+
+    kernels: Kernels = "auto"
+    database: str | os.PathLike[str] | None = None
+    dump: Path | None = None
+    observer: Callable[[str], None] | None = None
+    kernel_progress: Callable[[KernelLibrary, bool], None] | None = None
+    builder: BuilderSettings = dataclasses.field(default_factory=BuilderSettings)
+
+    def __post_init__(self) -> None:
+        if self.kernels not in get_args(Kernels):
+            raise UsageError(f"kernels={self.kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
+        if self.database is not None and not Path(self.database).is_dir():
+            raise UsageError(f"there is no tuning database folder {self.database}")
+
+
+def compile(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> Executable:
+    """Compile a whole model into one executable.
+
+    ``model`` is an ``nn.Module`` (with example inputs and ``dynamic_shapes`` as ``torch.export.export`` takes them), an
+    ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``. ``target`` is ``cpu``, ``cuda`` (this machine's GPU)
+    or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). ``options`` are the fields of :class:`CompileOptions`:
+    ``kernels`` ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere; ``database``
+    is a folder of tuning records.
+
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError`, :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or
+    :class:`~tkc.KernelBuildError`.
+    """
+    settings = CompileOptions(**options)
+    resolved = resolve_target(target)
+    prepare_toolchain(resolved)
+    from tkc.pipeline import StageRunner
+
+    runner = StageRunner(settings.observer, settings.dump)
+    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+    front = _substituted(runner, imported, resolved, settings)
+    with KernelBuilder(settings=settings.builder) as builder, ThreadPoolExecutor(1) as background:
+        requests = [request for _, request, _ in front.requests]
+        libraries = background.submit(builder.build, requests, settings.kernel_progress)
+        module, scheduled = _generated(runner, front.module, resolved, settings)
+        folder = tempfile.TemporaryDirectory(prefix="tkc-")
+        code = Path(folder.name) / "model.so"
+        runner.run("generate code", lambda: _export(module, resolved, code))
+        built = runner.run("build kernels", libraries.result)
+    return Executable(
+        target=resolved,
+        signature=imported.signature,
+        parameters=imported.parameters,
+        code=code,
+        libraries=tuple(built.values()),
+        report=_report(front, scheduled, resolved, settings, runner),
+        folder=folder,
+        out_spec=imported.out_spec,
+    )
+
+
+def explain(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    **options: Any,
+) -> Report:
+    """The report of a compilation without building anything: no kernel is compiled and no code generated.
+
+    Arguments and errors are those of :func:`compile`.
+    """
+    settings = CompileOptions(**options)
+    resolved = resolve_target(target)
+    from tkc.pipeline import StageRunner
+
+    runner = StageRunner(settings.observer, settings.dump)
+    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+    front = _substituted(runner, imported, resolved, settings)
+    _, scheduled = _generated(runner, front.module, resolved, settings)
+    return _report(front, scheduled, resolved, settings, runner)
+
+
+def prepare_toolchain(target: Target) -> None:
+    """Make sure that this process can generate code for ``target``; :class:`tkc.TargetError` names what is missing."""
+    from tkc.builder import toolchain
+
+    toolchain.cxx()
+    if target.is_cuda:
+        from tkc.builder.cuda_driver_stub import ensure_cuda_runtime
+
+        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
+        os.environ["PATH"] = f"{Path(toolchain.nvcc()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        ensure_cuda_runtime()
+
+
+@dataclass(frozen=True)
+class _Front:
+    """A model after substitution."""
+
+    module: IRModule
+    substitutions: SubstitutionReport
+    requests: list[tuple[Any, KernelRequest, int]]
+
+
+def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> _Front:
+    from tkc.passes.substitute_kernels import SubstitutionReport, kernel_requests
+    from tkc.pipeline import substitution_stages
+
+    report = SubstitutionReport()
+    module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report))
+    return _Front(module, report, kernel_requests(module))
+
+
+def _generated(
+    runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions
+) -> tuple[IRModule, list[Any]]:
+    from tkc.pipeline import generation_stages
+    from tkc.schedules.target import tvm_target
+
+    scheduled: list[Any] = []
+    generated_for = tvm_target(target)
+    with generated_for:
+        module = runner.run_passes(module, generation_stages(target, generated_for, settings.database, scheduled))
+    return module, scheduled
+
+
+def _export(module: IRModule, target: Target, path: Path) -> None:
+    from tvm import relax
+
+    from tkc.schedules.target import tvm_target
+
+    generated_for = tvm_target(target)
+    with generated_for:
+        # The pipeline has run: what is left is code generation.
+        relax.build(module, target=generated_for, relax_pipeline=None).export_library(str(path))
+
+
+def _report(
+    front: _Front, scheduled: Iterable[Any], target: Target, settings: CompileOptions, runner: StageRunner
+) -> Report:
+    calls = {(request.kernel, request.parameters): (request, count) for _, request, count in front.requests}
+    uses = []
+    for row in front.substitutions.substitutions:
+        if (row.kernel, row.parameters) in calls:
+            request, _ = calls[row.kernel, row.parameters]
+            parameters, configuration = dataclasses.asdict(row.parameters), dataclasses.asdict(request.configuration)
+            uses.append(KernelUse(row.rule, row.kernel, parameters, configuration, row.count))
+    return Report(
+        target=str(target),
+        kernels=settings.kernels,
+        uses=tuple(uses),
+        refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
+        scheduled=tuple(Scheduled(s.function, s.scheduled_by, s.reason or "") for s in scheduled),
+        stages=tuple(runner.stages),
+    )

@@ -1,0 +1,104 @@
+"""``make demo``: a real mixture-of-experts transformer, compiled, run, compared with PyTorch, and explained."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tkc.cli.progress import StageProgress
+from tkc.compiler import compile
+from tkc.errors import Error, TargetError
+from tkc.targets import local_gpu
+
+_TOKENS = ((1, 17), (2, 64), (4, 128))
+"""The (batch, sequence) sizes that the one build is run with."""
+
+
+def main() -> None:
+    """Compile transformers' Qwen3-MoE (two layers, random weights) for this machine and show what came of it."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    console = Console()
+    target, device, dtype = _this_machine()
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=512,
+        moe_intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=32,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+    )
+    model = Qwen3MoeForCausalLM(config).eval().to(device, dtype)
+    console.print(f"Qwen3-MoE: 2 layers, 32 experts, top 4, {dtype}, for {target}\n")
+
+    batch, sequence = torch.export.Dim("batch", max=64), torch.export.Dim("sequence", min=2, max=4096)
+    example = torch.randint(0, config.vocab_size, (2, 64), device=device)
+    with StageProgress(Console(stderr=True)) as progress:
+        executable = compile(
+            model,
+            (example,),
+            {"use_cache": False},
+            target=target,
+            dynamic_shapes={"input_ids": {0: batch, 1: sequence}, "use_cache": None},
+            observer=progress.stage,
+            kernel_progress=progress.kernel,
+        )
+    console.print(executable.report)
+
+    table = Table(title="The same build at every size", title_justify="left")
+    for column in ("batch × sequence", "relative error", "tkc", "PyTorch eager"):
+        table.add_column(column, justify="right")
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    worst = 0.0
+    for shape in _TOKENS:
+        tokens = torch.randint(0, config.vocab_size, shape, device=device)
+        with torch.no_grad():
+            result = executable(tokens, use_cache=False).logits
+            reference = model(tokens, use_cache=False).logits
+            error = float((result - reference).abs().max() / reference.abs().max())
+            worst = max(worst, error)
+            ours = _milliseconds(lambda tokens=tokens: executable(tokens, use_cache=False), device)
+            eager = _milliseconds(lambda tokens=tokens: model(tokens, use_cache=False), device)
+        table.add_row(f"{shape[0]} × {shape[1]}", f"{error:.1e}", f"{ours:.2f} ms", f"{eager:.2f} ms")
+    console.print(table)
+    if not worst <= tolerance:
+        raise Error(
+            f"the compiled model deviates from PyTorch by {worst:.1e} of the output's scale; {tolerance:g} is allowed"
+        )
+    console.print(f"agrees with PyTorch to {worst:.1e} of the output's scale")
+
+
+def _this_machine() -> tuple[str, torch.device, torch.dtype]:
+    """The GPU if there is a supported one, in the precision its kernels are for; else the CPU."""
+    try:
+        return str(local_gpu()), torch.device("cuda"), torch.bfloat16
+    except TargetError:
+        return "cpu", torch.device("cpu"), torch.float32
+
+
+def _milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+    """The median time of a call, after one to warm up."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""The exceptions a user can meet, each with the exit code of the command line."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of every error TKC raises on purpose. The message names the culprit, what was expected, and the cure."""
+
+    exit_code = 2
+
+
+class UsageError(Error):
+    """An argument or option that means nothing: wrong value, missing file, unknown name."""
+
+
+class UnsupportedModelError(Error):
+    """A model that no frontend can read: unknown operators (all listed), or a file that is none."""
+
+
+class InputError(Error):
+    """Inputs that do not fit a compiled model's signature: count, shape, dtype, device, or a size out of range."""
+
+
+class TargetError(Error):
+    """A target that does not exist, or that lacks its compiler or device on this machine."""
+
+
+class ArtifactError(Error):
+    """An artifact that cannot be loaded: changed, incomplete, for another target or version."""
+
+
+class KernelBuildError(Error):
+    """A kernel that did not build: the builder crashed, ran out of time or memory, or rejected it."""
+
+    exit_code = 3
+
+
+class InternalError(Error):
+    """A fault of TKC itself, or of a library below it, on input that should have worked."""
+
+    exit_code = 3

@@ -1,0 +1,235 @@
+"""A compiled model in memory: checks what it is called with, runs, and returns what the model would."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tkc.builder import KernelLibrary
+from tkc.errors import InputError, InternalError, TargetError
+from tkc.frontend.model import Constant, Signature, TensorSpec
+from tkc.kernels import Target
+from tkc.report import Report
+from tkc.targets import runs_here
+from tkc.tensors import from_torch, from_torch_as, to_torch
+
+
+class Executable:
+    """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
+
+    It holds one virtual machine, so calls from several threads must not overlap.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        signature: Signature,
+        parameters: Mapping[str, torch.Tensor],
+        code: Path,
+        libraries: Sequence[KernelLibrary],
+        report: Report,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+        out_spec: pytree.TreeSpec | None = None,
+    ) -> None:
+        """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any."""
+        self.target = target
+        self.signature = signature
+        self.report = report
+        self.parameters = parameters
+        self.code = code
+        self.libraries = tuple(libraries)
+        self._folder = folder
+        self._in_spec = pytree.treespec_loads(signature.in_spec) if signature.in_spec else None
+        self._out_spec = out_spec or _load_spec(signature.out_spec)
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if target.is_cuda and torch.cuda.is_available()
+            else torch.device("cpu")
+        )
+        self._checks = [_InputCheck(spec, signature, self._device) for spec in signature.inputs]
+        self._main: Any = None
+        self._weights: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous.
+
+        Returns what the model returns, with tensors of the first input's kind. Raises :class:`InputError` for inputs that do
+        not fit the signature, before anything runs, and :class:`TargetError` on a machine the target does not run on.
+        """
+        values = self._tensors(args, kwargs)
+        outputs = self.run_flat(values)
+        restore = from_torch_as(values[0]) if values else from_torch
+        return self._result([restore(output) for output in outputs])
+
+    def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
+        main = self._main or self._load()
+        sizes: dict[str, tuple[int, str]] = {}
+        tensors = [check(value, sizes) for value, check in zip(inputs, self._checks, strict=True)]
+        return [_torch(output) for output in main(*tensors, *self._weights)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must be and outputs are."""
+        return self._device
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.artifact.save`."""
+        from tkc.artifact import save
+
+        return save(self, Path(path))
+
+    def _load(self) -> Any:
+        if reason := runs_here(self.target):
+            raise TargetError(f"this executable cannot run here: {reason}")
+        import tvm
+        from tvm import relax
+
+        module = tvm.runtime.load_module(str(self.code))
+        _link(module, self.libraries)
+        device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
+        machine = relax.VirtualMachine(module, device)
+        self._weights = [
+            tvm.runtime.from_dlpack(weight.detach().to(self._device).contiguous())
+            for weight in self.parameters.values()
+        ]
+        self._main = machine["main"]
+        return self._main
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flattened tensor arguments; checks the call's structure and constants."""
+        leaves = self.signature.leaves
+        if self._in_spec is None or (not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args))):
+            if len(args) != len(leaves) or kwargs:
+                raise InputError(
+                    f"the model takes {_listed(leaves)}; found {len(args)} positional and {len(kwargs)} named inputs"
+                )
+            return list(args)
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._in_spec:
+            flat = self._reordered(args, kwargs)
+        tensors = []
+        for leaf, value in zip(leaves, flat, strict=True):
+            if isinstance(leaf, TensorSpec):
+                tensors.append(value)
+            elif leaf.value != value:
+                raise InputError(
+                    f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {value!r}"
+                )
+        return tensors
+
+    def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call whose named inputs come in another order, or leave out constants."""
+        _, kwargs_spec = (
+            self._in_spec.children_specs if hasattr(self._in_spec, "children_specs") else self._in_spec.children()
+        )
+        names = list(kwargs_spec.context or [])
+        constants = {leaf.name: leaf.value for leaf in self.signature.leaves if isinstance(leaf, Constant)}
+        complete = {name: kwargs.get(name, constants.get(name)) for name in names}
+        flat, spec = pytree.tree_flatten((args, complete))
+        unknown = sorted(set(kwargs) - set(names))
+        if spec != self._in_spec or unknown:
+            extra = f"; unknown: {', '.join(unknown)}" if unknown else ""
+            raise InputError(
+                f"the model takes {_listed(self.signature.leaves)}; found another structure of inputs{extra}"
+            )
+        return flat
+
+    def _result(self, outputs: list[Any]) -> Any:
+        if self._out_spec is not None:
+            return pytree.tree_unflatten(outputs, self._out_spec)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+class _InputCheck:
+    """Checks one input against its spec: kind, dtype, device, axes, sizes and their ranges."""
+
+    def __init__(self, spec: TensorSpec, signature: Signature, device: torch.device) -> None:
+        self.spec = spec
+        self.dtype = getattr(torch, spec.dtype)
+        self.device = device
+        self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
+
+    def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
+        name = self.spec.name
+        tensor = to_torch(value, name)
+        if tensor.dtype != self.dtype:
+            raise InputError(
+                f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; convert it with .to(torch.{self.spec.dtype})"
+            )
+        if tensor.device != self.device:
+            raise InputError(
+                f"input '{name}' is on {tensor.device}, expected {self.device}; move it with .to('{self.device}')"
+            )
+        if tensor.dim() != len(self.dims):
+            raise InputError(
+                f"input '{name}' has shape {list(tensor.shape)}, expected {len(self.dims)} axes: {_shape(self.spec)}"
+            )
+        for axis, (size, (dim, bounds)) in enumerate(zip(tensor.shape, self.dims, strict=True)):
+            if isinstance(dim, int):
+                if size != dim:
+                    raise InputError(f"axis {axis} of input '{name}' is {size}, expected {dim}: {_shape(self.spec)}")
+                continue
+            seen, where = sizes.setdefault(dim, (size, name))
+            if seen != size:
+                raise InputError(f"axis {axis} of input '{name}' is {size}, but '{dim}' is {seen} in input '{where}'")
+            if bounds is not None and not (
+                bounds.minimum <= size and (bounds.maximum is None or size <= bounds.maximum)
+            ):
+                upper = "" if bounds.maximum is None else f" and at most {bounds.maximum}"
+                raise InputError(
+                    f"axis {axis} of input '{name}' ('{dim}') is {size}; the model was compiled for at least {bounds.minimum}{upper}"
+                )
+        return tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
+
+
+def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:
+    """Give the generated code its kernels: functions are looked up in the imports of the module that calls them."""
+    import tvm
+
+    code = module
+    while code.kind != "library":
+        if not code.imports:
+            raise InternalError(f"the generated code holds no native library (it is a {module.kind} module)")
+        code = code.imports[0]
+    for library in libraries:
+        code.import_module(tvm.runtime.load_module(str(library.path)))
+
+
+def _load_spec(text: str | None) -> pytree.TreeSpec | None:
+    if text is None:
+        return None
+    try:
+        return pytree.treespec_loads(text)
+    except NotImplementedError:
+        # The result's class belongs to a package that is not imported here: a flat tuple it is.
+        return None
+
+
+def _torch(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or hasattr(value, "__dlpack__")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(spec: TensorSpec) -> str:
+    return f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
+
+
+def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
+    return ", ".join(
+        f"{leaf.name} ({_shape(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
+    )

@@ -1,0 +1,63 @@
+"""Readers of models: each returns an :class:`~tkc.frontend.model.ImportedModel`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tkc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tkc.frontend.model import ImportedModel
+
+
+def import_model(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> ImportedModel:
+    """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
+
+    Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
+    kinds carry their own signature, and giving them is a :class:`UsageError`.
+    """
+    import torch
+
+    is_module = isinstance(model, torch.nn.Module)
+    if not is_module and (example_args or example_kwargs or dynamic_shapes is not None):
+        raise UsageError(
+            f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
+        )
+    if is_module or isinstance(model, torch.export.ExportedProgram):
+        from tkc.frontend.torch import import_torch
+
+        return import_torch(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        if not path.is_file():
+            raise UsageError(f"there is no model file {path}")
+        if path.suffix == ".pt2":
+            from tkc.frontend.torch import import_torch
+
+            return import_torch(path)
+        if path.suffix == ".onnx":
+            from tkc.frontend.onnx import import_onnx
+
+            return import_onnx(path)
+        raise UsageError(
+            f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
+        )
+    if type(model).__name__ == "ModelProto":
+        from tkc.frontend.onnx import import_onnx
+
+        return import_onnx(model)
+    raise UsageError(
+        f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
+    )
+
+
+def _described(model: Any) -> str:
+    return f"the path {os.fspath(model)!r}" if isinstance(model, (str, os.PathLike)) else f"a {type(model).__name__}"

@@ -1,0 +1,61 @@
+"""PyTorch operators as Relax: one converter an operator, in one table."""
+
+from __future__ import annotations
+
+from tkc.frontend.converters import (
+    attention,
+    creation,
+    elementwise,
+    indexing,
+    library,
+    normalization,
+    products,
+    reductions,
+    shapes,
+    sorting,
+)
+from tkc.frontend.converters.emitter import Converter
+
+CONVERTERS: dict[str, Converter] = {
+    **library.CONVERTERS,
+    **elementwise.CONVERTERS,
+    **shapes.CONVERTERS,
+    **creation.CONVERTERS,
+    **indexing.CONVERTERS,
+    **sorting.CONVERTERS,
+    **reductions.CONVERTERS,
+    **normalization.CONVERTERS,
+    **products.CONVERTERS,
+    **attention.CONVERTERS,
+}
+"""The converter of each operator, by the name ``str(node.target)`` gives."""
+
+KEPT = frozenset(
+    {
+        "aten::linear",
+        "aten::matmul",
+        "aten::scaled_dot_product_attention",
+        "aten::silu",
+        "aten::layer_norm",
+        "aten::rms_norm",
+        "aten::diff",
+        "aten::masked_fill",
+        "aten::one_hot",
+        "aten::softmax",
+        "aten::elu",
+        "aten::leaky_relu",
+        "aten::gelu",
+    }
+)
+"""Operators that stay whole when PyTorch decomposes a model, because a rule or a reader wants to see them."""
+
+CHECKS = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+"""Operators that check what export already assumed, and have no result."""

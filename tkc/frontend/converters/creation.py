@@ -1,0 +1,129 @@
+"""Operators that make tensors out of shapes and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from tkc.frontend.converters.emitter import Converter, Emitter
+from tkc.frontend.converters.symbols import Size
+
+
+def full(b: Emitter, value: Any) -> relax.Expr:
+    """``value`` everywhere."""
+    return op.full(b.shape, b.tensor(value, b.dtype), b.dtype) if b.shape else b.tensor(value, b.dtype)
+
+
+def full_value(b: Emitter, _: Any, value: Any, *__: Any) -> relax.Expr:
+    """The second argument everywhere."""
+    return full(b, value)
+
+
+def zeros(b: Emitter, *_: Any) -> relax.Expr:
+    """Zeros; also what memory holds that the model reads before writing it."""
+    return full(b, 0)
+
+
+def ones(b: Emitter, *_: Any) -> relax.Expr:
+    """Ones."""
+    return full(b, 1)
+
+
+def new_full(b: Emitter, _: Any, __: Any, value: Any, *___: Any) -> relax.Expr:
+    """The third argument everywhere."""
+    return full(b, value)
+
+
+def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
+    if "int" in b.dtype and not any(isinstance(bound, float) for bound in (start, end, step)):
+        # The length is PyTorch's, which for symbolic bounds is simpler than what follows from them.
+        return op.arange(start, start + b.shape[0] * step, step, dtype=b.dtype)
+    index = b.emit(op.arange(b.shape[0], dtype="int64"))
+    real = "float64" if b.dtype == "float64" else "float32"
+    scaled = b.emit(op.multiply(b.cast(index, real), b.tensor(step, real)))
+    return op.astype(op.add(scaled, b.tensor(start, real)), b.dtype)
+
+
+def arange(b: Emitter, end: Size | float, *_: Any) -> relax.Expr:
+    """``0, 1, ...`` before ``end``."""
+    return _arange(b, 0, end, 1)
+
+
+def arange_start(b: Emitter, start: Size | float, end: Size | float, *_: Any) -> relax.Expr:
+    """``start, start + 1, ...`` before ``end``."""
+    return _arange(b, start, end, 1)
+
+
+def arange_step(b: Emitter, start: Any, end: Any, step: Any = 1, *_: Any) -> relax.Expr:
+    """``start, start + step, ...`` before ``end``."""
+    return _arange(b, start, end, step)
+
+
+def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> relax.Expr:
+    """``steps`` evenly spaced numbers from ``start`` to ``end``."""
+    index = b.cast(b.emit(op.arange(b.shape[0], dtype="int64")), "float64")
+    gaps = steps - 1
+    if isinstance(gaps, int):
+        width: relax.Expr = b.tensor((end - start) / max(gaps, 1), "float64")
+    else:
+        width = b.emit(op.divide(b.tensor(end - start, "float64"), b.tensor(gaps, "float64")))
+    return op.astype(op.add(op.multiply(index, width), b.tensor(start, "float64")), b.dtype)
+
+
+def eye(b: Emitter, *_: Any) -> relax.Expr:
+    """Ones on the diagonal, zeros elsewhere."""
+    rows, columns = b.shape
+    return op.eye(rows, columns, dtype=b.dtype)
+
+
+def tril(b: Emitter, x: relax.Expr, diagonal: Size = 0) -> relax.Expr:
+    """The lower triangle of the last two dimensions, zeros above."""
+    return _triangle(b, x, diagonal, lower=True)
+
+
+def triu(b: Emitter, x: relax.Expr, diagonal: Size = 0) -> relax.Expr:
+    """The upper triangle of the last two dimensions, zeros below."""
+    return _triangle(b, x, diagonal, lower=False)
+
+
+def _triangle(b: Emitter, x: relax.Expr, diagonal: Size, lower: bool) -> relax.Expr:
+    rows, columns = b.shape[-2:]
+    row = b.emit(op.reshape(b.emit(op.arange(rows, dtype="int64")), [rows, 1]))
+    column = b.emit(op.reshape(b.emit(op.arange(columns, dtype="int64")), [1, columns]))
+    edge = row if diagonal == 0 else b.emit(op.add(row, b.tensor(diagonal, "int64")))
+    kept = b.emit((op.less_equal if lower else op.greater_equal)(column, edge))
+    return op.where(kept, x, relax.const(0, b.dtype))
+
+
+def one_hot(b: Emitter, indices: relax.Expr, classes: int) -> relax.Expr:
+    """1 at each index along a new last dimension of ``classes``."""
+    position = b.emit(op.arange(b.shape[-1], dtype=indices.struct_info.dtype))
+    return op.astype(op.equal(op.expand_dims(indices, -1), position), b.dtype)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "aten.full.default": full_value,
+    "aten.full_like.default": full_value,
+    "aten.fill.Scalar": full_value,
+    "aten.fill.Tensor": full_value,
+    "aten.new_full.default": new_full,
+    **{f"aten.{name}.default": zeros for name in ("zeros", "zeros_like", "new_zeros", "empty_like", "new_empty")},
+    "aten.empty.memory_format": zeros,
+    "aten.empty_permuted.default": zeros,
+    "aten.empty_strided.default": zeros,
+    "aten.new_empty_strided.default": zeros,
+    "aten.ones.default": ones,
+    "aten.ones_like.default": ones,
+    "aten.new_ones.default": ones,
+    "aten.arange.default": arange,
+    "aten.arange.start": arange_start,
+    "aten.arange.start_step": arange_step,
+    "aten.linspace.default": linspace,
+    "aten.eye.default": eye,
+    "aten.eye.m": eye,
+    "aten.tril.default": tril,
+    "aten.triu.default": triu,
+    "aten.one_hot.default": one_hot,
+}

@@ -1,0 +1,320 @@
+"""Operators that work on each element: arithmetic, comparisons, logic, selection, casts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from tkc.frontend.converters.emitter import Converter, Emitter
+
+Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
+
+
+def _unary(function: Callable[[relax.Expr], relax.Expr]) -> Converter:
+    """In the dtype of the result, to which PyTorch brings integers before functions like ``sin``."""
+    return lambda b, x, *_: function(b.tensor(x, b.dtype))
+
+
+def _predicate(function: Callable[[relax.Expr], relax.Expr]) -> Converter:
+    """True or false of each element, which for integers is known."""
+
+    def convert(b: Emitter, x: relax.Expr) -> relax.Expr:
+        return function(x if _is_floating(x.struct_info.dtype) else b.cast(x, "float32"))
+
+    return convert
+
+
+def _arithmetic(function: Binary) -> Converter:
+    """Both operands in the dtype of the result."""
+    return lambda b, x, y, *_: function(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
+
+
+def _scaled(function: Binary) -> Converter:
+    """As :func:`_arithmetic`, the second operand times ``alpha``."""
+
+    def convert(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
+        x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
+        return function(x, y if alpha == 1 else b.emit(op.multiply(y, b.tensor(alpha, b.dtype))))
+
+    return convert
+
+
+def _comparison(function: Binary) -> Converter:
+    """Both operands in the dtype that PyTorch promotes them to."""
+
+    def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        dtype = b.promoted()
+        if dtype == "bool":
+            dtype = "int8"
+        return function(b.tensor(x, dtype), b.tensor(y, dtype))
+
+    return convert
+
+
+def _bitwise(integers: Binary, booleans: Binary) -> Converter:
+    def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        function = booleans if b.dtype == "bool" else integers
+        return function(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
+
+    return convert
+
+
+def _logical(function: Binary) -> Converter:
+    return lambda b, x, y: function(b.tensor(x, "bool"), b.tensor(y, "bool"))
+
+
+def _is_floating(dtype: str) -> bool:
+    return "float" in dtype
+
+
+def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> relax.Expr:
+    """The quotient, or its ``floor`` or ``trunc``."""
+    x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
+    if rounding_mode == "floor":
+        return op.floor_divide(x, y)
+    if rounding_mode == "trunc" and not _is_floating(b.dtype):
+        # Integer division rounds down: divide the magnitudes, and put the sign back.
+        magnitude = b.emit(op.floor_divide(op.abs(x), op.abs(y)))
+        return op.multiply(magnitude, op.multiply(op.sign(x), op.sign(y)))
+    quotient = b.emit(op.divide(x, y))
+    return op.trunc(quotient) if rounding_mode == "trunc" else quotient
+
+
+def fmod(b: Emitter, x: Any, y: Any) -> relax.Expr:
+    """The remainder with the sign of the dividend."""
+    x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
+    if _is_floating(b.dtype):
+        return op.mod(x, y)
+    magnitude = b.emit(op.floor_mod(op.abs(x), op.abs(y)))
+    return op.multiply(magnitude, op.sign(x))
+
+
+def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
+    """``x ** exponent``; small whole exponents as products, which integers need and floats are exact with."""
+    x = b.tensor(x, b.dtype)
+    if exponent in (0, 1, 2, 3) if isinstance(exponent, int | float) else False:
+        result = x if exponent else op.ones_like(x)
+        for _ in range(int(exponent) - 1):
+            result = b.emit(op.multiply(result, x))
+        return result
+    if exponent == 0.5 if isinstance(exponent, float) else False:
+        return op.sqrt(x)
+    if not _is_floating(b.dtype):
+        real = op.power(b.cast(x, "float64"), b.tensor(exponent, "float64"))
+        return op.astype(op.round(real), b.dtype)
+    return op.power(x, b.tensor(exponent, b.dtype))
+
+
+def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
+    """``y - alpha * x``."""
+    x = b.tensor(x, b.dtype)
+    return op.subtract(b.tensor(y, b.dtype), x if alpha == 1 else op.multiply(x, b.tensor(alpha, b.dtype)))
+
+
+def clamp(b: Emitter, x: relax.Expr, minimum: Any = None, maximum: Any = None) -> relax.Expr:
+    """``min(max(x, minimum), maximum)``; either bound a number, a tensor, or absent."""
+    x = b.tensor(x, b.dtype)
+    if minimum is not None:
+        x = b.emit(op.maximum(x, b.tensor(minimum, b.dtype)))
+    return x if maximum is None else op.minimum(x, b.tensor(maximum, b.dtype))
+
+
+def clamp_max(b: Emitter, x: relax.Expr, maximum: Any) -> relax.Expr:
+    """``min(x, maximum)``."""
+    return clamp(b, x, None, maximum)
+
+
+def where(b: Emitter, condition: relax.Expr, x: Any, y: Any) -> relax.Expr:
+    """``x`` where ``condition`` is not zero, else ``y``."""
+    return op.where(b.cast(condition, "bool"), b.tensor(x, b.dtype), b.tensor(y, b.dtype))
+
+
+def masked_fill(b: Emitter, x: relax.Expr, mask: relax.Expr, value: Any) -> relax.Expr:
+    """``value`` where ``mask``, else ``x``."""
+    return op.where(mask, b.tensor(value, b.dtype), x)
+
+
+def bitwise_not(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """The complement: of bits, or of a truth value."""
+    return op.logical_not(x) if b.dtype == "bool" else op.bitwise_not(x)
+
+
+def logical_not(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """Whether an element is zero."""
+    return op.logical_not(b.cast(x, "bool"))
+
+
+def cast(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
+    """``x`` in the dtype of the result; devices and memory formats have no meaning in Relax."""
+    return b.cast(x, b.dtype)
+
+
+def same(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
+    """``x`` itself."""
+    return x
+
+
+def copy(b: Emitter, target: relax.Expr, source: relax.Expr, *_: Any) -> relax.Expr:
+    """``source`` with the shape and dtype of ``target``."""
+    return op.broadcast_to(b.cast(source, b.dtype), b.shape)
+
+
+def gelu(b: Emitter, x: relax.Expr, approximate: str) -> relax.Expr:
+    """GELU by the error function, or by ``tanh``."""
+    return op.nn.gelu_tanh(x) if approximate == "tanh" else op.nn.gelu(x)
+
+
+def softplus(b: Emitter, x: relax.Expr, beta: float, threshold: float) -> relax.Expr:
+    """``log(1 + exp(beta * x)) / beta``."""
+    return op.nn.softplus(x, float(beta), float(threshold))
+
+
+def leaky_relu(b: Emitter, x: relax.Expr, slope: float) -> relax.Expr:
+    """``x`` where positive, else ``slope * x``."""
+    return op.nn.leakyrelu(x, float(slope))
+
+
+def elu(b: Emitter, x: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
+    """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``."""
+    inner = op.subtract(op.exp(op.multiply(x, b.tensor(input_scale, b.dtype))), b.tensor(1, b.dtype))
+    negative = op.multiply(inner, b.tensor(alpha * scale, b.dtype))
+    positive = op.multiply(x, b.tensor(scale, b.dtype))
+    return op.where(op.greater(x, b.tensor(0, b.dtype)), positive, negative)
+
+
+def _log_base(base: float) -> Converter:
+    return lambda b, x: op.multiply(op.log(b.tensor(x, b.dtype)), b.tensor(1 / math.log(base), b.dtype))
+
+
+def _reciprocal(x: relax.Expr) -> relax.Expr:
+    return op.divide(relax.const(1, x.struct_info.dtype), x)
+
+
+def _shifted_log(x: relax.Expr) -> relax.Expr:
+    return op.log(op.add(x, relax.const(1, x.struct_info.dtype)))
+
+
+def _shifted_exp(x: relax.Expr) -> relax.Expr:
+    return op.subtract(op.exp(x), relax.const(1, x.struct_info.dtype))
+
+
+def scalar_tensor(b: Emitter, value: Any, *_: Any) -> relax.Expr:
+    """A number as a tensor without dimensions."""
+    return b.tensor(value, b.dtype)
+
+
+def _table(functions: dict[str, Converter], *overloads: str) -> dict[str, Converter]:
+    """Each function under its operator's overloads."""
+    return {f"aten.{name}.{overload}": f for name, f in functions.items() for overload in overloads}
+
+
+_UNARY = {
+    "abs": op.abs,
+    "acos": op.acos,
+    "acosh": op.acosh,
+    "asin": op.asin,
+    "asinh": op.asinh,
+    "atan": op.atan,
+    "atanh": op.atanh,
+    "ceil": op.ceil,
+    "cos": op.cos,
+    "cosh": op.cosh,
+    "erf": op.erf,
+    "exp": op.exp,
+    "expm1": _shifted_exp,
+    "floor": op.floor,
+    "log": op.log,
+    "log1p": _shifted_log,
+    "neg": op.negative,
+    "reciprocal": _reciprocal,
+    "relu": op.nn.relu,
+    "round": op.round,
+    "rsqrt": op.rsqrt,
+    "sigmoid": op.sigmoid,
+    "sign": op.sign,
+    "silu": op.nn.silu,
+    "sin": op.sin,
+    "sinh": op.sinh,
+    "sqrt": op.sqrt,
+    "square": op.square,
+    "tan": op.tan,
+    "tanh": op.tanh,
+    "trunc": op.trunc,
+}
+_COMPARISONS = {
+    "eq": op.equal,
+    "ne": op.not_equal,
+    "lt": op.less,
+    "le": op.less_equal,
+    "gt": op.greater,
+    "ge": op.greater_equal,
+}
+
+CONVERTERS: dict[str, Converter] = {
+    **_table({name: _unary(function) for name, function in _UNARY.items()}, "default"),
+    **_table({name: _comparison(function) for name, function in _COMPARISONS.items()}, "Tensor", "Scalar"),
+    **_table({"add": _scaled(op.add), "sub": _scaled(op.subtract), "rsub": rsub}, "Tensor", "Scalar"),
+    **_table({"mul": _arithmetic(op.multiply), "div": divide}, "Tensor", "Scalar"),
+    **_table({"remainder": _arithmetic(op.floor_mod), "fmod": fmod}, "Tensor", "Scalar"),
+    **_table({"div": divide}, "Tensor_mode", "Scalar_mode"),
+    **_table(
+        {
+            "bitwise_and": _bitwise(op.bitwise_and, op.logical_and),
+            "bitwise_or": _bitwise(op.bitwise_or, op.logical_or),
+            "bitwise_xor": _bitwise(op.bitwise_xor, op.logical_xor),
+            "bitwise_left_shift": _arithmetic(op.left_shift),
+            "bitwise_right_shift": _arithmetic(op.right_shift),
+        },
+        "Tensor",
+        "Scalar",
+        "Tensor_Scalar",
+    ),
+    **_table(
+        {
+            "logical_and": _logical(op.logical_and),
+            "logical_or": _logical(op.logical_or),
+            "logical_xor": _logical(op.logical_xor),
+            "logical_not": logical_not,
+            "bitwise_not": bitwise_not,
+            "maximum": _arithmetic(op.maximum),
+            "minimum": _arithmetic(op.minimum),
+            "atan2": _arithmetic(op.atan2),
+            "isnan": _predicate(op.isnan),
+            "isinf": _predicate(op.isinf),
+            "isfinite": _predicate(op.isfinite),
+            "clamp_min": clamp,
+            "clamp_max": clamp_max,
+            "gelu": gelu,
+            "softplus": softplus,
+            "leaky_relu": leaky_relu,
+            "elu": elu,
+            "hardtanh": clamp,
+            "log2": _log_base(2),
+            "log10": _log_base(10),
+            "scalar_tensor": scalar_tensor,
+            "clone": same,
+            "alias": same,
+            "detach": same,
+            "contiguous": same,
+            "_to_copy": cast,
+            "lift_fresh_copy": same,
+            "copy": copy,
+        },
+        "default",
+    ),
+    "aten.clamp.default": clamp,
+    "aten.clamp.Tensor": clamp,
+    "aten.pow.Tensor_Scalar": power,
+    "aten.pow.Tensor_Tensor": power,
+    "aten.pow.Scalar": power,
+    "aten.where.self": where,
+    "aten.where.ScalarSelf": where,
+    "aten.where.ScalarOther": where,
+    "aten.where.Scalar": where,
+    "aten.masked_fill.Scalar": masked_fill,
+    "aten.masked_fill.Tensor": masked_fill,
+}

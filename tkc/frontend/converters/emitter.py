@@ -1,0 +1,177 @@
+"""What a converter works with: the Relax builder, and what PyTorch knows of the node being converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import arith, relax, te, tirx
+
+from tkc.errors import InternalError, UnsupportedModelError
+from tkc.frontend.converters.symbols import Size, Symbols
+
+Converter = Callable[..., Any]
+"""Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
+their Relax values, sizes by PrimExprs); returns the value, or a tuple of values where the operator has several results."""
+
+_LOW_PRECISION = frozenset({"float16", "bfloat16"})
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that Relax has for a PyTorch dtype."""
+    if dtype.is_complex:
+        raise UnsupportedModelError(
+            f"The model computes with {dtype}, which TKC cannot represent. "
+            "Write the computation on real and imaginary parts."
+        )
+    return str(dtype).removeprefix("torch.")
+
+
+def source_of(node: fx.Node) -> str:
+    """Where a node comes from: the module's path in the model, and the line of code."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    line = next((line for line in reversed(lines) if line.startswith("File ")), "")
+    return ", ".join(part for part in (path and f"module {path!r}", line) if part) or f"node {node.name!r}"
+
+
+class Emitter:
+    """Emits Relax for one graph, node by node; :attr:`node` is the one being converted."""
+
+    def __init__(self, builder: relax.BlockBuilder, symbols: Symbols) -> None:
+        self.builder = builder
+        self.symbols = symbols
+        self.node: fx.Node = None  # type: ignore[assignment]  # set by convert
+        self.env: dict[fx.Node, Any] = {}
+        self._analyzer = arith.Analyzer()
+        self._made: dict[Hashable, Any] = {}
+
+    def convert(self, node: fx.Node, converter: Converter) -> None:
+        """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
+        self.node = node
+        self.env[node] = self._settle(converter(self, *self._arguments(node)), node.meta["val"])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the node's result."""
+        return dtype_name(self.node.meta["val"].dtype)
+
+    @property
+    def shape(self) -> list[Size]:
+        """The shape of the node's result."""
+        return self.sizes(self.node.meta["val"].shape)
+
+    def sizes(self, shape: Sequence[int | torch.SymInt]) -> list[Size]:
+        """A PyTorch shape in Relax's terms."""
+        return [self.symbols.size(size) for size in shape]
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Bind ``value`` to a variable; variables and constants stay as they are."""
+        return value if isinstance(value, relax.Var | relax.Constant) else self.builder.emit(value)
+
+    def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
+        """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
+        return self.builder.emit_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs or None)
+
+    def cast(self, x: relax.Expr, dtype: str) -> relax.Expr:
+        """``x`` in ``dtype``."""
+        return x if x.struct_info.dtype == dtype else self.emit(relax.op.astype(x, dtype))
+
+    def tensor(self, value: Any, dtype: str) -> relax.Expr:
+        """A tensor, Python number or symbolic number as a tensor of ``dtype``."""
+        if isinstance(value, relax.Expr) and not isinstance(value, relax.PrimValue):
+            return self.cast(value, dtype)
+        if isinstance(value, tirx.PrimExpr) and not isinstance(value, tirx.IntImm | tirx.FloatImm):
+            return self._scalar(value, dtype)
+        return relax.const(getattr(value, "value", value), dtype)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned when it was first called for ``key``: several nodes share what it emits."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def wide(self, x: relax.Expr) -> relax.Expr:
+        """``x`` in the precision that PyTorch accumulates it in: float32 for the 16-bit floating types."""
+        return self.cast(x, "float32") if x.struct_info.dtype in _LOW_PRECISION else x
+
+    def equal(self, left: Size, right: Size) -> bool:
+        """Whether two sizes are provably equal."""
+        if isinstance(left, int) and isinstance(right, int):
+            return left == right
+        return self._analyzer.can_prove_equal(left, right)
+
+    def has_shape(self, x: relax.Expr, shape: Sequence[Size]) -> bool:
+        """Whether ``x`` provably has ``shape``."""
+        found = x.struct_info.shape
+        if not isinstance(found, relax.ShapeExpr) or len(found.values) != len(shape):
+            return False
+        return all(map(self.equal, found.values, shape))
+
+    def promoted(self, left: int = 0, right: int = 1) -> str:
+        """The dtype that PyTorch brings two of the node's arguments to before it compares them."""
+        first, second = (_example(self.node.args[position]) for position in (left, right))
+        return dtype_name(torch.result_type(first, second))
+
+    def unsupported(self, reason: str) -> UnsupportedModelError:
+        """The error for a use of the node's operator that its converter cannot express."""
+        return UnsupportedModelError(f"{self.node.target} ({source_of(self.node)}): {reason}")
+
+    def resolve(self, argument: Any) -> Any:
+        """An argument of a node with every node in it replaced by its value."""
+        if isinstance(argument, fx.Node):
+            return self.env[argument]
+        if isinstance(argument, list | tuple):
+            return [self.resolve(item) for item in argument]
+        return argument
+
+    def _arguments(self, node: fx.Node) -> list[Any]:
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+        return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
+
+    def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Var:
+        variables = tirx.analysis.undefined_vars(value)
+
+        def compute(*parameters: tirx.Var) -> te.Tensor:
+            bound = tirx.stmt_functor.substitute(value, dict(zip(variables, parameters, strict=True)))
+            return te.compute((), lambda: bound.astype(dtype), name="scalar")
+
+        return self.builder.emit_te(compute, *variables, primfunc_name_hint="scalar")
+
+    def _settle(self, value: Any, expected: Any) -> Any:
+        if isinstance(expected, list | tuple):
+            if isinstance(value, relax.Expr):
+                value = [self.emit(relax.TupleGetItem(value, i)) for i in range(len(value.struct_info.fields))]
+            return [self._settle(v, e) for v, e in zip(value, expected, strict=True)]
+        if value is None or expected is None:
+            return None
+        value = self.emit(value)
+        found = value.struct_info
+        dtype, shape = dtype_name(expected.dtype), self.sizes(expected.shape)
+        if found.ndim not in (-1, len(shape)):
+            raise InternalError(
+                f"The converter of {self.node.target} ({source_of(self.node)}) made {found.ndim} dimensions "
+                f"where PyTorch has {len(shape)}. Please report this model."
+            )
+        value = self.cast(value, dtype)
+        if self.has_shape(value, shape):
+            return value
+        known = found.shape.values if isinstance(found.shape, relax.ShapeExpr) else shape
+        if any(isinstance(a, tirx.IntImm) and isinstance(b, int) and int(a) != b for a, b in zip(known, shape)):
+            raise InternalError(
+                f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
+                f"where PyTorch has {shape}. Please report this model."
+            )
+        return self.builder.match_cast(value, relax.TensorStructInfo(shape, dtype))
+
+
+def _example(argument: Any) -> Any:
+    """A stand-in with the dtype category of ``argument``: a (fake) tensor, or a Python number."""
+    value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    if isinstance(value, torch.SymInt):
+        return 1
+    return 1.0 if isinstance(value, torch.SymFloat) else value

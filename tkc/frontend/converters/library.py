@@ -1,0 +1,41 @@
+"""Operators that Apache TVM's own importer converts: convolutions, pooling, resampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from tkc.frontend.converters.emitter import Converter, Emitter
+
+
+def _imported(name: str) -> Converter:
+    """The importer's converter of ``name``, which reads the node itself."""
+
+    def convert(b: Emitter, *_: Any) -> Any:
+        importer = b.once("library", ExportedProgramImporter)
+        importer.block_builder, importer.env = b.builder, b.env
+        return importer.convert_map[name](b.node)
+
+    return convert
+
+
+_NAMES = (
+    "convolution.default",
+    "_adaptive_avg_pool1d.default",
+    "_adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool3d.default",
+    "adaptive_avg_pool1d.default",
+    "avg_pool1d.default",
+    "avg_pool2d.default",
+    "avg_pool3d.default",
+    "max_pool2d_with_indices.default",
+    "max_pool3d_with_indices.default",
+    "pixel_shuffle.default",
+    "upsample_bilinear2d.vec",
+    "upsample_nearest2d.vec",
+    "upsample_bicubic2d.vec",
+    "grid_sampler_2d.default",
+)
+
+CONVERTERS: dict[str, Converter] = {f"aten.{name}": _imported(name) for name in _NAMES}

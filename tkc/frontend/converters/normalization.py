@@ -1,0 +1,104 @@
+"""Normalization layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tvm import relax
+from tvm.relax import op
+
+from tkc.frontend.converters.emitter import Converter, Emitter
+
+
+def layer_norm(
+    b: Emitter,
+    x: relax.Expr,
+    normalized_shape: list[int],
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    eps: float,
+    *_: Any,
+) -> relax.Expr:
+    """Layer normalization over the last dimensions."""
+    dtype = x.struct_info.dtype
+    weight = b.emit(op.ones(normalized_shape, dtype)) if weight is None else weight
+    bias = b.emit(op.zeros(normalized_shape, dtype)) if bias is None else bias
+    axes = list(range(-len(normalized_shape), 0))
+    return op.nn.layer_norm(x, weight, bias, axes=axes, epsilon=eps)
+
+
+def rms_norm(
+    b: Emitter, x: relax.Expr, normalized_shape: list[int], weight: relax.Expr | None, eps: float | None
+) -> relax.Expr:
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimensions, in float32 for the 16-bit types."""
+    wide = b.wide(x)
+    dtype = wide.struct_info.dtype
+    axes = list(range(-len(normalized_shape), 0))
+    square = b.emit(op.mean(op.multiply(wide, wide), axes, keepdims=True))
+    if eps is None:
+        eps = _EPSILON[x.struct_info.dtype]
+    normalized = b.emit(op.multiply(wide, op.rsqrt(op.add(square, relax.const(eps, dtype)))))
+    return normalized if weight is None else op.multiply(normalized, b.cast(weight, dtype))
+
+
+_EPSILON = {name: torch.finfo(getattr(torch, name)).eps for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+def batch_norm(
+    b: Emitter,
+    x: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    mean: relax.Expr,
+    variance: relax.Expr,
+    momentum: float,
+    eps: float,
+) -> list[relax.Expr | None]:
+    """Batch normalization by the running statistics, for inference."""
+    dtype = x.struct_info.dtype
+    channels = [1, x.struct_info.shape[1], *[1] * (x.struct_info.ndim - 2)]
+
+    def along(parameter: relax.Expr) -> relax.Expr:
+        return b.emit(op.reshape(b.cast(parameter, "float32" if dtype != "float64" else dtype), channels))
+
+    wide = b.wide(x)
+    deviation = b.emit(op.rsqrt(op.add(along(variance), relax.const(eps, wide.struct_info.dtype))))
+    scale = deviation if weight is None else b.emit(op.multiply(deviation, along(weight)))
+    out = b.emit(op.multiply(op.subtract(wide, along(mean)), scale))
+    return [out if bias is None else op.add(out, along(bias)), None, None]
+
+
+def group_norm(
+    b: Emitter,
+    x: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    batch: Any,
+    channels: Any,
+    inner: Any,
+    groups: int,
+    eps: float,
+) -> list[relax.Expr | None]:
+    """Group normalization, in float32 for the 16-bit types."""
+    wide = b.wide(x)
+    dtype, shape = wide.struct_info.dtype, list(x.struct_info.shape)
+    grouped = b.emit(op.reshape(wide, [shape[0], groups, -1]))
+    centered = b.emit(op.subtract(grouped, op.mean(grouped, [2], keepdims=True)))
+    square = b.emit(op.mean(op.multiply(centered, centered), [2], keepdims=True))
+    normalized = b.emit(op.multiply(centered, op.rsqrt(op.add(square, relax.const(eps, dtype)))))
+    out = b.emit(op.reshape(normalized, shape))
+    along = [1, shape[1], *[1] * (len(shape) - 2)]
+    if weight is not None:
+        out = b.emit(op.multiply(out, op.reshape(b.cast(weight, dtype), along)))
+    if bias is not None:
+        out = b.emit(op.add(out, op.reshape(b.cast(bias, dtype), along)))
+    return [out, None, None]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "aten.layer_norm.default": layer_norm,
+    "aten.rms_norm.default": rms_norm,
+    "aten._native_batch_norm_legit_no_training.default": batch_norm,
+    "aten.native_group_norm.default": group_norm,
+}

@@ -1,0 +1,42 @@
+"""Operators that order elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+from tvm.relax import op
+
+from tkc.frontend.converters.emitter import Converter, Emitter
+
+
+def sort(b: Emitter, x: relax.Expr, dim: int = -1, descending: bool = False) -> list[relax.Expr]:
+    """The sorted values and where they came from, as ``argsort`` and ``gather_elements``."""
+    order = argsort(b, x, dim, descending)
+    return [b.emit(op.gather_elements(x, order, dim % x.struct_info.ndim)), order]
+
+
+def sort_stable(b: Emitter, x: relax.Expr, _: Any, dim: int = -1, descending: bool = False) -> list[relax.Expr]:
+    """As :func:`sort`, whose lowering keeps equal elements in order."""
+    return sort(b, x, dim, descending)
+
+
+def argsort(b: Emitter, x: relax.Expr, dim: int = -1, descending: bool = False) -> relax.Expr:
+    """The order that sorts ``x`` along ``dim``."""
+    return b.emit(op.argsort(x, dim % x.struct_info.ndim, descending, "int64"))
+
+
+def topk(b: Emitter, x: relax.Expr, k: int, dim: int = -1, largest: bool = True, _: bool = True) -> list[relax.Expr]:
+    """The ``k`` largest (or smallest) elements along ``dim``, always sorted, and their positions."""
+    if not isinstance(k, int):
+        raise b.unsupported("a number of elements that depends on sizes is not supported. Give k as a number.")
+    pair = b.emit(op.topk(x, k, dim % x.struct_info.ndim, "both", largest, "int64"))
+    return [b.emit(relax.TupleGetItem(pair, i)) for i in range(2)]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "aten.sort.default": sort,
+    "aten.sort.stable": sort_stable,
+    "aten.argsort.default": argsort,
+    "aten.topk.default": topk,
+}

@@ -1,0 +1,89 @@
+"""PyTorch's symbolic sizes as TVM expressions."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+
+import sympy
+import torch
+from tvm import tirx
+
+from tkc.errors import UnsupportedModelError
+
+Size = int | tirx.PrimExpr
+"""A size: known, or an expression over the model's symbolic sizes (int64)."""
+
+
+def _real(value: Size | float) -> tirx.PrimExpr:
+    return tirx.Cast("float64", tirx.convert(value))
+
+
+def _floor(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tirx.Cast("int64", tirx.floor(value))
+
+
+def _power(base: Size, exponent: Size) -> Size:
+    if isinstance(exponent, int) and exponent >= 0:
+        return functools.reduce(operator.mul, [base] * exponent, 1)
+    return tirx.pow(_real(base), _real(exponent))
+
+
+_FUNCTIONS: dict[str, Callable[..., Size]] = {
+    "Add": lambda *terms: functools.reduce(operator.add, terms),
+    "Mul": lambda *factors: functools.reduce(operator.mul, factors),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloatPow": _power,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: (a + b - 1) // b,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
+    "Max": lambda *values: functools.reduce(tirx.max, values),
+    "Min": lambda *values: functools.reduce(tirx.min, values),
+    "ToFloat": _real,
+    "IntTrueDiv": lambda a, b: _real(a) / _real(b),
+    "FloatTrueDiv": lambda a, b: _real(a) / _real(b),
+    "OpaqueUnaryFn_sqrt": lambda a: tirx.sqrt(_real(a)),
+    "FloorToInt": _floor,
+    "floor": _floor,
+    "CeilToInt": lambda a: tirx.Cast("int64", tirx.ceil(a)),
+    "TruncToInt": lambda a: tirx.Cast("int64", tirx.trunc(a)),
+    "RoundToInt": lambda a: tirx.Cast("int64", tirx.nearbyint(a)),
+}
+
+
+class Symbols:
+    """The TVM expression of each sympy symbol; a symbol that is met for the first time (the size of a result that
+    depends on data) gets a variable of its own name."""
+
+    def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr]) -> None:
+        self._known = dict(known)
+
+    def size(self, value: int | float | torch.SymInt | torch.SymFloat) -> Size:
+        """The expression of a size, or of a number computed from sizes."""
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return self.expression(value.node.expr)
+        return value
+
+    def expression(self, value: sympy.Expr) -> Size:
+        """The TVM expression of a sympy one.
+
+        Raises UnsupportedModelError where it uses a function that TVM has no counterpart of.
+        """
+        if isinstance(value, sympy.Integer):
+            return int(value)
+        if isinstance(value, sympy.Number):
+            return float(value)
+        if isinstance(value, sympy.Symbol):
+            return self._known.setdefault(value, tirx.SizeVar(value.name, "int64"))
+        function = _FUNCTIONS.get(type(value).__name__)
+        if function is None:
+            raise UnsupportedModelError(
+                f"The model has a size {value}, whose function {type(value).__name__} TKC cannot express. "
+                "Compute the size from sums, products, quotients, remainders, minima and maxima."
+            )
+        return function(*map(self.expression, value.args))

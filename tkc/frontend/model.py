@@ -1,0 +1,71 @@
+"""What a frontend returns: the Relax module of a model, its weights, and the signature a caller sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils._pytree import TreeSpec
+    from tvm import IRModule
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One flattened input or output. A ``str`` dimension is symbolic; its bounds stand in :attr:`Signature.sizes`."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """The inclusive bounds of a symbolic size; ``maximum`` is ``None`` where there is none."""
+
+    minimum: int = 1
+    maximum: int | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A leaf of the call that was fixed when the model was exported (``use_cache=False``); a call must pass it unchanged."""
+
+    name: str
+    value: bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a compiled model is called.
+
+    ``leaves`` are the flattened arguments in order: tensors, which the compiled function takes, and constants,
+    which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
+    them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
+    tensor) out, as ONNX has it.
+    """
+
+    leaves: tuple[TensorSpec | Constant, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: Mapping[str, SizeRange]
+    in_spec: str | None = None
+    out_spec: str | None = None
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))
+
+
+@dataclass
+class ImportedModel:
+    """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order, and returns a
+    tuple of the signature's outputs. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live
+    form of ``signature.out_spec``, which may name classes that cannot be written down.
+    """
+
+    module: IRModule
+    parameters: dict[str, torch.Tensor]
+    signature: Signature
+    out_spec: TreeSpec | None = None

@@ -1,0 +1,310 @@
+"""Walks an ONNX graph node by node and builds the Relax function that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from tvm import relax, tirx
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tkc.errors import Error, UnsupportedModelError
+from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, fold, pack_sizes
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+MICROSOFT_DOMAIN = "com.microsoft"
+
+# Names in Apache TVM's converter table, which knows no domains, that are ONNX Runtime's operators.
+_MICROSOFT_CONVERTERS = frozenset(
+    {"AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization"}
+)  # fmt: skip
+
+
+def stock_converters(domain: str) -> Mapping[str, type[onnx_frontend.OnnxOpConverter]]:
+    """Apache TVM's converters of one operator domain."""
+    table = onnx_frontend._get_convert_map()
+    if domain == MICROSOFT_DOMAIN:
+        return {name: table[name] for name in _MICROSOFT_CONVERTERS}
+    if domain in STANDARD_DOMAINS:
+        return {name: converter for name, converter in table.items() if name not in _MICROSOFT_CONVERTERS}
+    return {}
+
+
+class ConversionError(Exception):
+    """What a node needs that its converter does not offer, as a clause that follows the node's name."""
+
+
+@dataclass
+class Value:
+    """A value of the graph: a Relax expression, or one that is known at import and becomes an expression when asked for."""
+
+    known: Known | None = None
+    expression: relax.Expr | None = None
+    weight: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as its converter sees it."""
+
+    proto: onnx.NodeProto
+    opset: int
+    attributes: Mapping[str, Any]
+    inputs: Sequence[Value | None]
+    builder: relax.BlockBuilder
+    algebra: SizeAlgebra
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute as Python value, strings decoded."""
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def has(self, position: int) -> bool:
+        """Whether the input is given."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def wants(self, position: int) -> bool:
+        """Whether the graph uses this output."""
+        return position < len(self.proto.output) and bool(self.proto.output[position])
+
+    def tensor(self, position: int) -> relax.Expr:
+        """An input as Relax expression."""
+        if not self.has(position):
+            raise ConversionError(f"lacks input {position}")
+        return expression_of(self.inputs[position], self.builder)
+
+    def sizes(self, position: int) -> list[Size] | None:
+        """The elements of an integer input, symbolic ones included; ``None`` where only the running model knows them."""
+        value = self.inputs[position] if self.has(position) else None
+        if value is None:
+            return None
+        if value.known is not None:
+            return value.known.sizes
+        return None if value.weight is None else value.weight.ravel().tolist()
+
+    def constant(self, position: int, what: str) -> np.ndarray | None:
+        """The numbers of an input, ``None`` where it is left out; ``what`` names it in the error where it is no constant."""
+        if not self.has(position):
+            return None
+        value = self.inputs[position]
+        if value.weight is not None:
+            return value.weight
+        if value.known is None or value.known.symbolic:
+            raise ConversionError(f"needs {what} to be a constant")
+        return value.known.values
+
+    def axes(self, position: int) -> list[int] | None:
+        """The axes, given by attribute ``axes`` or by an input, as they stand; ``None`` where neither is given."""
+        if "axes" in self.attributes:
+            return list(self.attributes["axes"])
+        axes = self.constant(position, "its axes")
+        return None if axes is None else axes.ravel().tolist()
+
+    def shape(self, position: int) -> list[Size]:
+        """The sizes of an input."""
+        return shape_of(self.tensor(position), self.algebra)
+
+    def rank(self, position: int) -> int:
+        """The number of dimensions of an input."""
+        rank = self.tensor(position).struct_info.ndim
+        if rank < 0:
+            raise ConversionError(f"needs the number of dimensions of input {position} ({self.proto.input[position]})")
+        return rank
+
+    def dtype(self, position: int) -> str:
+        """The element type of an input."""
+        return self.tensor(position).struct_info.dtype
+
+    def emit(self, expression: relax.Expr) -> relax.Var:
+        """Bind an expression to a variable of its own."""
+        return self.builder.emit(expression)
+
+    def run_time_sizes(self, tensor: relax.Expr, count: int) -> list[tirx.Var]:
+        """New symbolic sizes that stand for the elements of an int64 vector computed by the model."""
+        shape = self.emit(relax.op.tensor_to_shape(tensor))
+        sizes = [tirx.Var(f"{_identifier(self.proto.output[0])}_{axis}", "int64") for axis in range(count)]
+        for size in sizes:
+            self.algebra.declare(size, 0)
+        self.builder.match_cast(shape, relax.ShapeStructInfo(sizes))
+        return sizes
+
+    def stock(self) -> relax.Expr:
+        """What Apache TVM's own converter makes of the node."""
+        converter = stock_converters(self.proto.domain).get(self.proto.op_type)
+        if converter is None:
+            raise ConversionError("has no converter for these inputs")
+        inputs = onnx_frontend.onnx_input([self.tensor(i) if self.has(i) else None for i in range(len(self.inputs))])
+        weights = {
+            value.expression.name_hint: (value.expression, value.weight)
+            for value in self.inputs
+            if value is not None and value.weight is not None
+        }
+        custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
+        attributes = {**self.attributes, "tvm_custom": custom}
+        return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, weights])
+
+
+def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
+    """The sizes of a tensor, Python integers where they are fixed."""
+    shape = tensor.struct_info.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        raise ConversionError("works on a tensor whose shape depends on the data")
+    return [algebra.simplify(size) for size in shape.values]
+
+
+def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
+    """The Relax expression of a value."""
+    if value.expression is None:
+        known = value.known
+        value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values)
+    return value.expression
+
+
+def _size_tensor(known: Known, builder: relax.BlockBuilder) -> relax.Expr:
+    """A tensor of symbolic sizes, each computed on the device as a range of one number."""
+    parts = [relax.op.arange(size, size + 1, 1, known.dtype) for size in known.sizes]
+    vector = builder.emit(relax.op.concat([builder.emit(part) for part in parts]) if len(parts) > 1 else parts[0])
+    return vector if known.values.ndim == 1 else builder.emit(relax.op.reshape(vector, known.values.shape))
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name) or "size"
+
+
+@dataclass
+class GraphImporter:
+    """Builds Relax from the nodes of a graph, in the block that ``builder`` has open."""
+
+    builder: relax.BlockBuilder
+    opsets: Mapping[str, int]
+    converters: Mapping[tuple[str, str], Any]
+    algebra: SizeAlgebra
+    values: dict[str, Value] = field(default_factory=dict)
+
+    def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Import nodes in order. Raises :class:`tkc.errors.UnsupportedModelError` naming the node that has no conversion."""
+        for node in nodes:
+            try:
+                self._add_node(node)
+            except Error:
+                raise
+            except ConversionError as error:
+                raise UnsupportedModelError(f"{describe(node)} {error}.") from error
+            except Exception as error:  # whatever a converter of Apache TVM raises, it is about this node
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                raise UnsupportedModelError(f"{describe(node)} cannot be converted: {reason[-1].strip()}") from error
+
+    def tensor(self, name: str) -> relax.Expr:
+        """A value of the graph as Relax expression."""
+        return expression_of(self.values[name], self.builder)
+
+    def _add_node(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
+            self._add_if(node)
+            return
+        inputs = [self.values[name] if name else None for name in node.input]
+        opset = self.opsets.get(node.domain, 1)
+        outputs = self._known_outputs(node, opset, inputs)
+        if outputs is None:
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            context = Node(node, opset, attributes, inputs, self.builder, self.algebra)
+            converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
+            outputs = self._values(node, converter(context))
+        self.values.update(zip(filter(None, node.output), outputs, strict=True))
+
+    def _known_outputs(
+        self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
+    ) -> Sequence[Value] | None:
+        if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS:
+            known = self._shape_arithmetic(node, inputs[0])
+        elif all(value is None or value.known is not None for value in inputs):
+            known = fold(node, opset, [None if value is None else value.known for value in inputs], self.algebra)
+        else:
+            known = None
+        return None if known is None else [Value(output) for output in known]
+
+    def _shape_arithmetic(self, node: onnx.NodeProto, value: Value) -> tuple[Known, ...] | None:
+        tensor = expression_of(value, self.builder)
+        if not isinstance(tensor.struct_info, relax.TensorStructInfo) or not isinstance(
+            tensor.struct_info.shape, relax.ShapeExpr
+        ):
+            return None
+        shape = shape_of(tensor, self.algebra)
+        if node.op_type == "Size":
+            size = pack_sizes([self.algebra.product(shape)])
+            return (Known(size.values.reshape(()), size.dtype),)
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        return (pack_sizes(shape[attributes.get("start", 0) : attributes.get("end", len(shape))]),)
+
+    def _values(self, node: onnx.NodeProto, result: relax.Expr | Sequence[relax.Expr]) -> list[Value]:
+        """The values of a node's named outputs, each expression bound once so that every use shares it."""
+        if isinstance(result, relax.ShapeExpr):
+            return [Value(pack_sizes([self.algebra.simplify(size) for size in result.values]))]
+        if isinstance(result, relax.PrimValue):
+            size = pack_sizes([self.algebra.simplify(result.value)])
+            return [Value(Known(size.values.reshape(()), size.dtype))]
+        if isinstance(result, relax.Tuple | tuple | list):
+            fields = list(result)
+        else:
+            result = self.builder.emit(result)
+            unpacks = isinstance(result.struct_info, relax.TupleStructInfo) and not _makes_sequence(node)
+            fields = (
+                [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
+            )
+        if len(fields) < len(node.output):
+            raise ConversionError(f"has {len(node.output)} outputs, of which only {len(fields)} can be computed")
+        named = (field for name, field in zip(node.output, fields, strict=False) if name)
+        return [Value(expression=self.builder.emit(expression)) for expression in named]
+
+    def _add_if(self, node: onnx.NodeProto) -> None:
+        branches = {a.name: a.g for a in node.attribute}
+        condition = self.values[node.input[0]]
+        if condition.known is not None:
+            chosen = branches["then_branch" if condition.known.values.item() else "else_branch"]
+            outputs = self._add_subgraph(chosen)
+        else:
+            test = expression_of(condition, self.builder)
+            if test.struct_info.ndim != 0:
+                test = self.builder.emit(relax.op.reshape(test, ()))
+            choice = self.builder.emit(
+                relax.If(test, self._branch(branches["then_branch"]), self._branch(branches["else_branch"]))
+            )
+            fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
+            outputs = [Value(expression=expression) for expression in fields]
+        self.values.update(zip(node.output, outputs, strict=True))
+
+    def _branch(self, graph: onnx.GraphProto) -> relax.SeqExpr:
+        """A branch whose bindings run only when it is taken."""
+        self.builder.begin_scope()
+        self.builder._begin_binding_block()
+        results = [expression_of(value, self.builder) for value in self._add_subgraph(graph)]
+        result = self.builder.emit(relax.Tuple(results))
+        block = self.builder._end_block()
+        self.builder.end_scope()
+        return relax.SeqExpr([block], result)
+
+    def _add_subgraph(self, graph: onnx.GraphProto) -> list[Value]:
+        """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, dict(self.values))
+        for tensor in graph.initializer:
+            inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
+        inner.add_nodes(graph.node)
+        return [inner.values[output.name] for output in graph.output]
+
+
+def _makes_sequence(node: onnx.NodeProto) -> bool:
+    return "Sequence" in node.op_type or node.op_type.startswith("Optional")
+
+
+def _plain_domain(domain: str) -> str:
+    return "" if domain in STANDARD_DOMAINS else domain
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """A node's operator, domain and name, as errors give them."""
+    operator = f"{node.domain}.{node.op_type}" if node.domain not in STANDARD_DOMAINS else node.op_type
+    name = node.name or next(filter(None, node.output), "")
+    return f"ONNX node {name!r} ({operator})"

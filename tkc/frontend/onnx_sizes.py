@@ -1,0 +1,274 @@
+"""Values of an ONNX graph known while it is imported: constants, and arithmetic on symbolic sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.reference
+from tvm import arith, tirx
+
+Size = int | tirx.PrimExpr
+
+# Beyond this a result is computed at run time: folding would only make the compiled model larger.
+FOLDED_ELEMENTS = 1 << 16
+
+_UNFOLDABLE = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
+_UNFOLDABLE_KINDS = "OSU"  # objects and strings have no tensor type in Relax
+
+
+class UndecidedError(Exception):
+    """A comparison or quotient of sizes that holds for some of their values only."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor known at import. ``values`` has ``dtype``, or is an object array of sizes (integers and expressions)."""
+
+    values: np.ndarray
+    dtype: str
+
+    @classmethod
+    def constant(cls, values: np.ndarray) -> Known:
+        """A tensor of plain numbers."""
+        return cls(values, str(values.dtype))
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether some element is an expression."""
+        return self.values.dtype == object
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The elements in row-major order, as Python integers and expressions."""
+        return self.values.ravel().tolist()
+
+
+class SizeAlgebra:
+    """Arithmetic on sizes, given the bounds of their symbolic variables."""
+
+    def __init__(self) -> None:
+        self._analyzer = arith.Analyzer()
+
+    def declare(self, size: tirx.Var, minimum: int, maximum: int | None = None) -> None:
+        """Bound a symbolic variable, inclusively."""
+        upper = arith.ConstIntBound.POS_INF if maximum is None else maximum
+        self._analyzer.update(size, arith.ConstIntBound(minimum, upper))
+
+    def simplify(self, size: Size) -> Size:
+        """The simplest equal expression, a Python integer where the value is fixed."""
+        if isinstance(size, int):
+            return size
+        simple = self._analyzer.simplify(size)
+        return int(simple) if isinstance(simple, tirx.IntImm) else simple
+
+    def holds(self, condition: tirx.PrimExpr | bool) -> bool:
+        """Whether a condition is true of all sizes, or false of all.
+
+        Raises :class:`UndecidedError` where it is neither.
+        """
+        if isinstance(condition, bool):
+            return condition
+        if self._analyzer.can_prove(condition):
+            return True
+        if self._analyzer.can_prove(tirx.Not(condition)):
+            return False
+        raise UndecidedError(f"{condition} depends on the sizes")
+
+    def equal(self, left: Size, right: Size) -> bool:
+        """Whether two sizes are provably equal; raises :class:`UndecidedError` where that depends on the sizes."""
+        difference = self.simplify(left - right)
+        return (
+            difference == 0 if isinstance(difference, int) else self.holds(tirx.EQ(difference, tirx.const(0, "int64")))
+        )
+
+    def minimum(self, left: Size, right: Size) -> Size:
+        """The smaller of two sizes."""
+        return self.simplify(min(left, right) if _plain(left, right) else tirx.min(left, right))
+
+    def maximum(self, left: Size, right: Size) -> Size:
+        """The larger of two sizes."""
+        return self.simplify(max(left, right) if _plain(left, right) else tirx.max(left, right))
+
+    def divide(self, left: Size, right: Size) -> Size:
+        """The quotient of two sizes, neither of them negative; raises :class:`UndecidedError` where one may be."""
+        if not (self.holds(left >= 0) and self.holds(right > 0)):
+            raise UndecidedError(f"{left} / {right} may round either way")
+        return self.simplify(left // right)
+
+    def remainder(self, left: Size, right: Size) -> Size:
+        """What :meth:`divide` leaves."""
+        return self.simplify(left - self.divide(left, right) * right)
+
+    def product(self, sizes: Sequence[Size]) -> Size:
+        """The product of sizes; one for none."""
+        return self.simplify(math.prod(sizes, start=1))
+
+
+def fold(
+    node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None], algebra: SizeAlgebra
+) -> tuple[Known, ...] | None:
+    """The outputs of ``node`` where they follow from its known ``inputs`` (``None``: an input left out); else ``None``."""
+    if node.domain not in ("", "ai.onnx") or node.op_type in _UNFOLDABLE:
+        return None
+    if any(attribute.HasField("g") for attribute in node.attribute):
+        return None
+    try:
+        if not any(known is not None and known.symbolic for known in inputs):
+            return _fold_constants(node, opset, inputs)
+        if node.op_type in _MOVERS:
+            return _fold_moves(node, opset, inputs)
+        if node.op_type in _ELEMENTWISE:
+            return _fold_elementwise(node, inputs, algebra)
+        if node.op_type in _REDUCTIONS:
+            return _fold_reduction(node, inputs, algebra)
+        if node.op_type == "Cast":
+            return _fold_cast(node, inputs)
+    except UndecidedError:
+        return None
+    return None
+
+
+def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    arrays = [None if known is None else known.values for known in inputs]
+    if sum(array.size for array in arrays if array is not None) > FOLDED_ELEMENTS:
+        return None
+    if node.op_type in _FILLERS and _FILLERS[node.op_type](*arrays) > FOLDED_ELEMENTS:
+        return None
+    results = _evaluate(node, opset, arrays)
+    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+        return None
+    outputs = [np.asarray(result) for result in results]
+    if any(output.dtype.kind in _UNFOLDABLE_KINDS or output.size > FOLDED_ELEMENTS for output in outputs):
+        return None
+    return tuple(Known.constant(output) for output in outputs)
+
+
+def _evaluate(node: onnx.NodeProto, opset: int, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """The outputs of one node by ONNX's own reference implementation."""
+    feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if array is not None}
+    imports = [onnx.helper.make_opsetid("", opset)]
+    names = [name for name in node.output if name]
+    function = onnx.helper.make_function("tkc.fold", "fold", list(feeds), names, [node], imports)
+    return onnx.reference.ReferenceEvaluator(function).run(names, feeds)
+
+
+def _fold_moves(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    """Fold an operator that only moves elements, by moving their numbers in a list of all of them."""
+    elements: list[Size] = []
+    arrays: list[np.ndarray | None] = []
+    dtype = "int64"
+    for position, known in enumerate(inputs):
+        if known is None:
+            arrays.append(None)
+        elif _MOVERS[node.op_type](position):
+            arrays.append(np.arange(len(elements), len(elements) + known.values.size).reshape(known.values.shape))
+            elements += known.sizes
+            dtype = known.dtype
+        elif known.symbolic:
+            return None
+        else:
+            arrays.append(known.values)
+    moved = _evaluate(node, opset, arrays)
+    return tuple(
+        _pack([elements[i] for i in indices.ravel()], indices.shape, dtype) for indices in map(np.asarray, moved)
+    )
+
+
+def _fold_elementwise(node: onnx.NodeProto, inputs: Sequence[Known | None], algebra: SizeAlgebra) -> tuple[Known, ...]:
+    function = _ELEMENTWISE[node.op_type]
+    operands = [known for known in inputs if known is not None]
+    arrays = np.broadcast_arrays(*(known.values.astype(object) for known in operands))
+    rows = zip(*(array.ravel().tolist() for array in arrays), strict=True)
+    results = [functools.reduce(functools.partial(function, algebra), row[1:], row[0]) for row in rows]
+    if node.op_type in _COMPARISONS:
+        return (Known.constant(np.array(results, dtype=bool).reshape(arrays[0].shape)),)
+    return (_pack(results, arrays[0].shape, operands[0].dtype),)
+
+
+def _fold_reduction(
+    node: onnx.NodeProto, inputs: Sequence[Known | None], algebra: SizeAlgebra
+) -> tuple[Known, ...] | None:
+    """Fold the reduction of a whole vector; sizes come in no other shape."""
+    known = inputs[0]
+    if known is None or known.values.ndim != 1:
+        return None
+    keep = next((attribute.i for attribute in node.attribute if attribute.name == "keepdims"), 1)
+    result = functools.reduce(functools.partial(_REDUCTIONS[node.op_type], algebra), known.sizes)
+    return (_pack([result], (1,) if keep else (), known.dtype),)
+
+
+def _fold_cast(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.helper.get_node_attr_value(node, "to")))
+    known = inputs[0]
+    if known is None or target not in (np.int32, np.int64):
+        return None
+    return (Known(known.values, str(target)),)
+
+
+def pack_sizes(sizes: Sequence[Size]) -> Known:
+    """A vector of sizes."""
+    return _pack(list(sizes), (len(sizes),), "int64")
+
+
+def _pack(elements: list[Size], shape: tuple[int, ...], dtype: str) -> Known:
+    """A known tensor of sizes, of plain integers where all of them are."""
+    if all(isinstance(element, int) for element in elements):
+        return Known(np.array(elements, dtype=dtype).reshape(shape), dtype)
+    values = np.empty(len(elements), dtype=object)
+    values[:] = elements
+    return Known(values.reshape(shape), dtype)
+
+
+def _plain(left: Size, right: Size) -> bool:
+    return isinstance(left, int) and isinstance(right, int)
+
+
+_COMPARISONS: dict[str, Callable[[SizeAlgebra, Size, Size], bool]] = {
+    "Equal": SizeAlgebra.equal,
+    "Less": lambda algebra, left, right: algebra.holds(left < right),
+    "LessOrEqual": lambda algebra, left, right: algebra.holds(left <= right),
+    "Greater": lambda algebra, left, right: algebra.holds(left > right),
+    "GreaterOrEqual": lambda algebra, left, right: algebra.holds(left >= right),
+}
+
+_ELEMENTWISE: dict[str, Callable[[SizeAlgebra, Size, Size], Size]] = {
+    **_COMPARISONS,
+    "Add": lambda algebra, left, right: algebra.simplify(left + right),
+    "Sub": lambda algebra, left, right: algebra.simplify(left - right),
+    "Mul": lambda algebra, left, right: algebra.simplify(left * right),
+    "Div": SizeAlgebra.divide,
+    "Mod": SizeAlgebra.remainder,
+    "Min": SizeAlgebra.minimum,
+    "Max": SizeAlgebra.maximum,
+}
+
+_REDUCTIONS: dict[str, Callable[[SizeAlgebra, Size, Size], Size]] = {
+    "ReduceProd": _ELEMENTWISE["Mul"],
+    "ReduceSum": _ELEMENTWISE["Add"],
+    "ReduceMax": SizeAlgebra.maximum,
+    "ReduceMin": SizeAlgebra.minimum,
+}
+
+# Operators that move elements without looking at them, with the positions of the inputs whose elements they move.
+_MOVERS: dict[str, Callable[[int], bool]] = {
+    **dict.fromkeys(
+        ("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split", "Squeeze",
+         "Tile", "Transpose", "Unsqueeze"),
+        lambda position: position == 0,
+    ),
+    "Concat": lambda position: True,
+    "Where": lambda position: position > 0,
+}  # fmt: skip
+
+# Operators whose output can be far larger than their inputs, with its number of elements.
+_FILLERS: dict[str, Callable[..., float]] = {
+    "ConstantOfShape": lambda shape: math.prod(shape.tolist()),
+    "Expand": lambda data, shape: data.size * math.prod(shape.tolist()),
+    "Range": lambda start, limit, delta: abs(float(limit - start) / float(delta)) if delta else 0,
+    "Tile": lambda data, repeats, *_: data.size * math.prod(repeats.ravel().tolist()),
+}

@@ -1,0 +1,113 @@
+"""The whole compiler in one screen: the stages a model goes through, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import IRModule, relax
+from tvm.relax import transform
+
+from tkc.kernels import Target
+from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.rules import RULES
+from tkc.passes.substitute_kernels import Choice, SubstituteKernels, SubstitutionReport
+from tkc.report import Stage
+from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+
+Observer = Callable[[str], None]
+"""Is told the name of each stage as it begins."""
+
+
+@dataclass(frozen=True)
+class PassStage:
+    """Passes that belong together, under the name that reports, progress and dumps use."""
+
+    name: str
+    passes: tuple[tvm.transform.Pass, ...]
+
+
+def substitution_stages(target: Target, kernels: Choice, report: SubstitutionReport) -> list[PassStage]:
+    """From the imported model to one in which the rules' subgraphs are kernel calls."""
+    return [
+        # Forms that mean the same become one form, so that few patterns find many graphs.
+        PassStage("canonicalize", (Canonicalize(),)),
+        # Each rule's subgraph becomes a call_tir to a function that calls a kernel library.
+        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES),)),
+    ]
+
+
+def generation_stages(
+    target: Target, tvm_target: tvm.target.Target, database: Any, scheduled: list[ScheduledFunction]
+) -> list[PassStage]:
+    """From what substitution left to scheduled TensorIR functions."""
+    return [
+        # Operators become TensorIR functions, neighbours one function each.
+        PassStage(
+            "fuse",
+            (
+                relax.backend.DispatchSampling(),
+                relax.backend.DispatchSortScan(),
+                transform.LegalizeOps(),
+                transform.AnnotateTIROpPattern(),
+                transform.FoldConstant(),
+                transform.FuseOps(),
+                transform.FuseTIR(),
+                transform.DeadCodeElimination(),
+            ),
+        ),
+        # Every function gets a schedule: the database's, a rule's, or the fallback's.
+        PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
+        # The graph becomes a program for Relax's virtual machine, with its memory planned.
+        PassStage(
+            "lower",
+            (
+                transform.RewriteDataflowReshape(),
+                transform.ToNonDataflow(),
+                transform.RemovePurityChecking(),
+                transform.CallTIRRewrite(),
+                transform.StaticPlanBlockMemory(),
+                transform.LowerAllocTensor(),
+                transform.KillAfterLastUse(),
+                transform.LowerRuntimeBuiltin(),
+                transform.ComputePrimValue(),
+                transform.VMShapeLower(),
+                transform.AttachGlobalSymbol(),
+            ),
+        ),
+    ]
+
+
+class StageRunner:
+    """Runs stages, times them, tells an observer, and dumps the module between them if asked to."""
+
+    def __init__(self, observer: Observer | None = None, dump: Path | None = None) -> None:
+        self.stages: list[Stage] = []
+        self._observer = observer
+        self._dump = dump
+        if dump is not None:
+            dump.mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, work: Callable[[], Any]) -> Any:
+        """Do ``work`` as the stage ``name``; its result, which is dumped if it is a module."""
+        if self._observer is not None:
+            self._observer(name)
+        start = time.perf_counter()
+        result = work()
+        self.stages.append(Stage(name, time.perf_counter() - start))
+        if self._dump is not None and isinstance(result, IRModule):
+            path = self._dump / f"{len(self.stages):02d}_{name.replace(' ', '_')}.py"
+            path.write_text(result.script(show_meta=False))
+        return result
+
+    def run_passes(self, module: IRModule, stages: list[PassStage]) -> IRModule:
+        """``module`` after every stage, in order."""
+        for stage in stages:
+            module = self.run(
+                stage.name, lambda module=module, stage=stage: tvm.transform.Sequential(stage.passes)(module)
+            )
+        return module

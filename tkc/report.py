@@ -1,0 +1,140 @@
+"""What a compilation did: which kernels replaced what, what was refused and why, what schedules the rest, and how long it took."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One kernel in the model and how many places call it."""
+
+    rule: str
+    kernel: str
+    parameters: Mapping[str, Any]
+    configuration: Mapping[str, Any]
+    calls: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A subgraph a rule looked at and left alone."""
+
+    rule: str
+    variable: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A generated function and what scheduled it: ``database``, a rule's name, or ``fallback``."""
+
+    function: str
+    scheduled_by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The time of one stage of the compilation, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything above for one compilation; ``print`` it, or take :meth:`to_json`."""
+
+    target: str
+    kernels: str
+    uses: tuple[KernelUse, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    scheduled: tuple[Scheduled, ...] = ()
+    stages: tuple[Stage, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-ready values; :meth:`from_json` reads them back."""
+        return _ADAPTER.dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """The report that :meth:`to_json` wrote."""
+        return _ADAPTER.validate_python(data)
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [_kernels_table(self)]
+        if self.refused:
+            parts.append(_refused_table(self))
+        if self.scheduled:
+            parts.append(_scheduled_table(self))
+        if self.stages:
+            parts.append(_stages_table(self))
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140)
+        console.print(self)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def _kernels_table(report: Report) -> Table:
+    table = Table(title=f"Kernels for {report.target} (kernels={report.kernels!r})", title_justify="left")
+    for column in ("kernel", "rule", "calls", "parameters"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for use in report.uses:
+        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use.parameters))
+    if not report.uses:
+        table.add_row("none", "", "0", "")
+    return table
+
+
+def _parameters(parameters: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in parameters.items() if value not in (None, False))
+
+
+def _refused_table(report: Report) -> Table:
+    table = Table(title="Left to ordinary operators", title_justify="left")
+    for column in ("rule", "places", "first", "why"):
+        table.add_column(column, overflow="fold")
+    places = Counter((row.rule, row.reason) for row in report.refused)
+    first: dict[tuple[str, str], str] = {}
+    for row in report.refused:
+        first.setdefault((row.rule, row.reason), row.variable)
+    for (rule, reason), count in places.items():
+        table.add_row(rule, str(count), first[rule, reason], reason)
+    return table
+
+
+def _scheduled_table(report: Report) -> Table:
+    table = Table(title="Generated functions", title_justify="left")
+    for column in ("scheduled by", "functions", "names"):
+        table.add_column(column, overflow="fold")
+    names: dict[str, list[str]] = {}
+    for row in report.scheduled:
+        names.setdefault(row.scheduled_by, []).append(row.function)
+    for scheduler, functions in names.items():
+        shown = ", ".join(functions[:4]) + (f", … {len(functions) - 4} more" if len(functions) > 4 else "")
+        table.add_row(scheduler, str(len(functions)), shown)
+    return table
+
+
+def _stages_table(report: Report) -> Table:
+    table = Table(title="Stages", title_justify="left")
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    for stage in report.stages:
+        table.add_row(stage.name, f"{stage.seconds:.2f}")
+    table.add_row("total", f"{sum(stage.seconds for stage in report.stages):.2f}", style="bold")
+    return table
+
+
+_ADAPTER = TypeAdapter(Report)

@@ -1,0 +1,44 @@
+"""Tensors of any kind in, tensors of the same kind out, without copies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from tkc.errors import InputError
+
+FromTorch = Callable[[torch.Tensor], Any]
+
+
+def to_torch(value: Any, name: str) -> torch.Tensor:
+    """``value`` as a torch tensor that shares its memory; :class:`InputError` if it is no tensor."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if hasattr(value, "__dlpack__"):
+        return torch.from_dlpack(value)
+    raise InputError(f"input '{name}' is a {type(value).__name__}; give a torch, numpy or DLPack tensor")
+
+
+def from_torch_as(value: Any) -> FromTorch:
+    """How to turn results into the kind of tensor that the input ``value`` is."""
+    if isinstance(value, torch.Tensor):
+        return from_torch
+    if isinstance(value, np.ndarray):
+        return _to_numpy
+    library = sys.modules.get(type(value).__module__.partition(".")[0])
+    return getattr(library, "from_dlpack", from_torch)
+
+
+def from_torch(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` itself."""
+    return tensor
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.numpy()
