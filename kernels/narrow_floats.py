@@ -1,5 +1,6 @@
 """bfloat16 and FP8 as integers, for TileLang's C target, which has no such types."""
 
+import struct
 from dataclasses import dataclass
 
 import tilelang.language as T
@@ -12,10 +13,11 @@ class _Format:
 
     mantissa_bits: int
     smallest_exponent: int  # of a normal number
+    largest: float
     nan: int = 0x7F
 
 
-_FP8 = {"float8_e4m3fn": _Format(3, -6), "float8_e5m2": _Format(2, -14)}
+_FP8 = {"float8_e4m3fn": _Format(3, -6, 448.0), "float8_e5m2": _Format(2, -14, 57344.0)}
 _BFLOAT16_NAN = 0x7FC0
 
 
@@ -45,15 +47,16 @@ def from_float32(x: PrimExpr, dtype: str) -> PrimExpr:
 
 def _to_fp8(x: PrimExpr, to: _Format) -> PrimExpr:
     bits = T.reinterpret(x, "uint32")
-    magnitude = bits & T.uint32(0x7FFFFFFF)
+    largest = T.uint32(_bits(to.largest))
+    magnitude = T.min(bits & T.uint32(0x7FFFFFFF), largest)
     # Normal: shorten the mantissa and change the exponent's bias. Float32's smallest is -126.
     rebias = (126 + to.smallest_exponent) << to.mantissa_bits
     normal = _drop_low_bits(magnitude, 23 - to.mantissa_bits) - T.uint32(rebias)
     # Subnormal: the addition aligns the format's smallest step with float32's last bit, and rounds there.
-    aligner = T.float32(2.0 ** (23 + to.smallest_exponent - to.mantissa_bits))
-    aligned = T.reinterpret(T.reinterpret(magnitude, "float32") + aligner, "uint32")
-    subnormal = aligned - T.reinterpret(aligner, "uint32")
-    is_normal = T.reinterpret(magnitude, "float32") >= T.float32(2.0**to.smallest_exponent)
+    aligner = 2.0 ** (23 + to.smallest_exponent - to.mantissa_bits)
+    aligned = T.reinterpret(T.reinterpret(magnitude, "float32") + T.float32(aligner), "uint32")
+    subnormal = aligned - T.uint32(_bits(aligner))
+    is_normal = magnitude >= T.uint32(_bits(2.0**to.smallest_exponent))
     code = T.if_then_else(T.isnan(x), T.uint32(to.nan), T.if_then_else(is_normal, normal, subnormal))
     return T.cast(code | ((bits >> 24) & T.uint32(0x80)), "uint8")
 
@@ -61,3 +64,8 @@ def _to_fp8(x: PrimExpr, to: _Format) -> PrimExpr:
 def _drop_low_bits(bits: PrimExpr, count: int) -> PrimExpr:
     """``bits >> count`` rounded to nearest, ties to even."""
     return (bits + T.uint32((1 << (count - 1)) - 1) + ((bits >> count) & T.uint32(1))) >> count
+
+
+def _bits(x: float) -> int:
+    """The bits of ``x`` as a float32."""
+    return int.from_bytes(struct.pack("<f", x), "little")

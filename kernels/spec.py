@@ -63,13 +63,15 @@ class KernelSpec(Generic[ParametersT, ConfigurationT]):  # TEMPORARY: back to AB
 
     @abstractmethod
     def unsupported(self, parameters: ParametersT, target: Target) -> str | None:
-        """Why no kernel exists for these parameters on this target, as a clause a user can read; ``None`` if one does."""
+        """Why no kernel exists for these parameters on this target, as a clause for users; ``None`` if one does."""
 
     @abstractmethod
-    def inputs(self, parameters: ParametersT) -> tuple[TensorType, ...]: ...
+    def inputs(self, parameters: ParametersT) -> tuple[TensorType, ...]:
+        """The tensors the kernel reads, in order."""
 
     @abstractmethod
-    def outputs(self, parameters: ParametersT) -> tuple[TensorType, ...]: ...
+    def outputs(self, parameters: ParametersT) -> tuple[TensorType, ...]:
+        """The tensors the kernel writes, in order; they follow the inputs."""
 
     def workspaces(self, parameters: ParametersT, configuration: ConfigurationT) -> tuple[TensorType, ...]:
         """Scratch tensors the kernel takes after its outputs; what they hold is nobody else's concern."""
@@ -117,11 +119,13 @@ class KernelRequest:
 
     @property
     def spec(self) -> KernelSpec[Any, Any]:
+        """The kernel's spec."""
         from tkc.kernels import SPECS
 
         return SPECS[self.kernel]
 
     def to_json(self) -> dict[str, Any]:
+        """The request as JSON-ready values; :meth:`from_json` reads them back."""
         return {
             "kernel": self.kernel,
             "parameters": dataclasses.asdict(self.parameters),
@@ -131,6 +135,7 @@ class KernelRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KernelRequest:
+        """The request that :meth:`to_json` wrote."""
         from tkc.kernels import SPECS
 
         spec = SPECS[data["kernel"]]

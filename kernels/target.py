@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CUDA_ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_120")
+_LISTED = ", ".join(CUDA_ARCHITECTURES)
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _SHARED_MEMORY_KIB = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_120": 99}
@@ -25,7 +26,7 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.kind == "cuda" and self.arch not in CUDA_ARCHITECTURES:
-            raise ValueError(f"CUDA architecture {self.arch!r} is not supported; choose one of {', '.join(CUDA_ARCHITECTURES)}")
+            raise ValueError(f"CUDA architecture {self.arch!r} is not supported; choose one of {_LISTED}")
         if self.kind == "cpu" and self.arch is not None:
             raise ValueError(f"the cpu target takes no architecture, found {self.arch!r}")
 
@@ -34,7 +35,7 @@ class Target:
         """The target named ``cpu`` or ``cuda:ARCH``; :class:`ValueError` for any other name."""
         match = re.fullmatch(r"(cpu|cuda)(?::(\w+))?", name)
         if match is None:
-            raise ValueError(f"target {name!r} does not exist; write 'cpu' or 'cuda:ARCH' with ARCH one of {', '.join(CUDA_ARCHITECTURES)}")
+            raise ValueError(f"target {name!r} does not exist; write 'cpu' or 'cuda:ARCH' with ARCH one of {_LISTED}")
         kind, arch = match.groups()
         return cls("cpu", arch) if kind == "cpu" else cls("cuda", arch)
 
@@ -43,6 +44,7 @@ class Target:
 
     @property
     def is_cuda(self) -> bool:
+        """Whether the target is a GPU."""
         return self.kind == "cuda"
 
     @property

@@ -1,0 +1,1 @@
+"""Relax passes: one rule or one transformation a file."""

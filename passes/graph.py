@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from tvm import arith, relax, tirx
 from tvm.ir import IRModule, Op
 
-_FLOATING_BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
+_FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+_EXACT_CASTS = frozenset(
+    {("float16", "float32"), ("bfloat16", "float32"), ("int32", "int64")}
+    | {(name, "float64") for name in _FLOATING - {"float64"}}
+)
+_SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """``size`` neighbouring elements of ``source``'s last axis, from ``begin`` on."""
+
+    source: relax.Expr
+    begin: int
+    size: int
 
 
 class Graph:
@@ -21,7 +37,10 @@ class Graph:
     def __init__(self, module: IRModule, function: relax.Function) -> None:
         self.module = module
         self.function = function
-        self.var2val = relax.analysis.get_var2val(function)
+        # TVM's own table of this kind leaves out what match_cast binds.
+        self.var2val: dict[relax.Var, relax.Expr] = {
+            binding.var: binding.value for block in function.body.blocks for binding in block.bindings
+        }
         self.analyzer = arith.Analyzer()
 
     @cached_property
@@ -77,25 +96,77 @@ class Graph:
             expr = call.args[0]
         return expr
 
+    def through_views_and_casts(self, expr: relax.Expr) -> relax.Expr:
+        """``expr`` before the floating-point casts and the changes of shape (not of order) that were applied to it."""
+        while True:
+            inner = self.through(self.through_casts(expr), *_SHAPE_CHANGES)
+            if inner.same_as(expr):
+                return expr
+            expr = inner
+
+    def before_widening(self, expr: relax.Expr, name: str | None = None) -> relax.Expr | None:
+        """The earliest expression of dtype ``name`` (of any, if ``None``) that ``expr`` is only a lossless cast of."""
+        found = expr if name in (None, dtype(expr)) else None
+        while (call := self.call(expr, "relax.astype")) is not None:
+            expr, wide = call.args[0], dtype(call)
+            if (dtype(expr), wide) not in _EXACT_CASTS:
+                break
+            found = expr if name in (None, dtype(expr)) else found
+        return found
+
+    def last_axis_slice(self, expr: relax.Expr) -> Slice | None:
+        """How ``expr`` was cut out of another tensor's last axis by ``split`` or ``strided_slice``, if it was, at static bounds."""
+        size = static(shape(expr)[-1]) if has_known_shape(expr) and shape(expr) else None
+        if size is None:
+            return None
+        value = self.value(expr)
+        if isinstance(value, relax.TupleGetItem):
+            return self._piece(value, size)
+        call = self.call(value, "relax.strided_slice")
+        if call is None or len(call.args[1].fields) != 1:
+            return None
+        axis, begin, _, *strides = (argument.fields[0].value for argument in call.args[1:])
+        rank = call.args[0].struct_info.ndim
+        start, step = static(begin), static(strides[0]) if strides else 1
+        if int(axis) % rank != rank - 1 or start is None or start < 0 or step != 1:
+            return None
+        return Slice(call.args[0], start, size)
+
+    def _piece(self, item: relax.TupleGetItem, size: int) -> Slice | None:
+        call = self.call(item.tuple_value, "relax.split")
+        if call is None or int(call.attrs.axis) % call.args[0].struct_info.ndim != call.args[0].struct_info.ndim - 1:
+            return None
+        sections = call.attrs.indices_or_sections
+        if isinstance(sections, (int, tirx.IntImm)):
+            width = static(shape(call.args[0])[-1])
+            return None if width is None else Slice(call.args[0], item.index * -(-width // int(sections)), size)
+        return Slice(call.args[0], 0 if item.index == 0 else int(sections[item.index - 1]), size)
+
     def constant(self, expr: relax.Expr) -> float | int | bool | None:
         """The one number that ``expr`` is everywhere: a literal, a one-element or uniform constant, or ``full``; else ``None``.
 
         Casts and changes of shape around it are seen through.
         """
-        value = self.value(self.through(expr, "relax.astype", "relax.reshape", "relax.broadcast_to", "relax.expand_dims"))
+        value = self.value(
+            self.through(expr, "relax.astype", "relax.reshape", "relax.broadcast_to", "relax.expand_dims")
+        )
         if isinstance(value, relax.PrimValue):
             return value.value.value if isinstance(value.value, (tirx.IntImm, tirx.FloatImm)) else None
         if isinstance(value, relax.Constant):
             elements = value.data.numpy().reshape(-1)
             uniform = elements.size > 0 and bool((elements == elements[0]).all())
-            return elements[0].item() if uniform else None
-        if (full := self.call(value, "relax.full")) is not None:
+            return _number(elements[0]) if uniform else None
+        if (full := self.call(value, "relax.full", "relax.full_like")) is not None:
             return self.constant(full.args[1])
         if self.call(value, "relax.zeros", "relax.zeros_like") is not None:
             return 0
         if self.call(value, "relax.ones", "relax.ones_like") is not None:
             return 1
         return None
+
+    def same(self, left: relax.Expr, right: relax.Expr) -> bool:
+        """Whether two expressions are one value."""
+        return self.value(left).same_as(self.value(right))
 
     def equal(self, left: tirx.PrimExpr | int, right: tirx.PrimExpr | int) -> bool:
         """Whether two sizes are provably equal."""
@@ -106,9 +177,14 @@ class Graph:
         return len(left) == len(right) and all(map(self.equal, left, right))
 
 
+def _number(element: np.generic) -> float | int | bool:
+    """The Python number that an element was most likely made from: 1e-4, and not the float32 next to it."""
+    return float(str(element)) if element.dtype == np.float32 else element.item()
+
+
 def is_floating(name: str) -> bool:
     """Whether ``name`` is an ordinary floating-point dtype (FP8, which stands for quantized values, is none)."""
-    return name in _FLOATING_BITS
+    return name in _FLOATING
 
 
 def known_dims(info: relax.StructInfo) -> tuple[tirx.PrimExpr, ...] | None:
@@ -133,7 +209,7 @@ def has_known_shape(expr: relax.Expr) -> bool:
 
 def dtype(expr: relax.Expr) -> str:
     """The dtype of a tensor expression, as ``float32``."""
-    return expr.struct_info.dtype
+    return str(expr.struct_info.dtype)
 
 
 def static(size: tirx.PrimExpr | int) -> int | None:

@@ -21,7 +21,9 @@ class UnfitInput(ValueError):
     """A tensor that does not fit the kernel argument it is meant for; the message is a clause a user can read."""
 
 
-def tensor_types(request: KernelRequest) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...], tuple[TensorType, ...]]:
+def tensor_types(
+    request: KernelRequest,
+) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...], tuple[TensorType, ...]]:
     """The inputs, outputs and workspaces of the requested kernel, which takes them in this order."""
     spec, parameters = request.spec, request.parameters
     return (
@@ -100,7 +102,9 @@ def bound_sizes(
         for dim, size in zip(wanted.shape, dims, strict=True):
             expected = sizes.setdefault(dim, size) if isinstance(dim, str) else dim
             if not analyzer.can_prove_equal(expected, size):
-                raise UnfitInput(f"'{wanted.name}' must be {_described(wanted)} with {dim} = {expected}, and is {found}")
+                raise UnfitInput(
+                    f"'{wanted.name}' must be {_described(wanted)} with {dim} = {expected}, and is {found}"
+                )
     return sizes
 
 

@@ -11,6 +11,7 @@ from tvm.relax.dpl import DFPattern
 
 from tkc.kernels import Target
 from tkc.passes.graph import Graph
+from tkc.passes.matching import matched
 
 Restore = Callable[[Sequence[relax.Expr]], relax.Expr]
 """From a kernel's outputs to the value of one variable that the call replaces (a reshape back, a cast)."""
@@ -87,8 +88,8 @@ class Rule:
 
     def match(self, var: relax.Var, graph: Graph, target: Target) -> Match | None:
         """The match rooted at ``var``, a bound variable of ``graph``; ``None`` where the pattern is not there."""
-        found = self.pattern.extract_matched_expr(graph.value(var), graph.var2val)
+        found = matched(graph, self.pattern, var)
         if found is None:
             return None
-        parts = {name: graph.variable(found[part]) for name, part in self.parts.items() if part in found}
+        parts = {name: found[part] for name, part in self.parts.items() if part in found}
         return Match(var, parts, graph, target)

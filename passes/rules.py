@@ -1,4 +1,12 @@
-"""The ordered table of substitution rules."""
+"""The ordered table of substitution rules: what comes first sees the graph first."""
 
+from tkc.passes.attention import DECODE, PREFILL
+from tkc.passes.grouped_matmul import GROUPED_MATMUL
+from tkc.passes.matmul import MATMUL
+from tkc.passes.moe_gate import MOE_GATE
+from tkc.passes.moe_permute import MOE_PERMUTE
 from tkc.passes.rule import Rule
-RULES: tuple[Rule, ...] = ()
+from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
+
+# Permuting needs to see that experts come from a top-k, which gating replaces.
+RULES: tuple[Rule, ...] = (MOE_PERMUTE, MOE_GATE, QUANTIZED_SWIGLU, SWIGLU, GROUPED_MATMUL, DECODE, PREFILL, MATMUL)

@@ -107,6 +107,7 @@ class SubstituteKernels:
             for name, function in module.functions_items():
                 if isinstance(function, relax.Function):
                     module = self._apply(rule, module, name)
+        module = relax.transform.CanonicalizeBindings()(module)
         return relax.transform.DeadCodeElimination()(module)
 
     def _apply(self, rule: Rule, module: IRModule, name: GlobalVar) -> IRModule:
@@ -122,7 +123,7 @@ class SubstituteKernels:
         builder.update_func(
             name, relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
         )
-        module = relax.transform.Normalize()(builder.finalize())
+        module = relax.transform.Normalize()(builder.get())
         module.update_func(name, relax.analysis.remove_all_unused(module[name]))
         live = relax.analysis.get_var2val(module[name])
         self.report.substitutions += _summary(rule, name, [call for call in writer.written if call.root in live])
@@ -196,7 +197,9 @@ class _Writer:
             return Refusal(str(error))
         bindings = self._bindings(call, request, output_types(request, sizes))
         symbolic = {
-            size for info in (*inputs, bindings[0].var.struct_info) for size in relax.analysis.tir_vars_in_struct_info(info)
+            size
+            for info in (*inputs, bindings[0].var.struct_info)
+            for size in relax.analysis.tir_vars_in_struct_info(info)
         }
         self.written.append(_WrittenCall(root, call.parameters))
         return Replacement(tuple(call.replaces), bindings, reads, symbolic)

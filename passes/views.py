@@ -32,15 +32,21 @@ class IndexSpace:
 
     def assume_natural(self, var: tirx.Var) -> None:
         """Tells the analyzer that ``var`` is zero or more."""
-        self.analyzer.update(var, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
+        self._assume_at_least(var, 0)
 
     def variable(self, name: str, extent: tirx.PrimExpr | int) -> tirx.PrimExpr:
         """A new index from 0 up to ``extent`` (excluded): a variable, or the number 0 where there is no other."""
         if static(extent) == 1:
             return _ZERO
+        if isinstance(extent, tirx.Var):
+            # Where there is an index at all, the axis is not empty.
+            self._assume_at_least(extent, 1)
         var = tirx.Var(name, "int64")
         self.analyzer.bind(var, Range(_ZERO, int64(extent)))
         return var
+
+    def _assume_at_least(self, var: tirx.Var, minimum: int) -> None:
+        self.analyzer.update(var, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
 
     def equal(self, left: tirx.PrimExpr | int, right: tirx.PrimExpr | int) -> bool:
         """Whether two indices or sizes are provably equal."""

@@ -1,0 +1,1 @@
+"""Schedules for whatever substitution leaves: the tuning database, rules, and a fallback."""

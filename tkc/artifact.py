@@ -76,8 +76,8 @@ class Artifact:
 def save(executable: Executable, path: Path) -> Path:
     """Write ``executable`` as the folder ``path``, replacing an artifact of that name.
 
-    Raises :class:`UsageError` if ``path`` is something else than an artifact, :class:`ArtifactError` if it cannot be written
-    (a full disk); nothing is left behind then, and an earlier artifact stays.
+    Raises :class:`UsageError` if ``path`` is something else than an artifact, :class:`ArtifactError` if it cannot be
+    written (a full disk); nothing is left behind then, and an earlier artifact stays.
     """
     if path.exists() and not (path / MANIFEST).is_file():
         raise UsageError(f"{path} exists and is no artifact; choose another name or remove it")
@@ -103,8 +103,8 @@ def save(executable: Executable, path: Path) -> Path:
 def load(path: str | Path) -> Executable:
     """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
 
-    Raises :class:`ArtifactError` for a folder that is no artifact, has a missing or changed file, or is for another version,
-    target or device. Load only what you trust: an artifact is machine code.
+    Raises :class:`ArtifactError` for a folder that is no artifact, has a missing or changed file, or is for another
+    version, target or device. Load only what you trust: an artifact is machine code.
     """
     from tkc.executable import Executable
 
@@ -158,7 +158,8 @@ def _read_manifest(folder: Path) -> Manifest:
         where = ".".join(map(str, first["loc"])) or "the whole file"
         if first["loc"] == ("format",):
             raise ArtifactError(
-                f"{folder} has artifact format {first['input']!r}; this TKC reads format {FORMAT}: use the TKC that made it, or compile again"
+                f"{folder} has artifact format {first['input']!r}, and this TKC reads format {FORMAT}; "
+                "use the TKC that made it, or compile again"
             ) from None
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid at {where} ({first['msg']})") from None
 
@@ -168,7 +169,8 @@ def _check_versions(manifest: Manifest, folder: Path) -> None:
         made, here = manifest.versions.get(package), importlib.metadata.version(package)
         if made != here:
             raise ArtifactError(
-                f"{folder} was made with {package} {made}, and this is {here}; install {package}=={made} or compile again"
+                f"{folder} was made with {package} {made}, and this is {here}; "
+                f"install {package}=={made} or compile again"
             )
 
 

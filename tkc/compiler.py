@@ -33,8 +33,8 @@ Kernels = Literal["auto", "all", "none"]
 class CompileOptions:
     """What shapes a compilation besides the model and the target.
 
-    ``observer`` is told each stage's name as it begins; ``kernel_progress`` each kernel library as it is ready, and whether
-    it was cached; ``dump`` names a folder for the module between stages.
+    ``observer`` is told each stage's name as it begins; ``kernel_progress`` each kernel library as it is ready, and
+    whether it was cached; ``dump`` names a folder for the module between stages.
     """
 
     kernels: Kernels = "auto"
@@ -63,13 +63,13 @@ def compile(
     """Compile a whole model into one executable.
 
     ``model`` is an ``nn.Module`` (with example inputs and ``dynamic_shapes`` as ``torch.export.export`` takes them), an
-    ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``. ``target`` is ``cpu``, ``cuda`` (this machine's GPU)
-    or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). ``options`` are the fields of :class:`CompileOptions`:
-    ``kernels`` ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere; ``database``
-    is a folder of tuning records.
+    ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``. ``target`` is ``cpu``, ``cuda``
+    (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). ``options``
+    are the fields of :class:`CompileOptions`: ``kernels`` ``"auto"`` uses a kernel where one exists and pays,
+    ``"all"`` wherever one exists, ``"none"`` nowhere; ``database`` is a folder of tuning records.
 
-    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError`, :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or
-    :class:`~tkc.KernelBuildError`.
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError`, :class:`~tkc.UnsupportedModelError`,
+    :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
     """
     settings = CompileOptions(**options)
     resolved = resolve_target(target)

@@ -19,6 +19,8 @@ from tkc.report import Report
 from tkc.targets import runs_here
 from tkc.tensors import from_torch, from_torch_as, to_torch
 
+_ALIGNMENT = 64  # bytes; what TVM assumes of every buffer
+
 
 class Executable:
     """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
@@ -58,10 +60,12 @@ class Executable:
         self._weights: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous.
+        """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
+        and start at a multiple of 64 bytes.
 
-        Returns what the model returns, with tensors of the first input's kind. Raises :class:`InputError` for inputs that do
-        not fit the signature, before anything runs, and :class:`TargetError` on a machine the target does not run on.
+        Returns what the model returns, with tensors of the first input's kind. Raises :class:`InputError` for inputs
+        that do not fit the signature, before anything runs, and :class:`TargetError` on a machine the target does not
+        run on.
         """
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
@@ -97,8 +101,7 @@ class Executable:
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
         machine = relax.VirtualMachine(module, device)
         self._weights = [
-            tvm.runtime.from_dlpack(weight.detach().to(self._device).contiguous())
-            for weight in self.parameters.values()
+            tvm.runtime.from_dlpack(_aligned(weight.detach().to(self._device))) for weight in self.parameters.values()
         ]
         self._main = machine["main"]
         return self._main
@@ -127,9 +130,8 @@ class Executable:
 
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""
-        _, kwargs_spec = (
-            self._in_spec.children_specs if hasattr(self._in_spec, "children_specs") else self._in_spec.children()
-        )
+        children = self._in_spec.children() if hasattr(self._in_spec, "children") else self._in_spec.children_specs
+        kwargs_spec = children[1]
         names = list(kwargs_spec.context or [])
         constants = {leaf.name: leaf.value for leaf in self.signature.leaves if isinstance(leaf, Constant)}
         complete = {name: kwargs.get(name, constants.get(name)) for name in names}
@@ -143,6 +145,8 @@ class Executable:
         return flat
 
     def _result(self, outputs: list[Any]) -> Any:
+        for position, constant in self.signature.constant_outputs:
+            outputs.insert(position, constant.value)
         if self._out_spec is not None:
             return pytree.tree_unflatten(outputs, self._out_spec)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -162,7 +166,8 @@ class _InputCheck:
         tensor = to_torch(value, name)
         if tensor.dtype != self.dtype:
             raise InputError(
-                f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; convert it with .to(torch.{self.spec.dtype})"
+                f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "
+                f"convert it with .to(torch.{self.spec.dtype})"
             )
         if tensor.device != self.device:
             raise InputError(
@@ -185,9 +190,10 @@ class _InputCheck:
             ):
                 upper = "" if bounds.maximum is None else f" and at most {bounds.maximum}"
                 raise InputError(
-                    f"axis {axis} of input '{name}' ('{dim}') is {size}; the model was compiled for at least {bounds.minimum}{upper}"
+                    f"axis {axis} of input '{name}' ('{dim}') is {size}; "
+                    f"the model was compiled for at least {bounds.minimum}{upper}"
                 )
-        return tensor.detach() if tensor.is_contiguous() else tensor.detach().contiguous()
+        return _aligned(tensor.detach())
 
 
 def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:
@@ -211,6 +217,12 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except NotImplementedError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
 def _torch(output: Any) -> torch.Tensor:

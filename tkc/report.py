@@ -1,4 +1,4 @@
-"""What a compilation did: which kernels replaced what, what was refused and why, what schedules the rest, and how long it took."""
+"""What a compilation did: which kernels replaced what, what was refused and why, what schedules the rest."""
 
 from __future__ import annotations
 

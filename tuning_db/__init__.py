@@ -1,0 +1,1 @@
+"""Shipped tuning records, one folder a target."""

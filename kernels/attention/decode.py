@@ -12,10 +12,12 @@ import tilelang.language as T
 from tilelang import tvm
 
 from tkc.kernels.attention.signature import prim_func
-from tkc.kernels.attention.softmax import exponent, finite, log2_sum, masked_score
+from tkc.kernels.attention.softmax import exponent, finite, masked_score
 from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
-from tkc.kernels.attention.tensors import element, heads, length, rows
+from tkc.kernels.attention.tensors import heads, length, position, rows
 from tkc.kernels.target import Target
+
+_COMBINE_THREADS = 128
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> tvm.tirx.PrimFunc:
@@ -35,12 +37,15 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
     block_rows = block_heads(p)
     head_tiles = T.ceildiv(group, block_rows)
     masked = p.mask is not None
+    # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each other's waits;
+    # the warps that TileLang sets aside for bulk copies would take the registers those need.
+    by_threads = {"disable_tma": True}
     full_col = T.GemmWarpPolicy.FullCol
 
     @T.macro
-    def attend_split(q, k, v, out, mask, partial_out, partial_lse):
+    def attend(q, k, v, out, partial_out, partial_max, partial_sum, mask=None):
         # The first query under a top-left mask sees the first key alone.
-        keys = T.min(length(k, p.k_layout), 1) if p.causal == "top_left" else length(k, p.k_layout)
+        keys = 1 if p.causal == "top_left" else length(k, p.k_layout)
         split_blocks = T.ceildiv(T.ceildiv(keys, block_keys), splits)
         with T.Kernel(splits, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
             kv_head = tile // head_tiles
@@ -60,16 +65,17 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
             total = T.alloc_fragment([block_rows], "float32")
 
             # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
-            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile)
+            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile, annotations=by_threads)
             T.clear(acc)
             T.clear(total)
             T.fill(maximum, -T.infinity("float32"))
 
             first_block = split * split_blocks
-            blocks = T.max(0, T.min(split_blocks, T.ceildiv(keys, block_keys) - first_block))
-            for block in T.Pipelined(blocks, num_stages=c.stages):
+            # One block at the least, be it beyond the last key: the loop is also what waits for the queries.
+            blocks = T.max(1, T.min(split_blocks, T.ceildiv(keys, block_keys) - first_block))
+            for block in T.Pipelined(blocks, num_stages=1):
                 first_key = (first_block + block) * block_keys
-                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile)
+                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile, annotations=by_threads)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_col, clear_accum=True)
                 if masked or first_key + block_keys > keys:
                     for i, j in T.Parallel(block_rows, block_keys):
@@ -93,20 +99,30 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_rows, p.value_head_size):
                     acc[i, j] *= rescale[i]
-                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile)
+                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile, annotations=by_threads)
                 T.gemm(weights, v_tile, acc, policy=full_col)
 
             for i, j in T.Parallel(block_rows, p.value_head_size):
-                acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0.0)
-            if splits == 1:
-                for i, j in T.Parallel(block_rows, p.value_head_size):
-                    if first_row + i < group:
-                        element(out, p.out_layout, batch, first_head + i, 0, j, acc[i, j])
-            else:
-                for i, j in T.Parallel(block_rows, p.value_head_size):
-                    if first_row + i < group:
-                        partial_out[batch, first_head + i, split, j] = acc[i, j]
-                for i in T.Parallel(block_rows):
-                    if first_row + i < group:
-                        partial_lse[batch, first_head + i, split] = log2_sum(p, maximum[i], total[i])
-    return attend_split
+                if first_row + i < group:
+                    partial_out[batch, first_head + i, split, j] = acc[i, j]
+            for i in T.Parallel(block_rows):
+                if first_row + i < group:
+                    partial_max[batch, first_head + i, split] = maximum[i]
+                    partial_sum[batch, first_head + i, split] = total[i]
+
+        with T.Kernel(p.num_heads, q.shape[0], threads=_COMBINE_THREADS) as (head, batch):
+            acc = T.alloc_fragment([p.value_head_size], "float32")
+            overall = T.alloc_var("float32", -T.infinity("float32"))
+            total = T.alloc_var("float32", 0.0)
+            for split in T.serial(splits):
+                overall = T.max(overall, partial_max[batch, head, split])
+            T.clear(acc)
+            for split in T.serial(splits):
+                factor = T.exp2(exponent(p, partial_max[batch, head, split], finite(overall)))
+                total += factor * partial_sum[batch, head, split]
+                for j in T.Parallel(p.value_head_size):
+                    acc[j] += factor * partial_out[batch, head, split, j]
+            for j in T.Parallel(p.value_head_size):
+                out[(*position(p.out_layout, batch, head, 0), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
+
+    return attend

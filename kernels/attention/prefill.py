@@ -4,38 +4,34 @@ The softmax runs online (Milakov and Gimelshein, "Online normalizer calculation 
 never leave the registers (Dao, "FlashAttention-2", 2023).
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import tilelang.language as T
-from tilelang import tvm
+from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
-from tkc.kernels.attention.signature import prim_func
-from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
+from tkc.kernels.attention.cpu import Rows, attend_rows
+from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import exponent, finite, masked_score
-from tkc.kernels.attention.tensors import length, rows
+from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
+from tkc.kernels.attention.tensors import element, length, position, rows
 from tkc.kernels.target import Target
 
 
-def define(parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target) -> tvm.tirx.PrimFunc:
+def define(parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target) -> PrimFunc:
     """The kernel over the spec's inputs and output."""
+    return (_cuda if target.is_cuda else _cpu)(parameters, configuration)
+
+
+def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     spec = AttentionPrefill()
-    tensors = (*spec.inputs(parameters), *spec.outputs(parameters))
-    return prim_func("attention_prefill", tensors, _cuda(parameters, configuration))
-
-
-def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> Any:
+    args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
     group = p.num_heads // p.num_kv_heads
     causal, masked = p.causal is not None, p.mask is not None
     full_row = T.GemmWarpPolicy.FullRow
 
-    @T.macro
-    def attend(q, k, v, out, mask=None):
+    @T.prim_func
+    def attention_prefill(q: args["q"], k: args["k"], v: args["v"], mask: args.get("mask"), out: args["out"]):
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
-        # The last key that query 0 sees.
-        diagonal = keys - queries if p.causal == "bottom_right" else 0
+        diagonal = _diagonal(p, queries, keys)
         with T.Kernel(T.ceildiv(queries, block_queries), p.num_heads, q.shape[0], threads=c.threads) as (x, head, batch):
             # Under a causal mask the last tiles have the most to do, so they go first.
             tile = T.ceildiv(queries, block_queries) - 1 - x if causal else x
@@ -105,4 +101,52 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> Any:
             T.copy(acc, out_tile)
             T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))
 
-    return attend
+    return attention_prefill
+
+
+def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
+    spec = AttentionPrefill()
+    args = annotations((*spec.inputs(p), *spec.outputs(p)))
+
+    @T.prim_func
+    def attention_prefill(q: args["q"], k: args["k"], v: args["v"], mask: args.get("mask"), out: args["out"]):
+        queries, keys = length(q, p.q_layout), length(k, p.k_layout)
+        with T.Kernel(T.ceildiv(queries, c.block_queries), p.num_heads, q.shape[0]) as (tile, head, batch):
+            first_query = tile * c.block_queries
+            visible_keys = keys
+            if p.causal is not None:
+                visible_keys = T.min(keys, first_query + c.block_queries + _diagonal(p, queries, keys))
+            rows = _tile_rows(p, q, k, v, mask, batch, head, first_query)
+            attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out)
+
+    return attention_prefill
+
+
+def _tile_rows(
+    p: AttentionParameters, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, batch: Var, head: Var, first: PrimExpr
+) -> Rows:
+    queries, keys = length(q, p.q_layout), length(k, p.k_layout)
+    kv_head = head // (p.num_heads // p.num_kv_heads)
+
+    def query(row: PrimExpr) -> PrimExpr:
+        # The last tile repeats the last query, which stores equal values more than once.
+        return T.min(first + row, queries - 1)
+
+    def masked(score: PrimExpr, row: PrimExpr, key: PrimExpr) -> PrimExpr:
+        visible = key < keys
+        if p.causal is not None:
+            visible = visible & (key <= query(row) + _diagonal(p, queries, keys))
+        return masked_score(p, score, visible, mask, batch, head, query(row), key)
+
+    return Rows(
+        query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
+        key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+        value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
+        masked=masked,
+        out=lambda row: position(p.out_layout, batch, head, query(row)),
+    )
+
+
+def _diagonal(p: AttentionParameters, queries: PrimExpr, keys: PrimExpr) -> PrimExpr | int:
+    """The last key that query 0 sees under a causal mask."""
+    return keys - queries if p.causal == "bottom_right" else 0

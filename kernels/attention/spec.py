@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from tkc.kernels.spec import KernelSpec, TensorType, Work
@@ -58,11 +58,10 @@ class PrefillConfiguration:
 
 @dataclass(frozen=True)
 class DecodeConfiguration:
-    """Keys in a tile, thread blocks that share one sequence's keys, pipeline depth, and threads in a block."""
+    """Keys in a tile, thread blocks that share one sequence's keys, and threads in a block."""
 
-    block_keys: int = 128
+    block_keys: int = 64
     splits: int = 16
-    stages: int = 2
     threads: int = 128
 
 
@@ -137,11 +136,13 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
     def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[PrefillConfiguration, ...]:
         if not target.is_cuda:
             return (PrefillConfiguration(block_queries=32, block_keys=64, stages=1, threads=1),)
-        if target.arch == "sm_90a":
-            candidates = _HOPPER_PREFILL
-        else:
-            candidates = _AMPERE_PREFILL
-        return tuple(c for c in candidates if _prefill_shared_memory(parameters, c) <= target.shared_memory)
+        candidates, registers = (_HOPPER_PREFILL, 224) if target.arch == "sm_90a" else (_OTHER_PREFILL, 200)
+        return tuple(
+            c
+            for c in candidates
+            if _prefill_shared_memory(parameters, c) <= target.shared_memory
+            and _prefill_registers(parameters, c) <= registers
+        )
 
 
 class AttentionDecode(_Attention[DecodeConfiguration]):
@@ -157,19 +158,24 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
         return "tkc.kernels.attention.decode"
 
     def workspaces(self, parameters: AttentionParameters, configuration: DecodeConfiguration) -> tuple[TensorType, ...]:
-        """Each split's output, normalized over its own keys, and the base-2 logarithm of what normalized it."""
-        if configuration.splits == 1:
-            return ()
-        shape = ("batch", parameters.num_heads, configuration.splits)
+        """What each split leaves to combine: its weighted sum of values, its largest score, and its sum of weights."""
+        per_split = ("batch", parameters.num_heads, configuration.splits)
         return (
-            TensorType("partial_out", (*shape, parameters.value_head_size), "float32"),
-            TensorType("partial_lse", shape, "float32"),
+            TensorType("partial_out", (*per_split, parameters.value_head_size), "float32"),
+            TensorType("partial_max", per_split, "float32"),
+            TensorType("partial_sum", per_split, "float32"),
         )
 
     def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[DecodeConfiguration, ...]:
         if not target.is_cuda:
-            return (DecodeConfiguration(block_keys=64, splits=1, stages=1, threads=1),)
-        return tuple(c for c in _CUDA_DECODE if _decode_shared_memory(parameters, c) <= target.shared_memory)
+            return (DecodeConfiguration(block_keys=64, splits=1, threads=1),)
+        # Each warp takes an equal part of the value columns, in units of 8.
+        threads = 128 if parameters.value_head_size % 32 == 0 else 64
+        return tuple(
+            replace(c, threads=threads)
+            for c in _DECODE
+            if _decode_shared_memory(parameters, c) <= target.shared_memory
+        )
 
 
 _HOPPER_PREFILL = (
@@ -179,19 +185,19 @@ _HOPPER_PREFILL = (
     PrefillConfiguration(64, 64, 2, 128),
     PrefillConfiguration(64, 64, 1, 128),
 )
-_AMPERE_PREFILL = (
-    PrefillConfiguration(64, 64, 2, 128),
-    PrefillConfiguration(128, 64, 2, 256),
+_DECODE = (
+    DecodeConfiguration(64, 16, 128),
+    DecodeConfiguration(64, 32, 128),
+    DecodeConfiguration(128, 16, 128),
+    DecodeConfiguration(64, 4, 128),
+    DecodeConfiguration(32, 16, 128),
+)
+# TileLang 0.1.15 pipelines a loop of unknown length over more than one stage by bulk copies alone.
+_OTHER_PREFILL = (
+    PrefillConfiguration(128, 64, 1, 128),
+    PrefillConfiguration(128, 64, 1, 256),
     PrefillConfiguration(64, 64, 1, 128),
     PrefillConfiguration(64, 32, 1, 128),
-)
-_CUDA_DECODE = (
-    DecodeConfiguration(64, 16, 2, 128),
-    DecodeConfiguration(64, 32, 2, 128),
-    DecodeConfiguration(64, 8, 2, 128),
-    DecodeConfiguration(128, 16, 2, 128),
-    DecodeConfiguration(64, 1, 2, 128),
-    DecodeConfiguration(32, 16, 2, 128),
 )
 
 
@@ -225,11 +231,16 @@ def _prefill_shared_memory(parameters: AttentionParameters, configuration: Prefi
     return tile * _BYTES[p.dtype] + _BARRIERS
 
 
+def _prefill_registers(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
+    """Registers of a thread for its part of the scores, of the weights (half as wide), and of the output."""
+    c = configuration
+    return c.block_queries * (c.block_keys * 3 // 2 + parameters.value_head_size) // c.threads
+
+
 def _decode_shared_memory(parameters: AttentionParameters, configuration: DecodeConfiguration) -> int:
-    """Bytes of the queries, of the key and value tiles in flight, and of the probabilities."""
+    """Bytes of the queries, of a key and a value tile, and of the weights."""
     p, c = parameters, configuration
-    rows = block_heads(p)
-    tile = rows * (p.head_size + c.block_keys) + c.stages * c.block_keys * (p.head_size + p.value_head_size)
+    tile = block_heads(p) * (p.head_size + c.block_keys) + c.block_keys * (p.head_size + p.value_head_size)
     return tile * _BYTES[p.dtype] + _BARRIERS
 
 

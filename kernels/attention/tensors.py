@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilelang import tvm
+import tilelang.language as T
+from tvm.tirx import Buffer, BufferRegion, PrimExpr
 
 from tkc.kernels.attention.spec import Layout
 
 
-def rows(tensor: Any, layout: Layout, batch: Any, head: Any, start: Any, count: int) -> Any:
-    """The region of ``count`` rows from ``start`` on, of one head."""
-    stop = start + count
-    return tensor[batch, start:stop, head, :] if layout == "bshd" else tensor[batch, head, start:stop, :]
+def position(layout: Layout, batch: Any, head: Any, row: Any) -> tuple[Any, Any, Any]:
+    """The first three indices of a tensor, each an expression or a slice."""
+    return (batch, row, head) if layout == "bshd" else (batch, head, row)
 
 
-def element(tensor: Any, layout: Layout, batch: Any, head: Any, row: Any, column: Any) -> Any:
-    """One element of one head."""
-    return tensor[batch, row, head, column] if layout == "bshd" else tensor[batch, head, row, column]
+def rows(tensor: Buffer, layout: Layout, batch: Any, head: Any, start: Any, count: int) -> BufferRegion:
+    """The region of ``count`` rows of one head, from ``start`` on."""
+    return tensor[(*position(layout, batch, head, slice(start, start + count)), slice(None))]
 
 
-def length(tensor: tvm.tirx.Buffer, layout: Layout) -> Any:
-    """The length of the tensor's sequence."""
+def heads(tensor: Buffer, layout: Layout, batch: Any, start: Any, count: int) -> BufferRegion:
+    """The region of the first row of ``count`` heads, from ``start`` on."""
+    return tensor[(*position(layout, batch, slice(start, start + count), 0), slice(None))]
+
+
+def element(tensor: Buffer, layout: Layout, batch: Any, head: Any, row: Any, column: Any) -> PrimExpr:
+    """One element in float32."""
+    return T.cast(tensor[(*position(layout, batch, head, row), column)], "float32")
+
+
+def length(tensor: Buffer, layout: Layout) -> PrimExpr:
+    """The length of the tensor's sequences."""
     return tensor.shape[1 if layout == "bshd" else 2]

@@ -1,23 +1,30 @@
 """The grouped matrix product in TileLang, for tensor cores and for the CPU."""
 
-import math
+import dataclasses
 
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulConfiguration, GroupedMatmulParameters
 from tkc.kernels.matmul.definition import WARP_GROUP
+from tkc.kernels.matmul.register_tile import register_tile
+from tkc.kernels.matmul.tiling import loadable_by_tma
 from tkc.kernels.target import Target
 
 
 def define(parameters: GroupedMatmulParameters, configuration: GroupedMatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``offsets`` and ``out``."""
-    return _cuda(parameters, configuration)
+    if target.is_cuda:
+        return _cuda(parameters, configuration, target)
+    columns = min(configuration.block_n, parameters.n)
+    return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
 
-def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
+def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Target) -> PrimFunc:
     m = T.dynamic("m", "int32")
     transposed = p.weight_layout == "gnk"
+    tma = loadable_by_tma((p.k, p.k if transposed else p.n))
+    warp_specialized = tma and target.compute_capability == 90
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     def start(offsets, group):
@@ -25,6 +32,15 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc
 
     def first_slot(offsets, group):
         return start(offsets, group) // c.block_m + group
+
+    @T.macro
+    def accumulate(a, b, a_shared, b_shared, acc, group, row, depth, column):
+        T.copy(a[row, depth], a_shared, disable_tma=not tma)
+        if transposed:
+            T.copy(b[group, column, depth], b_shared, disable_tma=not tma)
+        else:
+            T.copy(b[group, depth, column], b_shared, disable_tma=not tma)
+        T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
 
     @T.prim_func
     def grouped_matmul(
@@ -51,15 +67,16 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc
             row = start(offsets, group) + (slot - first_slot(offsets, group)) * c.block_m
             end = T.if_then_else(group < p.groups, offsets[T.min(group, p.groups - 1)], m)
             column = column_tile * c.block_n
-            steps = T.if_then_else(T.And(group < p.groups, row < end), T.ceildiv(p.k, c.block_k), 0)
+            live = T.And(group < p.groups, row < end)
+            steps = T.ceildiv(p.k, c.block_k)
             T.clear(acc)
-            for step in T.Pipelined(steps, num_stages=c.stages):
-                T.copy(a[row, step * c.block_k], a_shared)
-                if transposed:
-                    T.copy(b[group, column : column + c.block_n, step * c.block_k : (step + 1) * c.block_k], b_shared)
-                else:
-                    T.copy(b[group, step * c.block_k : (step + 1) * c.block_k, column : column + c.block_n], b_shared)
-                T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+            # Warp specialization takes no loop under a condition, and the cp.async pipeline none of unknown length.
+            if warp_specialized:
+                for step in T.Pipelined(T.if_then_else(live, steps, 0), num_stages=c.stages):
+                    accumulate(a, b, a_shared, b_shared, acc, group, row, step * c.block_k, column)
+            elif live:
+                for step in T.Pipelined(steps, num_stages=c.stages):
+                    accumulate(a, b, a_shared, b_shared, acc, group, row, step * c.block_k, column)
             T.copy(acc, out_shared)
             if row + c.block_m <= end:
                 T.copy(out_shared, out[row, column])
@@ -67,5 +84,43 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc
                 for i, j in T.Parallel(c.block_m, c.block_n):
                     if row + i < end:
                         out[row + i, column + j] = out_shared[i, j]
+
+    return grouped_matmul
+
+
+def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
+    m = T.dynamic("m", "int32")
+
+    def weight(depth: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        return (column, depth) if p.weight_layout == "gnk" else (depth, column)
+
+    @T.prim_func
+    def grouped_matmul(
+        a: T.Tensor((m, p.k), p.dtype),
+        b: T.Tensor((p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n), p.dtype),
+        offsets: T.Tensor((p.groups,), "int32"),
+        out: T.Tensor((m, p.n), p.dtype),
+    ):
+        with T.Kernel(p.groups) as group:
+            start = T.min(T.if_then_else(group == 0, 0, offsets[T.max(group - 1, 0)]), m)
+            end = T.min(offsets[group], m)
+            for column_tile, row_tile in T.grid(T.ceildiv(p.n, c.block_n), T.ceildiv(end - start, c.block_m)):
+                # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
+                column = T.min(column_tile * c.block_n, p.n - c.block_n)
+                rows = [T.min(start + row_tile * c.block_m + i, end - 1) for i in range(c.block_m)]
+                for row in rows:
+                    T.assume(T.And(row >= 0, row < m))
+                sums = register_tile(
+                    c,
+                    p.k,
+                    lambda i, depth, j: T.cast(a[rows[i], depth], "float32")
+                    * T.cast(b[(group, *weight(depth, column + j))], "float32"),
+                )
+                for row, row_sums in zip(rows, sums, strict=True):
+                    for j in T.serial(c.block_n):
+                        out[row, column + j] = T.cast(row_sums[j, 0], p.dtype)
+            if group == p.groups - 1:
+                for i, j in T.grid(m - end, p.n):
+                    out[end + i, j] = T.cast(0, p.dtype)
 
     return grouped_matmul

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, TENSOR_CORE_DTYPES, Tiling, fitting
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, unsupported_dtype
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -58,9 +58,7 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     configuration_type = GroupedMatmulConfiguration
 
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
-        if target.is_cuda and parameters.dtype not in TENSOR_CORE_DTYPES:
-            return "tensor cores would round float32 operands to TF32; only float16 and bfloat16 are exact"
-        return None
+        return unsupported_dtype((parameters.dtype,), target)
 
     def inputs(self, parameters: GroupedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters
@@ -77,9 +75,11 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     def configurations(
         self, parameters: GroupedMatmulParameters, target: Target
     ) -> tuple[GroupedMatmulConfiguration, ...]:
+        p = parameters
         if not target.is_cuda:
-            return CPU_TILINGS[parameters.weight_layout[1:]]
-        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], parameters.n, target)
+            return CPU_TILINGS[p.weight_layout[1:]]
+        strides = (p.k, p.k if p.weight_layout == "gnk" else p.n)
+        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
 
     def work(self, parameters: GroupedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         """The work when every row has a group; as many weights are read as there can be groups with rows."""

@@ -1,11 +1,14 @@
 """The matrix product with epilogue in TileLang, for tensor cores and for the CPU."""
 
+import dataclasses
 import math
 
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
+from tkc.kernels.matmul.register_tile import register_tile
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.tiling import loadable_by_tma
 from tkc.kernels.target import Target
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
@@ -16,7 +19,10 @@ WARP_GROUP = 128
 
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
-    return _cuda(parameters, configuration)
+    if target.is_cuda:
+        return _cuda(parameters, configuration)
+    columns = min(configuration.block_n, parameters.n)
+    return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
 
 def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
@@ -37,6 +43,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     m = T.dynamic("m", "int32")
     out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
+    tma = loadable_by_tma((p.k, p.k if transposed else p.n))
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
@@ -58,11 +65,11 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             row, column = row_tile * c.block_m, column_tile * c.block_n
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(p.k, c.block_k), num_stages=c.stages):
-                T.copy(a[row, step * c.block_k], a_shared)
+                T.copy(a[row, step * c.block_k], a_shared, disable_tma=not tma)
                 if transposed:
-                    T.copy(b[column, step * c.block_k], b_shared)
+                    T.copy(b[column, step * c.block_k], b_shared, disable_tma=not tma)
                 else:
-                    T.copy(b[step * c.block_k, column], b_shared)
+                    T.copy(b[step * c.block_k, column], b_shared, disable_tma=not tma)
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             if p.residual:
                 T.copy(residual[row, column], out_shared)
@@ -75,5 +82,40 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                     acc[i, j] += T.cast(out_shared[i, j], "float32")
             T.copy(acc, out_shared)
             T.copy(out_shared, out[row, column])
+
+    return matmul
+
+
+def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
+    m = T.dynamic("m", "int32")
+    out_dtype = p.out_dtype or p.dtype
+
+    def weight(depth: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        return (column, depth) if p.weight_layout == "nk" else (depth, column)
+
+    @T.prim_func
+    def matmul(
+        a: T.Tensor((m, p.k), p.dtype),
+        b: T.Tensor((p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), p.dtype),
+        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
+        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
+        out: T.Tensor((m, p.n), out_dtype),
+    ):
+        with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
+            # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
+            column = T.min(column_tile * c.block_n, p.n - c.block_n)
+            rows = [T.min(row_tile * c.block_m + i, m - 1) for i in range(c.block_m)]
+            sums = register_tile(
+                c,
+                p.k,
+                lambda i, depth, j: T.cast(a[rows[i], depth], "float32")
+                * T.cast(b[weight(depth, column + j)], "float32"),
+            )
+            for row, row_sums in zip(rows, sums, strict=True):
+                for j in T.serial(c.block_n):
+                    x = row_sums[j, 0] + T.cast(bias[column + j], "float32") if p.bias else row_sums[j, 0]
+                    y = activated(x, p.activation)
+                    y = y + T.cast(residual[row, column + j], "float32") if p.residual else y
+                    out[row, column + j] = T.cast(y, out_dtype)
 
     return matmul

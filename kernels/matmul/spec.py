@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, TENSOR_CORE_DTYPES, Tiling, fitting
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, unsupported_dtype
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -64,9 +64,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     configuration_type = MatmulConfiguration
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
-        if target.is_cuda and parameters.dtype not in TENSOR_CORE_DTYPES:
-            return "tensor cores would round float32 operands to TF32; only float16 and bfloat16 are exact"
-        return None
+        return unsupported_dtype((parameters.dtype, parameters.out_dtype), target)
 
     def inputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
         p = parameters
@@ -84,9 +82,11 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         return (TensorType("out", ("m", parameters.n), parameters.out_dtype or parameters.dtype),)
 
     def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
+        p = parameters
         if not target.is_cuda:
-            return CPU_TILINGS[parameters.weight_layout]
-        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], parameters.n, target)
+            return CPU_TILINGS[p.weight_layout]
+        strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
+        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]

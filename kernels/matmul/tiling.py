@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tkc.kernels.target import Target
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-TENSOR_CORE_DTYPES = ("float16", "bfloat16")
-
 # The most dynamic shared memory one block can have, in bytes (CUDA C++ Programming Guide, "Technical Specifications
 # per Compute Capability").
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+
+# A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
+TMA_ELEMENTS = 8
+
+# The rows of one WGMMA instruction; for fewer, a tile is multiplied by mma.sync.
+WGMMA_ROWS = 64
 
 # What a kernel needs beside its tiles: barriers, and the alignment of each buffer.
 _SHARED_MEMORY_MARGIN = 2048
@@ -34,25 +38,47 @@ class Tiling:
     stages: int = 4
     threads: int = 256
 
-    def shared_memory(self, item_bytes: int) -> int:
-        """Bytes of shared memory: the staged input tiles, whose place the output tile takes over at the end."""
-        inputs = self.stages * (self.block_m + self.block_n) * self.block_k * item_bytes
-        return max(inputs, self.block_m * self.block_n * item_bytes) + _SHARED_MEMORY_MARGIN
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory: the staged 16-bit input tiles, whose place the output tile (32 bits at most) takes over."""
+        inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
+        return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
 
 
-def fitting(tilings: Iterable[Tiling], n: int, target: Target) -> tuple[Tiling, ...]:
-    """Those of ``tilings`` that fit into one block's shared memory and waste less than half of their columns on ``n``."""
+def unsupported_dtype(dtypes: Sequence[str | None], target: Target) -> str | None:
+    """Why a product of these dtypes, the operands' first, cannot run on ``target``; ``None`` if it can."""
+    if target.is_cuda and dtypes[0] == "float32":
+        return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+    if not target.is_cuda and "bfloat16" in dtypes:
+        return "TileLang's code for the CPU has no bfloat16; use float32"
+    return None
+
+
+def loadable_by_tma(strides: Sequence[int]) -> bool:
+    """Whether tensor maps can describe 16-bit operands with these row strides (in elements)."""
+    return all(stride % TMA_ELEMENTS == 0 for stride in strides)
+
+
+def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target) -> tuple[Tiling, ...]:
+    """Those of ``tilings`` that fit into one block's shared memory and waste less than half of their columns on ``n``.
+
+    ``strides`` are the operands' row strides in elements. Where TMA cannot load them, Hopper keeps only the tilings too
+    small for WGMMA: it reads shared memory through the asynchronous proxy, which other loads are not ordered with.
+    """
+    tma = loadable_by_tma(strides)
     capacity = SHARED_MEMORY[target.compute_capability]
-    narrowest = min(tiling.block_n for tiling in tilings)
-    return tuple(
+    usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory(2) <= capacity and tiling.block_n < max(2 * n, narrowest + 1)
+        if tiling.shared_memory <= capacity
+        and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
     )
+    narrowest = min(tiling.block_n for tiling in usable)
+    return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))
 
 
-# Where the weight's rows run along k, lanes of a register run along k too; else along n.
+# A vector register's lanes run along whatever the weight is contiguous in: k, or n.
 CPU_TILINGS = {
-    "nk": (Tiling(4, 4, 16, stages=1, threads=1), Tiling(4, 4, 8, stages=1, threads=1)),
-    "kn": (Tiling(4, 32, 1, stages=1, threads=1), Tiling(4, 16, 1, stages=1, threads=1)),
+    "nk": (Tiling(4, 4, 16, stages=1, threads=1), Tiling(4, 2, 16, stages=1, threads=1)),
+    "kn": (Tiling(6, 64, 1, stages=1, threads=1), Tiling(8, 32, 1, stages=1, threads=1)),
 }

@@ -86,8 +86,9 @@ def _cuda(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
                 keys[j] = NOTHING
                 if j < held:
                     x = T.cast(loaded[j], "float32")
-                    rank = x if p.ranks_logits else score(p, x, largest[0], total[0])
-                    keys[j] = order_key(rank + bias[first + j] if p.bias else rank)
+                    unbiased = x if p.ranks_logits else score(p, x, largest[0], total[0])
+                    rank = unbiased + bias[first + j] if p.bias else unbiased
+                    keys[j] = order_key(rank)
             if p.limits_groups:
                 _exclude_groups(p, c, layout, lane, held, keys)
 
@@ -155,7 +156,8 @@ def _exclude_groups(p, c, layout, lane: PrimExpr, held: PrimExpr, keys: Buffer):
     mine = T.alloc_local((1,), "int32")
     theirs = T.alloc_local((1,), "int32")
     better = T.alloc_local((1,), "int32")
-    mine[0] = order_key(number(best[0]) + number(best[1]))
+    rank_sum = number(best[0]) + number(best[1])
+    mine[0] = order_key(rank_sum)
     better[0] = 0
     for group in T.unroll(layout.groups):
         theirs[0] = T.shfl_sync(mine[0], group * layout.lanes_per_group, width=c.lanes)
@@ -224,3 +226,83 @@ def _choose(p, c, layout, lane: PrimExpr, first: PrimExpr, keys: Buffer, chosen:
             found_by_winner = T.shfl_sync(first + found[0], winner[0], width=c.lanes)
             if lane == k:
                 chosen[r] = found_by_winner
+
+
+def _cpu(p: MoeGateParameters) -> PrimFunc:
+    tokens = T.dynamic("tokens", "int32")
+
+    @T.prim_func
+    def moe_gate(
+        logits: T.Tensor((tokens, p.num_experts), storage_dtype(p.logits_dtype)),
+        bias: T.Tensor((p.num_experts,), "float32") if p.bias else None,
+        weights: T.Tensor((tokens, p.top_k), storage_dtype(p.weights_dtype)),
+        indices: T.Tensor((tokens, p.top_k), p.indices_dtype),
+    ):
+        with T.Kernel(tokens) as token:
+            x = T.alloc_local((p.num_experts,), "float32")
+            keys = T.alloc_local((p.num_experts,), "int32")
+            largest = T.alloc_local((1,), "float32")
+            total = T.alloc_local((1,), "float32")
+            largest[0] = -T.infinity("float32")
+            total[0] = 0.0
+            for e in T.serial(p.num_experts):
+                x[e] = to_float32(logits[token, e], p.logits_dtype)
+                largest[0] = T.max(largest[0], x[e])
+            if p.scoring == "softmax":
+                for e in T.serial(p.num_experts):
+                    total[0] += T.exp(x[e] - largest[0])
+            for e in T.serial(p.num_experts):
+                unbiased = x[e] if p.ranks_logits else score(p, x[e], largest[0], total[0])
+                rank = unbiased + bias[e] if p.bias else unbiased
+                keys[e] = order_key(rank)
+            if p.limits_groups:
+                _exclude_groups_cpu(p, keys)
+
+            best = T.alloc_local((1,), "int32")
+            expert = T.alloc_local((1,), "int32")
+            chosen = T.alloc_local((p.top_k,), "int32")
+            sum_of_scores = T.alloc_local((1,), "float32")
+            sum_of_scores[0] = p.epsilon
+            for k in T.serial(p.top_k):
+                # Two passes, because compilers vectorize a maximum but not the search for where it is.
+                best[0] = NOTHING
+                for e in T.serial(p.num_experts):
+                    best[0] = T.max(best[0], keys[e])
+                expert[0] = 0
+                while keys[expert[0]] != best[0]:
+                    expert[0] += 1
+                keys[expert[0]] = NOTHING
+                chosen[k] = expert[0]
+                sum_of_scores[0] += score(p, x[expert[0]], largest[0], total[0])
+            for k in T.serial(p.top_k):
+                chosen_score = score(p, x[chosen[k]], largest[0], total[0])
+                weight = chosen_score / sum_of_scores[0] if p.normalize else chosen_score
+                weights[token, k] = from_float32(weight * p.scale, p.weights_dtype)
+                indices[token, k] = T.cast(chosen[k], p.indices_dtype)
+
+    return moe_gate
+
+
+@T.macro
+def _exclude_groups_cpu(p, keys: Buffer):
+    """As :func:`_exclude_groups`, over the keys of all experts."""
+    group_size = p.num_experts // p.num_groups
+    group_keys = T.alloc_local((p.num_groups,), "int32")
+    two_best = T.alloc_local((2,), "int32")
+    better = T.alloc_local((1,), "int32")
+    for g in T.serial(p.num_groups):
+        two_best[0] = NOTHING
+        two_best[1] = NOTHING
+        for e in T.serial(group_size):
+            two_best[1] = T.max(two_best[1], T.min(two_best[0], keys[g * group_size + e]))
+            two_best[0] = T.max(two_best[0], keys[g * group_size + e])
+        rank_sum = number(two_best[0]) + number(two_best[1])
+        group_keys[g] = order_key(rank_sum)
+    for g in T.serial(p.num_groups):
+        better[0] = 0
+        for other in T.serial(p.num_groups):
+            if group_keys[other] > group_keys[g] or (group_keys[other] == group_keys[g] and other < g):
+                better[0] += 1
+        if better[0] >= p.top_groups:
+            for e in T.serial(group_size):
+                keys[g * group_size + e] = EXCLUDED_KEY[p.excluded_rank]

@@ -29,7 +29,7 @@ def _scales(parameters: SwiGLUParameters, amax: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_magnitudes(scale: str, values: torch.Tensor) -> torch.Tensor:
-    magnitudes = values.abs()
+    magnitudes = values.abs().nan_to_num(0.0, posinf=torch.inf)
     if scale == "token":
         return magnitudes.amax(-1)
     if scale == "channel":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 QUANTIZATION_BLOCK = 128
 FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+SMALLEST_AMAX = 1e-30  # divided by any FP8_MAX, a normal number in float32
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_VALUES_PER_THREAD = 64  # what a thread keeps in registers between finding the scale and dividing by it
 
@@ -27,7 +28,7 @@ class SwiGLUParameters:
 
     A scale is the largest magnitude among the values that share it, at least ``minimum_amax``, divided by the
     largest number of ``quantized_dtype``, and rounded up to a power of two if ``power_of_two_scales``. The output
-    is the value divided by its scale, rounded to nearest even.
+    is the value divided by its scale, rounded to nearest even. NaN counts for no scale and stays NaN.
     """
 
     channels: int
@@ -93,8 +94,8 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
         """Refuse no channels at all, and on CUDA a scale per token where its channels overflow one block."""
         if parameters.channels < 1:
             return f"channels is {parameters.channels}, and at least one is needed"
-        if parameters.minimum_amax <= 0:
-            return f"minimum_amax is {parameters.minimum_amax}, and must be positive so that no scale is zero"
+        if parameters.minimum_amax < SMALLEST_AMAX:
+            return f"minimum_amax is {parameters.minimum_amax}, and scales need at least {SMALLEST_AMAX} to stay normal"
         if target.is_cuda and not self.configurations(parameters, target):
             return f"a token's {parameters.channels} channels are more than one block holds to find their scale"
         return None

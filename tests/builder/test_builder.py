@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import tvm_ffi
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelCache, KernelLibrary
 from tkc.builder import client as client_module
 from tkc.errors import KernelBuildError
-from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 
 def request(channels: int = 8, target: str = "cpu") -> KernelRequest:
@@ -79,11 +79,12 @@ def test_a_damaged_entry_is_noticed_and_built_again(
 
 
 def test_a_kernel_the_definition_rejects_names_it_and_the_log(cache: KernelCache) -> None:
-    """The error names the kernel and its parameters, and the log holds the builder's traceback; the builder lives on."""
+    """The error names the kernel and its parameters, and the log has the traceback; the builder lives on."""
     spec = SPECS["swiglu"]
-    broken = KernelRequest("swiglu", SwiGLUParameters(8, "float99"), spec.configuration_type(), Target("cpu"))  # type: ignore[arg-type]
+    parameters = SwiGLUParameters(8, "float99")  # type: ignore[arg-type]
+    broken = KernelRequest("swiglu", parameters, spec.configuration_type(), Target("cpu"))
     with KernelBuilder(cache, BuilderSettings(workers=1)) as builder:
-        with pytest.raises(KernelBuildError, match=r"swiglu\(channels=8, dtype=float99.*log: ") as raised:
+        with pytest.raises(KernelBuildError, match=r"(?s)swiglu\(channels=8, dtype=float99.*log: ") as raised:
             builder.build([broken])
         log = Path(str(raised.value).rpartition("log: ")[2])
         assert "Traceback" in log.read_text()
@@ -102,7 +103,7 @@ def test_a_killed_builder_is_an_error_and_the_next_build_works(cache: KernelCach
 
         killer = threading.Thread(target=kill)
         killer.start()
-        with pytest.raises(KernelBuildError, match=r"killed \(signal 9\), most likely because the machine ran out of memory"):
+        with pytest.raises(KernelBuildError, match=r"killed \(signal 9\), most likely .* ran out of memory"):
             builder.build([request()])
         killer.join()
         run(builder.build([request()])[request()])

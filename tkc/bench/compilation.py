@@ -27,12 +27,14 @@ executable = compile(case.model, (), case.kwargs, target=target, dynamic_shapes=
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 stages = {stage.name: stage.seconds for stage in executable.report.stages}
-print(json.dumps({"seconds": seconds, "weights": weights, "peak": peak, "kernels": len(executable.libraries), "stages": stages}))
+result = {"seconds": seconds, "weights": weights, "peak": peak, "kernels": len(executable.libraries), "stages": stages}
+print(json.dumps(result))
 """
 
 
 def bench_compilation(layers: int, target: str) -> list[Row]:
-    """Compile ``layers`` Llama-3-8B-shaped layers in fresh processes, first with an empty kernel cache, then with a full one.
+    """Compile ``layers`` Llama-3-8B-shaped layers in fresh processes, first with an empty kernel cache, then with a
+    full one.
 
     ``peak over weights`` is the largest resident size of the compiling process over the bytes of the weights.
     """

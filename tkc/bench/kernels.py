@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ Reference = Callable[..., object]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one set of run-time sizes, and the fastest thing PyTorch offers for it (``None``: nothing comparable)."""
+    """One kernel at one set of run-time sizes, and the fastest thing PyTorch has for it (``None``: nothing alike)."""
 
     kernel: str
     parameters: Any
@@ -109,10 +110,10 @@ def _rows(case: Case, functions: Mapping[KernelRequest, Any], target: Target, ev
     for request in _requests(case, target, every):
         outputs = [_empty(t, sizes, device) for t in spec.outputs(case.parameters)]
         scratch = [_empty(t, sizes, device) for t in spec.workspaces(case.parameters, request.configuration)]
-        call = functions[request]
-        call(*inputs, *outputs, *scratch)
+        call = partial(functions[request], *inputs, *outputs, *scratch)
+        call()
         error = max(deviation(out, want) for out, want in zip(outputs, expected, strict=True))
-        ours = median_milliseconds(lambda: call(*inputs, *outputs, *scratch), device)
+        ours = median_milliseconds(call, device)
         milliseconds = {"tkc": ours} | ({"PyTorch": reference_ms} if reference_ms else {})
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:

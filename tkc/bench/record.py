@@ -17,7 +17,8 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One measured thing. ``milliseconds`` gives the median of each contender; ``ratio`` is reference over ours (above 1: faster);
+    """One measured thing. ``milliseconds`` gives the median of each contender; ``ratio`` is reference over ours
+    (above 1: faster);
     ``error`` is the largest deviation from the reference relative to its scale, ``None`` where nothing is computed."""
 
     name: str

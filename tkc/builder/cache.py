@@ -49,7 +49,7 @@ class KernelCache:
         self.folder = folder or cache_folder() / "kernels"
 
     def key(self, request: KernelRequest) -> str:
-        """The hash of everything that shapes the library: the request, the sources of the kernels and of the builder, the tools."""
+        """The hash of all that shapes the library: the request, the sources of kernels and builder, the tools."""
         content = json.dumps([request.to_json(), _sources_digest(), _tools(request.target)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,7 +130,13 @@ class _Worker:
 
     def build(self, request: KernelRequest, folder: Path, timeout: float) -> Path:
         assert self.process.stdin is not None and self.process.stdout is not None
-        timer = threading.Timer(timeout, self.kill)
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.kill()
+
+        timer = threading.Timer(timeout, expire)
         timer.start()
         try:
             self.process.stdin.write(json.dumps({"request": request.to_json(), "folder": str(folder)}) + "\n")
@@ -139,9 +147,8 @@ class _Worker:
                     raise BrokenPipeError
                 answer = json.loads(line)
         except (BrokenPipeError, OSError, ValueError) as broken:
-            timed_out = timer.finished.is_set()
             self.kill()
-            raise self._error(request, self._cause_of_death(timed_out, timeout)) from broken
+            raise self._error(request, self._cause_of_death(expired.is_set(), timeout)) from broken
         finally:
             timer.cancel()
         if "error" in answer:
@@ -152,8 +159,11 @@ class _Worker:
         if timed_out:
             return f"the builder did not finish within {timeout:g} s and was stopped"
         code = self.process.wait()
-        if code == -9:
-            return "the builder was killed (signal 9), most likely because the machine ran out of memory; use fewer workers"
+        if code == -signal.SIGKILL:
+            return (
+                "the builder was killed (signal 9), most likely because the machine ran out of memory; "
+                "use fewer workers"
+            )
         return f"the builder died with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
 
     def _error(self, request: KernelRequest, reason: str) -> KernelBuildError:
@@ -163,8 +173,6 @@ class _Worker:
 
     def kill(self) -> None:
         if self.alive:
-            try:
-                os.killpg(self.process.pid, 9)
-            except ProcessLookupError:
-                pass
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

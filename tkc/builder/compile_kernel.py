@@ -131,6 +131,8 @@ def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str]
 #include <tvm/ffi/tvm_ffi.h>
 
 namespace {{
+constexpr const char* kKernel = "{request.kernel}: ";
+
 struct Argument {{  // an address of any element type, or a size
   explicit Argument(void* address) : address(address) {{}}
   explicit Argument(int32_t size) : size(size) {{}}
@@ -141,13 +143,20 @@ struct Argument {{  // an address of any element type, or a size
 }};
 
 void Check(tvm::ffi::TensorView t, const char* name, int ndim, DLDataType dtype) {{
-  if (t.ndim() != ndim) TVM_FFI_THROW(ValueError) << "{request.kernel}: " << name << " has " << t.ndim() << " axes, expected " << ndim;
-  if (t.dtype().code != dtype.code || t.dtype().bits != dtype.bits) TVM_FFI_THROW(TypeError) << "{request.kernel}: " << name << " has another dtype than the kernel was built for";
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << "{request.kernel}: " << name << " is not on the CPU";
+  if (t.ndim() != ndim) {{
+    TVM_FFI_THROW(ValueError) << kKernel << name << " has " << t.ndim() << " axes, expected " << ndim;
+  }}
+  if (t.dtype().code != dtype.code || t.dtype().bits != dtype.bits) {{
+    TVM_FFI_THROW(TypeError) << kKernel << name << " has another dtype than the kernel was built for";
+  }}
+  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << kKernel << name << " is not on the CPU";
 }}
 
 void CheckSize(const char* name, int axis, int64_t found, int64_t expected) {{
-  if (found != expected) TVM_FFI_THROW(ValueError) << "{request.kernel}: axis " << axis << " of " << name << " is " << found << ", expected " << expected;
+  if (found != expected) {{
+    TVM_FFI_THROW(ValueError) << kKernel << "axis " << axis << " of " << name << " is " << found << ", not "
+                              << expected;
+  }}
 }}
 
 void Call({signature}) {{
@@ -161,10 +170,9 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC({request.symbol}, Call);
 
 
 def _cpu_checks(index: int, tensor: TensorType, types: Sequence[TensorType]) -> str:
-    dtype = tvm.DataType(tensor.dtype) if tensor.dtype != "bool" else tvm.DataType("bool")
-    lines = [
-        f'  Check(t{index}, "{tensor.name}", {len(tensor.shape)}, DLDataType{{{int(dtype.type_code)}, {dtype.bits}, 1}});'
-    ]
+    dtype = tvm.DataType(tensor.dtype)
+    expected_dtype = f"DLDataType{{{int(dtype.type_code)}, {dtype.bits}, 1}}"
+    lines = [f'  Check(t{index}, "{tensor.name}", {len(tensor.shape)}, {expected_dtype});']
     for axis, dim in enumerate(tensor.shape):
         expected = str(dim) if isinstance(dim, int) else _first_size(dim, types)
         if expected != f"t{index}.size({axis})":
@@ -189,6 +197,8 @@ def _link(arguments: Sequence[str], includes: Sequence[Path], defines: Sequence[
         "-shared",
         "-fPIC",
         "-w",
+        # Error messages carry __FILE__; without the scratch folder's name in it, equal kernels are equal bytes.
+        f"-ffile-prefix-map={library.parent}=.",
         *(f"-I{path}" for path in includes),
         *(f"-D{define}" for define in defines),
         *arguments,

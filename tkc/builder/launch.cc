@@ -110,7 +110,7 @@ class Launcher {
     TKC_CHECK_CUDA(cudaGetDevice(&device));
     std::call_once(loaded_, [&] {
       kernel_ = std::make_unique<CubinKernel>(
-          shared_memory > kDefaultSharedMemory
+          shared_memory > 0  // static shared memory counts towards the default limit, too, so no size is surely below it
               ? Cubin().GetKernelWithMaxDynamicSharedMemory(function_.name, shared_memory)
               : Cubin().GetKernel(function_.name));
     });
@@ -126,7 +126,6 @@ class Launcher {
 
  private:
   static constexpr size_t kMaxParams = 64;
-  static constexpr int64_t kDefaultSharedMemory = 48 << 10;
   const DeviceFunction& function_;
   std::once_flag loaded_;
   std::unique_ptr<CubinKernel> kernel_;

@@ -1,4 +1,4 @@
-"""Running an artifact from the command line: inputs from files or at random, outputs to files, comparison with the source."""
+"""Running an artifact: inputs from files or at random, outputs to files, comparison with the source model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tkc.reference import run_source
 
 @dataclass(frozen=True)
 class OutputRow:
-    """One output; ``error`` is its largest deviation from the source model, relative to the source output's largest value."""
+    """One output; ``error`` is its largest deviation from the source model, relative to the source's largest value."""
 
     name: str
     dtype: str
@@ -32,7 +32,7 @@ class OutputRow:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outputs of one run, the time of the call in milliseconds (after a first one), and whether a comparison held."""
+    """The outputs of one run, the time of a second call in milliseconds, and the tolerance of a comparison."""
 
     outputs: tuple[OutputRow, ...]
     milliseconds: float

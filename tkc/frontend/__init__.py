@@ -19,7 +19,8 @@ def import_model(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> ImportedModel:
-    """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
+    """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
+    ``ModelProto``.
 
     Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
     kinds carry their own signature, and giving them is a :class:`UsageError`.

@@ -31,7 +31,7 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class Constant:
-    """A leaf of the call that was fixed when the model was exported (``use_cache=False``); a call must pass it unchanged."""
+    """A leaf of the call that was fixed at export (``use_cache=False``); a call must pass it unchanged."""
 
     name: str
     value: bool | int | float | str | None
@@ -44,7 +44,8 @@ class Signature:
     ``leaves`` are the flattened arguments in order: tensors, which the compiled function takes, and constants,
     which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
     them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
-    tensor) out, as ONNX has it.
+    tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
+    position among its leaves (``None`` for attention weights that were not asked for).
     """
 
     leaves: tuple[TensorSpec | Constant, ...]
@@ -52,17 +53,19 @@ class Signature:
     sizes: Mapping[str, SizeRange]
     in_spec: str | None = None
     out_spec: str | None = None
+    constant_outputs: tuple[tuple[int, Constant], ...] = ()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
+        """The leaves that are tensors."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))
 
 
 @dataclass
 class ImportedModel:
-    """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order, and returns a
-    tuple of the signature's outputs. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live
-    form of ``signature.out_spec``, which may name classes that cannot be written down.
+    """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order, and
+    returns a tuple of the signature's outputs. Its symbolic shape variables carry the names in ``signature.sizes``.
+    ``out_spec`` is the live form of ``signature.out_spec``, which may name classes that cannot be written down.
     """
 
     module: IRModule

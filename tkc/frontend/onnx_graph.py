@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +14,23 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
-from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, fold, pack_sizes
+from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT_DOMAIN = "com.microsoft"
 
 # Names in Apache TVM's converter table, which knows no domains, that are ONNX Runtime's operators.
 _MICROSOFT_CONVERTERS = frozenset(
-    {"AllClassNMS", "Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "MatMulInteger16", "SkipLayerNormalization"}
-)  # fmt: skip
+    {
+        "AllClassNMS",
+        "Attention",
+        "BiasGelu",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "MatMulInteger16",
+        "SkipLayerNormalization",
+    }
+)
 
 
 def stock_converters(domain: str) -> Mapping[str, type[onnx_frontend.OnnxOpConverter]]:
@@ -33,13 +43,22 @@ def stock_converters(domain: str) -> Mapping[str, type[onnx_frontend.OnnxOpConve
     return {}
 
 
+_BROADCASTING = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "PRelu", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+        *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        *("Max", "Mean", "Min", "Sum", "Where"),
+    }
+)
+
+
 class ConversionError(Exception):
     """What a node needs that its converter does not offer, as a clause that follows the node's name."""
 
 
 @dataclass
 class Value:
-    """A value of the graph: a Relax expression, or one that is known at import and becomes an expression when asked for."""
+    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand."""
 
     known: Known | None = None
     expression: relax.Expr | None = None
@@ -77,7 +96,7 @@ class Node:
         return expression_of(self.inputs[position], self.builder)
 
     def sizes(self, position: int) -> list[Size] | None:
-        """The elements of an integer input, symbolic ones included; ``None`` where only the running model knows them."""
+        """The elements of an integer input, symbolic ones too; ``None`` where only the running model has them."""
         value = self.inputs[position] if self.has(position) else None
         if value is None:
             return None
@@ -86,7 +105,7 @@ class Node:
         return None if value.weight is None else value.weight.ravel().tolist()
 
     def constant(self, position: int, what: str) -> np.ndarray | None:
-        """The numbers of an input, ``None`` where it is left out; ``what`` names it in the error where it is no constant."""
+        """The numbers of an input, ``None`` if left out; ``what`` names them in the error if they are no constant."""
         if not self.has(position):
             return None
         value = self.inputs[position]
@@ -127,7 +146,7 @@ class Node:
         shape = self.emit(relax.op.tensor_to_shape(tensor))
         sizes = [tirx.Var(f"{_identifier(self.proto.output[0])}_{axis}", "int64") for axis in range(count)]
         for size in sizes:
-            self.algebra.declare(size, 0)
+            self.algebra.declare(size, minimum=-1)
         self.builder.match_cast(shape, relax.ShapeStructInfo(sizes))
         return sizes
 
@@ -137,14 +156,9 @@ class Node:
         if converter is None:
             raise ConversionError("has no converter for these inputs")
         inputs = onnx_frontend.onnx_input([self.tensor(i) if self.has(i) else None for i in range(len(self.inputs))])
-        weights = {
-            value.expression.name_hint: (value.expression, value.weight)
-            for value in self.inputs
-            if value is not None and value.weight is not None
-        }
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
-        return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, weights])
+        return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
 
 
 def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
@@ -159,7 +173,7 @@ def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     if value.expression is None:
         known = value.known
-        value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values)
+        value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values, known.dtype)
     return value.expression
 
 
@@ -185,11 +199,11 @@ class GraphImporter:
     values: dict[str, Value] = field(default_factory=dict)
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Import nodes in order. Raises :class:`tkc.errors.UnsupportedModelError` naming the node that has no conversion."""
+        """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
         for node in nodes:
             try:
                 self._add_node(node)
-            except Error:
+            except (Error, SizesLearned):
                 raise
             except ConversionError as error:
                 raise UnsupportedModelError(f"{describe(node)} {error}.") from error
@@ -212,8 +226,18 @@ class GraphImporter:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
             context = Node(node, opset, attributes, inputs, self.builder, self.algebra)
             converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
+            if node.op_type in _BROADCASTING:
+                self._unify_broadcast(inputs)
             outputs = self._values(node, converter(context))
         self.values.update(zip(filter(None, node.output), outputs, strict=True))
+
+    def _unify_broadcast(self, inputs: Sequence[Value | None]) -> None:
+        """See to it that the sizes of inputs provably broadcast, as Relax must know them to."""
+        tensors = [expression_of(value, self.builder) for value in inputs if value is not None]
+        if all(isinstance(tensor.struct_info.shape, relax.ShapeExpr) for tensor in tensors):
+            shapes = [shape_of(tensor, self.algebra)[::-1] for tensor in tensors]
+            for sizes in itertools.zip_longest(*shapes, fillvalue=1):
+                self.algebra.broadcast(sizes)
 
     def _known_outputs(
         self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
@@ -257,7 +281,10 @@ class GraphImporter:
         if len(fields) < len(node.output):
             raise ConversionError(f"has {len(node.output)} outputs, of which only {len(fields)} can be computed")
         named = (field for name, field in zip(node.output, fields, strict=False) if name)
-        return [Value(expression=self.builder.emit(expression)) for expression in named]
+        return [Value(expression=self._bound(expression)) for expression in named]
+
+    def _bound(self, expression: relax.Expr) -> relax.Expr:
+        return expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
 
     def _add_if(self, node: onnx.NodeProto) -> None:
         branches = {a.name: a.g for a in node.attribute}
@@ -288,7 +315,9 @@ class GraphImporter:
 
     def _add_subgraph(self, graph: onnx.GraphProto) -> list[Value]:
         """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, dict(self.values))
+        # Copies, so that what a branch makes of a known value stays inside the branch.
+        outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

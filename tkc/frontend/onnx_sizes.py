@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import onnx.reference
 from tvm import arith, tirx
+
+from tkc.frontend.model import SizeRange
 
 Size = int | tirx.PrimExpr
 
@@ -48,16 +50,69 @@ class Known:
         return self.values.ravel().tolist()
 
 
+class SizesLearned(Exception):
+    """The graph implies something of the sizes of its inputs; import it once more, knowing it."""
+
+
 class SizeAlgebra:
-    """Arithmetic on sizes, given the bounds of their symbolic variables."""
+    """Arithmetic on sizes, given what is known of their symbolic variables."""
 
     def __init__(self) -> None:
         self._analyzer = arith.Analyzer()
+        self._values: dict[tirx.Var, tirx.PrimExpr] = {}
+        self.ranges: dict[tirx.Var, SizeRange] = {}
 
-    def declare(self, size: tirx.Var, minimum: int, maximum: int | None = None) -> None:
-        """Bound a symbolic variable, inclusively."""
-        upper = arith.ConstIntBound.POS_INF if maximum is None else maximum
-        self._analyzer.update(size, arith.ConstIntBound(minimum, upper))
+    def declare_input(self, size: tirx.Var) -> None:
+        """Add a size that an input of the model has, of which the graph may imply more than the default range."""
+        self._bound(size, SizeRange())
+
+    def declare(self, size: tirx.Var, minimum: int) -> None:
+        """Add a size that the model computes."""
+        self._analyzer.update(size, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
+
+    def _bound(self, size: tirx.Var, sizes: SizeRange) -> None:
+        self.ranges[size] = sizes
+        upper = arith.ConstIntBound.POS_INF if sizes.maximum is None else sizes.maximum
+        self._analyzer.update(size, arith.ConstIntBound(sizes.minimum, upper), override=True)
+
+    def resolve(self, size: Size) -> Size:
+        """The size in terms of the variables that are left once what was learned is put in."""
+        if isinstance(size, int):
+            return size
+        return self.simplify(tirx.stmt_functor.substitute(size, self._values))
+
+    def broadcast(self, sizes: Iterable[Size]) -> Size:
+        """The size that sizes broadcast to. Of those that are not 1, what makes them equal is learned where it can be.
+
+        Raises :class:`SizesLearned` when something was. An input that has size 1 where another has a size of its own
+        is thereby taken for a mistake of the caller, unless the model declares the 1.
+        """
+        wide = [size for size in sizes if not (isinstance(size, int) and size == 1)]
+        for size in wide[1:]:
+            if self._undecided(wide[0], size):
+                self._unify(wide[0], size)
+        return wide[0] if wide else 1
+
+    def _undecided(self, left: Size, right: Size) -> bool:
+        try:
+            self.equal(left, right)
+        except UndecidedError:
+            return True
+        return False
+
+    def _unify(self, left: Size, right: Size) -> None:
+        for size in (left, right):
+            for variable, limit in _limits(size):
+                if variable in self.ranges:  # a slice of a table: its rows end where the size does
+                    self._bound(variable, SizeRange(self.ranges[variable].minimum, limit))
+                    raise SizesLearned
+        for variable, value in ((right, left), (left, right)):
+            if variable in self.ranges and variable not in _variables(value):
+                del self.ranges[variable]
+                known = {variable: tirx.const(value, "int64") if isinstance(value, int) else value}
+                self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}
+                self._values |= known
+                raise SizesLearned
 
     def simplify(self, size: Size) -> Size:
         """The simplest equal expression, a Python integer where the value is fixed."""
@@ -112,7 +167,7 @@ class SizeAlgebra:
 def fold(
     node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None], algebra: SizeAlgebra
 ) -> tuple[Known, ...] | None:
-    """The outputs of ``node`` where they follow from its known ``inputs`` (``None``: an input left out); else ``None``."""
+    """The outputs of ``node`` where its known ``inputs`` (``None``: left out) decide them; else ``None``."""
     if node.domain not in ("", "ai.onnx") or node.op_type in _UNFOLDABLE:
         return None
     if any(attribute.HasField("g") for attribute in node.attribute):
@@ -151,10 +206,14 @@ def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | N
 def _evaluate(node: onnx.NodeProto, opset: int, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The outputs of one node by ONNX's own reference implementation."""
     feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if array is not None}
-    imports = [onnx.helper.make_opsetid("", opset)]
     names = [name for name in node.output if name]
-    function = onnx.helper.make_function("tkc.fold", "fold", list(feeds), names, [node], imports)
-    return onnx.reference.ReferenceEvaluator(function).run(names, feeds)
+    graph = onnx.GraphProto(
+        name="fold",
+        node=[node],
+        input=[onnx.ValueInfoProto(name=name) for name in feeds],
+        output=[onnx.ValueInfoProto(name=name) for name in names],
+    )
+    return onnx.reference.ReferenceEvaluator(graph, opsets={"": opset}).run(names, feeds)
 
 
 def _fold_moves(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
@@ -224,6 +283,17 @@ def _pack(elements: list[Size], shape: tuple[int, ...], dtype: str) -> Known:
     return Known(values.reshape(shape), dtype)
 
 
+def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
+    """The variable and the limit of ``min(variable, limit)``."""
+    if isinstance(size, tirx.Min) and isinstance(size.a, tirx.Var) and isinstance(size.b, tirx.IntImm):
+        return [(size.a, int(size.b))]
+    return []
+
+
+def _variables(size: Size) -> list[tirx.Var]:
+    return [] if isinstance(size, int) else list(tirx.analysis.undefined_vars(size))
+
+
 def _plain(left: Size, right: Size) -> bool:
     return isinstance(left, int) and isinstance(right, int)
 
@@ -257,8 +327,8 @@ _REDUCTIONS: dict[str, Callable[[SizeAlgebra, Size, Size], Size]] = {
 # Operators that move elements without looking at them, with the positions of the inputs whose elements they move.
 _MOVERS: dict[str, Callable[[int], bool]] = {
     **dict.fromkeys(
-        ("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split", "Squeeze",
-         "Tile", "Transpose", "Unsqueeze"),
+        ("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split",
+         "Squeeze", "Tile", "Transpose", "Unsqueeze"),
         lambda position: position == 0,
     ),
     "Concat": lambda position: True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tvm import relax, tirx
+from tvm import relax
 
 from tkc.frontend.converters.emitter import Converter, Emitter
 from tkc.frontend.converters.symbols import Size
@@ -25,8 +25,8 @@ def scaled_dot_product_attention(
 
     What a later rule finds:
 
-    - ``R.nn.attention`` or, with a mask, ``R.nn.attention_bias``, always with its ``scale``, on operands that ``permute_dims``
-      brought to ``[batch, sequence, heads, size]``, and a ``permute_dims`` of the result back.
+    - ``R.nn.attention`` or, with a mask, ``R.nn.attention_bias``, always with its ``scale``, on operands that
+      ``permute_dims`` brought to ``[batch, sequence, heads, size]``, and a ``permute_dims`` of the result back.
     - ``is_causal`` is ``causal_mask="TopLeft"``.
     - A boolean mask (true keeps) is the bias ``where(mask, 0, -inf)``; an additive one is the bias itself.
       The bias has four dimensions, of which the first three may be 1.
@@ -46,9 +46,7 @@ def scaled_dot_product_attention(
     if mask is not None:
         keys, dtype = key.struct_info.shape[2], query.struct_info.dtype
         # The layers of a model share one mask, and so one bias.
-        bias, visible = b.once(
-            ("attention", b.node.args[3], rank), lambda: _bias_and_visible(b, mask, dtype, rank, keys)
-        )
+        bias, visible = b.once(("attention", mask, rank), lambda: _bias_and_visible(b, mask, dtype, rank, keys))
     if scale is None:
         scale = 1 / math.sqrt(int(query.struct_info.shape[3]))
     query, key, value = (b.emit(relax.op.permute_dims(x, [0, 2, 1, 3])) for x in (query, key, value))
@@ -78,7 +76,7 @@ def _repeat_heads(b: Emitter, x: relax.Expr, heads: Size) -> relax.Expr:
 
 
 def _bias_and_visible(b: Emitter, mask: relax.Expr, dtype: str, rank: int, keys: Size) -> tuple[relax.Expr, relax.Expr]:
-    """The mask as a four-dimensional tensor to add, and whether a query sees any key (``[batch, queries, heads, 1]``)."""
+    """The mask as a four-dimensional tensor to add, and whether a query sees any key ``[batch, queries, heads, 1]``."""
     if mask.struct_info.dtype == "bool":
         mask = b.emit(relax.op.where(mask, relax.const(0, dtype), relax.const(-math.inf, dtype)))
     dims = mask.struct_info.ndim
@@ -87,7 +85,7 @@ def _bias_and_visible(b: Emitter, mask: relax.Expr, dtype: str, rank: int, keys:
         axes = [1] if (dims, rank) == (3, 3) else list(range(4 - dims))
         mask = b.emit(relax.op.expand_dims(mask, axes))
     shape = list(mask.struct_info.shape)
-    if tirx.is_const_int(shape[3], 1):
+    if b.equal(shape[3], 1):
         mask = b.emit(relax.op.broadcast_to(mask, [*shape[:3], keys]))
     most = b.emit(relax.op.max(mask, axis=[3], keepdims=True))
     seen = b.emit(relax.op.greater(most, relax.const(-math.inf, dtype)))

@@ -84,6 +84,11 @@ def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> rela
     return op.trunc(quotient) if rounding_mode == "trunc" else quotient
 
 
+def floor_divide(b: Emitter, x: Any, y: Any) -> relax.Expr:
+    """The quotient rounded down."""
+    return divide(b, x, y, "floor")
+
+
 def fmod(b: Emitter, x: Any, y: Any) -> relax.Expr:
     """The remainder with the sign of the dividend."""
     x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
@@ -155,6 +160,13 @@ def cast(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
 
 def same(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
     """``x`` itself."""
+    return x
+
+
+def dropout(b: Emitter, x: relax.Expr, probability: float, train: bool) -> relax.Expr:
+    """``x`` itself, outside training."""
+    if train and probability:
+        raise b.unsupported("dropout is active. Call eval() on the model before exporting it.")
     return x
 
 
@@ -296,6 +308,9 @@ CONVERTERS: dict[str, Converter] = {
             "log2": _log_base(2),
             "log10": _log_base(10),
             "scalar_tensor": scalar_tensor,
+            "floor_divide": floor_divide,
+            "dropout": dropout,
+            "type_as": cast,
             "clone": same,
             "alias": same,
             "detach": same,
@@ -306,6 +321,9 @@ CONVERTERS: dict[str, Converter] = {
         },
         "default",
     ),
+    **{f"aten.to.{overload}": cast for overload in ("dtype", "dtype_layout", "device", "other")},
+    "aten.__and__.Tensor": _bitwise(op.bitwise_and, op.logical_and),
+    "aten.__or__.Tensor": _bitwise(op.bitwise_or, op.logical_or),
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

@@ -14,7 +14,7 @@ from tkc.frontend.converters.symbols import Size, Symbols
 
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
-their Relax values, sizes by PrimExprs); returns the value, or a tuple of values where the operator has several results."""
+their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
 
 _LOW_PRECISION = frozenset({"float16", "bfloat16"})
 
@@ -53,6 +53,11 @@ class Emitter:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
         self.node = node
         self.env[node] = self._settle(converter(self, *self._arguments(node)), node.meta["val"])
+
+    def bind(self, node: fx.Node, value: relax.Expr) -> None:
+        """Let ``node`` stand for ``value``, a parameter of the function or a constant."""
+        self.node = node
+        self.env[node] = self._settle(value, node.meta["val"])
 
     @property
     def dtype(self) -> str:
@@ -98,6 +103,10 @@ class Emitter:
         """``x`` in the precision that PyTorch accumulates it in: float32 for the 16-bit floating types."""
         return self.cast(x, "float32") if x.struct_info.dtype in _LOW_PRECISION else x
 
+    def simplified(self, size: Size) -> Size:
+        """``size`` in its simplest form."""
+        return size if isinstance(size, int) else self._analyzer.simplify(size)
+
     def equal(self, left: Size, right: Size) -> bool:
         """Whether two sizes are provably equal."""
         if isinstance(left, int) and isinstance(right, int):
@@ -133,14 +142,21 @@ class Emitter:
         given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
         return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
 
-    def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Var:
-        variables = tirx.analysis.undefined_vars(value)
+    def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Expr:
+        """A number computed from sizes.
 
-        def compute(*parameters: tirx.Var) -> te.Tensor:
-            bound = tirx.stmt_functor.substitute(value, dict(zip(variables, parameters, strict=True)))
-            return te.compute((), lambda: bound.astype(dtype), name="scalar")
+        The loops fill as many elements as one of the sizes says, because TVM's FoldConstant would evaluate a function
+        of no tensors and a static shape, and cannot pass it the sizes.
+        """
+        variables = list(tirx.analysis.undefined_vars(value))
 
-        return self.builder.emit_te(compute, *variables, primfunc_name_hint="scalar")
+        def compute(*sizes: tirx.Var) -> te.Tensor:
+            number = tirx.stmt_functor.substitute(value, dict(zip(variables, sizes, strict=True))).astype(dtype)
+            return te.compute((sizes[0],), lambda _: number, name="size")
+
+        filled = self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
+        first = self.emit(relax.op.strided_slice(filled, [0], [0], [1], assume_inbound=True))
+        return self.emit(relax.op.reshape(first, []))
 
     def _settle(self, value: Any, expected: Any) -> Any:
         if isinstance(expected, list | tuple):
@@ -160,8 +176,7 @@ class Emitter:
         value = self.cast(value, dtype)
         if self.has_shape(value, shape):
             return value
-        known = found.shape.values if isinstance(found.shape, relax.ShapeExpr) else shape
-        if any(isinstance(a, tirx.IntImm) and isinstance(b, int) and int(a) != b for a, b in zip(known, shape)):
+        if isinstance(found.shape, relax.ShapeExpr) and any(map(_differ, found.shape.values, shape)):
             raise InternalError(
                 f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
                 f"where PyTorch has {shape}. Please report this model."
@@ -175,3 +190,8 @@ def _example(argument: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return 1
     return 1.0 if isinstance(value, torch.SymFloat) else value
+
+
+def _differ(left: Size, right: Size) -> bool:
+    """Whether two sizes are known, and not the same."""
+    return isinstance(left, int | tirx.IntImm) and isinstance(right, int | tirx.IntImm) and int(left) != int(right)

@@ -7,19 +7,22 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
+from tkc.frontend.converters.symbols import Size
 
 Indices = list[relax.Expr | None]
 
-_COUNTS = frozenset({"argsort", "argmax", "argmin", "one_hot", "ones", "zeros"})
-_OF_FIRST = frozenset(
-    "view unsqueeze squeeze expand permute clone alias slice select cumsum flip repeat "
-    "_to_copy index gather index_select".split()
+_COUNTS = frozenset(
+    {"argsort", "argmax", "argmin", "one_hot", "zeros_like", "new_zeros", "empty_like", "empty_permuted"}
 )
-_OF_ALL = frozenset({"add", "mul", "div", "maximum", "cat"})
+_OF_FIRST = frozenset(
+    {"view", "unsqueeze", "squeeze", "expand", "permute", "clone", "alias", "slice", "select", "flip", "repeat"}
+    | {"cumsum", "to", "_to_copy", "index", "gather", "index_select", "reshape", "contiguous", "transpose"}
+)
+_OF_ALL = frozenset({"add", "mul", "div", "floor_divide", "maximum", "cat"})
 
 
 def _never_negative(index: Any) -> bool:
@@ -39,6 +42,8 @@ def _never_negative(index: Any) -> bool:
         return position == 1 if _operator(source) == "topk" else _sorted_is_never_negative(source, position)
     if name in _OF_FIRST:
         return _never_negative(arguments[0])
+    if name in ("index_put", "index_put_"):
+        return _never_negative(arguments[0]) and _never_negative(arguments[2])
     if name in _OF_ALL:
         return all(map(_never_negative, arguments))
     return name in _COUNTS or (name == "arange" and all(map(_never_negative, arguments)))
@@ -52,16 +57,30 @@ def _operator(node: fx.Node) -> str:
     return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
 
 
+def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False) -> relax.Expr:
+    """An index that reads and writes no memory but that of a dimension of ``size``.
+
+    What comes from the model's inputs is brought into range (negative elements count from the back if ``wrap``);
+    PyTorch raises there, which a compiled model cannot.
+    """
+    if _never_negative(node):
+        return index
+    dtype = index.struct_info.dtype
+    zero, last = relax.const(0, dtype), b.tensor(b.simplified(size - 1), dtype)
+    if wrap:
+        back = b.emit(op.add(index, b.tensor(size, dtype)))
+        index = b.emit(op.where(b.emit(op.less(index, zero)), back, index))
+    return b.emit(op.minimum(b.emit(op.maximum(index, zero)), last))
+
+
 def _from_front(b: Emitter, x: relax.Expr, indices: Indices) -> Indices:
-    """The indices with negative elements counted from the front."""
-    out: Indices = []
-    for dim, (index, node) in enumerate(zip(indices, b.node.args[1], strict=True)):  # type: ignore[arg-type]
-        if index is not None and not _never_negative(node):
-            dtype = index.struct_info.dtype
-            back = b.emit(op.add(index, b.tensor(x.struct_info.shape[dim], dtype)))
-            index = b.emit(op.where(op.less(index, relax.const(0, dtype)), back, index))
-        out.append(index)
-    return out
+    """The indices counted from the front, and in range."""
+    sizes = x.struct_info.shape
+    nodes: Any = b.node.args[1]
+    return [
+        None if index is None else _inside(b, index, node, sizes[dim], wrap=True)
+        for dim, (index, node) in enumerate(zip(indices, nodes, strict=True))
+    ]
 
 
 def _indexed_first(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.Expr, list[relax.Expr], list[int]]:
@@ -82,7 +101,7 @@ def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
     """``x[indices]``: one index as ``take``, several broadcast against each other as ``index_tensor``."""
     dims = [dim for dim, given in enumerate(indices) if given is not None]
     if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
-        return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0])
+        return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0], mode="clip")
     front, kept, _ = _indexed_first(b, x, indices)
     out = b.emit(op.index_tensor(front, kept))
     first, adjacent = dims[0], dims == list(range(dims[0], dims[-1] + 1))
@@ -141,30 +160,31 @@ def _value_rows(
     dims = [dim for dim, given in enumerate(indices) if given is not None]
     if dims[0] > 0 and rest and values.struct_info.ndim > 1:
         raise b.unsupported("values assigned behind a full slice are not supported. Move the indexed dimension first.")
-    target = [*_broadcast([list(given.struct_info.shape) for given in kept]), *rest]
+    target = [*_broadcast(b, [list(given.struct_info.shape) for given in kept]), *rest]
     whole = b.emit(op.broadcast_to(values, target))
     return whole if len(target) == 1 + len(rest) else b.emit(op.reshape(whole, [count, *rest]))
 
 
-def _broadcast(shapes: list[list[Any]]) -> list[Any]:
+def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
     rank = max(map(len, shapes))
     padded = [[1] * (rank - len(shape)) + shape for shape in shapes]
-    return [next((size for size in sizes if not tirx.is_const_int(size, 1)), 1) for sizes in zip(*padded, strict=True)]
+    return [next((size for size in sizes if not b.equal(size, 1)), 1) for sizes in zip(*padded, strict=True)]
 
 
 def embedding(b: Emitter, weight: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
-    """The rows of ``weight`` at ``indices``."""
-    return op.take(weight, indices, 0)
+    """The rows of ``weight`` at ``indices``; not a number where there is no such row."""
+    return op.take(weight, indices, 0, mode="nan")
 
 
 def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> relax.Expr:
     """The slices of ``x`` at ``indices`` along ``dim``."""
-    return op.take(x, indices, dim % x.struct_info.ndim)
+    return op.take(x, indices, dim % x.struct_info.ndim, mode="clip")
 
 
 def gather(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, *_: Any) -> relax.Expr:
     """``x[..., indices[..., i, ...], ...]`` along ``dim``."""
-    return op.gather_elements(x, indices, dim % x.struct_info.ndim)
+    dim %= x.struct_info.ndim
+    return op.gather_elements(x, _inside(b, indices, b.node.args[2], x.struct_info.shape[dim]), dim)
 
 
 _REDUCTIONS = {
@@ -185,7 +205,9 @@ def _scattered(
     if not b.has_shape(values, shape):
         axes = list(range(len(shape)))
         values = b.emit(op.strided_slice(values, axes, [0] * len(shape), shape))
-    return op.scatter_elements(x, indices, values, dim % x.struct_info.ndim, _REDUCTIONS[reduction])
+    dim %= x.struct_info.ndim
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return op.scatter_elements(x, indices, values, dim, _REDUCTIONS[reduction])
 
 
 def scatter(
@@ -229,6 +251,7 @@ def index_add(
     """``x`` with ``alpha * source`` added at ``indices`` along ``dim``."""
     dim %= x.struct_info.ndim
     shape = list(source.struct_info.shape)
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     rows = b.emit(op.reshape(indices, [size if axis == dim else 1 for axis, size in enumerate(shape)]))
     rows = b.emit(op.broadcast_to(rows, shape))
     if alpha != 1:

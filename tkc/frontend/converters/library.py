@@ -22,6 +22,8 @@ def _imported(name: str) -> Converter:
 
 _NAMES = (
     "convolution.default",
+    "conv1d.default",
+    "conv2d.default",
     "_adaptive_avg_pool1d.default",
     "_adaptive_avg_pool2d.default",
     "_adaptive_avg_pool3d.default",

@@ -43,8 +43,8 @@ def addmm(b: Emitter, bias: relax.Expr, x: relax.Expr, y: relax.Expr, beta: floa
 def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax.Expr | None, *rest: Any) -> relax.Expr:
     """Rows ``offsets[g-1]..offsets[g]`` of ``a [m, k]`` times ``weight[g]``, rows past the last offset zero.
 
-    Becomes a ``call_tir`` of a PrimFunc ``grouped_matmul(a, weight, offsets) -> out [m, n]`` with ``offsets [g]`` in int32 and the
-    attributes ``tkc.op = "grouped_matmul"`` and ``tkc.weight_layout``: ``gnk`` where the model passes a
+    Becomes a ``call_tir`` of a PrimFunc ``grouped_matmul(a, weight, offsets) -> out [m, n]`` with ``offsets [g]`` in
+    int32 and the attributes ``tkc.op = "grouped_matmul"`` and ``tkc.weight_layout``: ``gnk`` where the model passes a
     transposed view of a ``[g, n, k]`` tensor (which is then taken untransposed), else ``gkn``.
     """
     if any(argument is not None for argument in rest):

@@ -154,8 +154,8 @@ def logsumexp(b: Emitter, x: relax.Expr, dim: Any, keepdim: bool = False) -> rel
 def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) -> relax.Expr:
     """How many elements fall into each of ``bins`` equal parts of ``[minimum, maximum]``, which belongs to the last.
 
-    Becomes a ``call_tir`` of a PrimFunc ``histc(x) -> out [bins]`` in ``x``'s dtype with the attributes ``tkc.op = "histc"``,
-    ``tkc.minimum`` and ``tkc.maximum``.
+    Becomes a ``call_tir`` of a PrimFunc ``histc(x) -> out [bins]`` in ``x``'s dtype with the attributes
+    ``tkc.op = "histc"``, ``tkc.minimum`` and ``tkc.maximum``.
     """
     if minimum == maximum:
         raise b.unsupported("a histogram over the data's own range is not supported. Give min and max.")

@@ -36,14 +36,16 @@ def transpose(b: Emitter, x: relax.Expr, first: int = 0, second: int = 1) -> rel
 
 
 def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | None, step: Size = 1) -> relax.Expr:
-    """``x[start:end:step]`` along ``dim``. Its end is taken from the length that PyTorch found for it, so that no bound needs
-    clamping."""
+    """``x[start:end:step]`` along ``dim``.
+
+    The end is taken from the length that PyTorch found, so that no bound needs clamping.
+    """
     dim %= x.struct_info.ndim
     length = b.shape[dim]
     if b.equal(length, x.struct_info.shape[dim]) and step == 1:
         return x
     start = _clamped(0 if start is None else start, x.struct_info.shape[dim])
-    return _strided(x, dim, start, start + (length - 1) * step + 1, step)
+    return _strided(b, x, dim, start, start + (length - 1) * step + 1, step)
 
 
 def _clamped(index: Size, size: Size) -> Size:
@@ -55,14 +57,15 @@ def _clamped(index: Size, size: Size) -> Size:
     return min(max(index + int(size) if index < 0 else index, 0), int(size))
 
 
-def _strided(x: relax.Expr, dim: int, start: Size, end: Size, step: Size = 1) -> relax.Expr:
-    return op.strided_slice(x, [dim], [start], [end], [step])
+def _strided(b: Emitter, x: relax.Expr, dim: int, start: Size, end: Size, step: Size = 1) -> relax.Expr:
+    bounds = [b.simplified(start)], [b.simplified(end)], [step]
+    return op.strided_slice(x, [dim], *bounds, assume_inbound=True)
 
 
 def select(b: Emitter, x: relax.Expr, dim: int, index: Size) -> relax.Expr:
     """``x[index]`` along ``dim``."""
     start = index if not isinstance(index, int) or index >= 0 else x.struct_info.shape[dim] + index
-    return op.squeeze(b.emit(_strided(x, dim % x.struct_info.ndim, start, start + 1)), [dim])
+    return op.squeeze(b.emit(_strided(b, x, dim % x.struct_info.ndim, start, start + 1)), [dim])
 
 
 def slice_scatter(
@@ -83,10 +86,10 @@ def slice_scatter(
         raise b.unsupported("a slice with a step other than 1 is assigned to. Assign by an index tensor.")
     first = _clamped(0 if start is None else start, size)
     last = first + length
-    pieces = [] if b.equal(first, 0) else [b.emit(_strided(x, dim, 0, first))]
+    pieces = [] if b.equal(first, 0) else [b.emit(_strided(b, x, dim, 0, first))]
     pieces.append(b.cast(source, b.dtype))
     if not b.equal(last, size):
-        pieces.append(b.emit(_strided(x, dim, last, size)))
+        pieces.append(b.emit(_strided(b, x, dim, last, size)))
     return op.concat(pieces, dim)
 
 
@@ -102,6 +105,12 @@ def cat(b: Emitter, tensors: list[relax.Expr], dim: int = 0) -> relax.Expr:
     rank = len(b.shape)
     tensors = [b.cast(x, b.dtype) for x in tensors if x.struct_info.ndim == rank]
     return tensors[0] if len(tensors) == 1 else op.concat(tensors, dim % rank)
+
+
+def stack(b: Emitter, tensors: list[relax.Expr], dim: int = 0) -> relax.Expr:
+    """The tensors one after the other along a new dimension."""
+    axis = dim % len(b.shape)
+    return cat(b, [b.emit(op.expand_dims(x, axis)) for x in tensors], axis)
 
 
 def split_with_sizes(b: Emitter, x: relax.Expr, sizes: list[Size], dim: int = 0) -> list[relax.Expr]:
@@ -124,7 +133,7 @@ def _pieces(b: Emitter, x: relax.Expr, sizes: list[Size], dim: int) -> list[rela
         pieces = b.emit(op.split(x, bounds, dim))
         return [b.emit(relax.TupleGetItem(pieces, i)) for i in range(len(sizes))]
     starts = [sum(sizes[:i], 0) for i in range(len(sizes))]
-    return [b.emit(_strided(x, dim, start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    return [b.emit(_strided(b, x, dim, start, start + size)) for start, size in zip(starts, sizes, strict=True)]
 
 
 def unbind(b: Emitter, x: relax.Expr, dim: int = 0) -> list[relax.Expr]:
@@ -165,7 +174,7 @@ def roll(b: Emitter, x: relax.Expr, shifts: list[Size], dims: list[int]) -> rela
 def _rolled(b: Emitter, x: relax.Expr, shift: Size, dim: int) -> relax.Expr:
     size = x.struct_info.shape[dim]
     cut = size - shift % size
-    last, first = b.emit(_strided(x, dim, cut, size)), b.emit(_strided(x, dim, 0, cut))
+    last, first = b.emit(_strided(b, x, dim, cut, size)), b.emit(_strided(b, x, dim, 0, cut))
     return b.emit(op.concat([last, first], dim))
 
 
@@ -177,7 +186,7 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
         size = x.struct_info.shape[dim]
         cuts = [-p if isinstance(p, int) and p < 0 else 0 for p in (before, after)]
         if any(cuts):
-            x = b.emit(_strided(x, dim, cuts[0], size - cuts[1]))
+            x = b.emit(_strided(b, x, dim, cuts[0], size - cuts[1]))
     widths = [max(p, 0) if isinstance(p, int) else p for pair in pairs for p in pair]
     if all(isinstance(width, int) and width == 0 for width in widths):
         return x
@@ -205,8 +214,11 @@ def _padded(b: Emitter, x: relax.Expr, dim: int, before: Size, after: Size, valu
 def diff(
     b: Emitter, x: relax.Expr, n: int, dim: int, prepend: relax.Expr | None, append: relax.Expr | None
 ) -> relax.Expr:
-    """The ``n``-th difference along ``dim``. What the prepended and appended tensors contribute stays apart from the differences
-    inside ``x``, so that those of an ``arange`` can be seen to be constant."""
+    """The ``n``-th difference along ``dim``.
+
+    What the prepended and appended tensors contribute stays apart from the differences inside ``x``, so that those of
+    an ``arange`` can be seen to be constant.
+    """
     dim %= x.struct_info.ndim
     segments = [segment for segment in (prepend, x, append) if segment is not None]
     for _ in range(n):
@@ -223,10 +235,10 @@ def _differences(b: Emitter, segments: list[relax.Expr], dim: int) -> list[relax
         if i:
             before = segments[i - 1]
             end = before.struct_info.shape[dim]
-            first, last = b.emit(_strided(segment, dim, 0, 1)), b.emit(_strided(before, dim, end - 1, end))
+            first, last = b.emit(_strided(b, segment, dim, 0, 1)), b.emit(_strided(b, before, dim, end - 1, end))
             out.append(b.emit(minus(first, last)))
         if not b.equal(size, 1):
-            later, earlier = b.emit(_strided(segment, dim, 1, size)), b.emit(_strided(segment, dim, 0, size - 1))
+            later, earlier = b.emit(_strided(b, segment, dim, 1, size)), b.emit(_strided(b, segment, dim, 0, size - 1))
             out.append(b.emit(minus(later, earlier)))
     return out
 
@@ -246,11 +258,16 @@ CONVERTERS: dict[str, Converter] = {
     "aten.view.default": reshape,
     "aten.reshape.default": reshape,
     "aten._unsafe_view.default": reshape,
+    "aten.flatten.using_ints": reshape,
+    "aten.unflatten.int": reshape,
+    "aten.view_as.default": reshape,
     "aten.squeeze.default": reshape,
     "aten.squeeze.dim": reshape,
     "aten.squeeze.dims": reshape,
     "aten.unsqueeze.default": unsqueeze,
     "aten.expand.default": expand,
+    "aten.expand_as.default": expand,
+    "aten.broadcast_to.default": expand,
     "aten.permute.default": permute,
     "aten.transpose.int": transpose,
     "aten.t.default": transpose,
@@ -259,6 +276,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.select.int": select,
     "aten.select_scatter.default": select_scatter,
     "aten.cat.default": cat,
+    "aten.stack.default": stack,
+    "aten.chunk.default": split,
     "aten.split.Tensor": split,
     "aten.split_with_sizes.default": split_with_sizes,
     "aten.unbind.int": unbind,

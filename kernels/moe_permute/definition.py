@@ -1,0 +1,148 @@
+"""The stable counting sort in TileLang: count and scatter, by many warps on CUDA, in two loops on the CPU."""
+
+import tilelang.language as T
+from tvm.tirx import PrimExpr, PrimFunc
+
+from tkc.kernels.moe_permute.spec import WARP, MoePermuteConfiguration, MoePermuteParameters
+from tkc.kernels.target import Target
+
+
+def define(parameters: MoePermuteParameters, configuration: MoePermuteConfiguration, target: Target) -> PrimFunc:
+    """The kernel over ``experts``, ``sorted``, ``order``, ``inverse``, ``offsets`` and the workspace ``counts``."""
+    return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
+
+
+def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
+    copies = T.dynamic("copies", "int32")
+    warps = c.threads // WARP
+    experts_per_thread = -(-p.num_experts // c.threads)
+
+    @T.prim_func
+    def moe_permute(
+        experts: T.Tensor((copies,), p.indices_dtype),
+        ascending: T.Tensor((copies,), p.indices_dtype),
+        order: T.Tensor((copies,), p.indices_dtype),
+        inverse: T.Tensor((copies,), p.indices_dtype),
+        offsets: T.Tensor((p.num_experts,), "int32"),
+        counts: T.Tensor((c.blocks, p.num_experts), "int32"),
+    ):
+        # Every warp has the same number of rounds of one copy a lane, and the warps' shares follow each other.
+        with T.Kernel(c.blocks, threads=c.threads) as block:
+            thread = T.get_thread_binding()
+            rounds = T.ceildiv(copies, c.blocks * c.threads)
+            block_counts = T.alloc_shared((p.num_experts,), "int32")
+            for i in T.unroll(experts_per_thread):
+                if i * c.threads + thread < p.num_experts:
+                    block_counts[i * c.threads + thread] = 0
+            T.sync_threads()
+            for i in T.serial(rounds):
+                copy = _copy_index(c, block, thread, rounds, i)
+                if copy < copies:
+                    T.atomic_add(block_counts[experts[copy]], 1)
+            T.sync_threads()
+            for i in T.unroll(experts_per_thread):
+                expert = i * c.threads + thread
+                if expert < p.num_experts:
+                    counts[block, expert] = block_counts[expert]
+
+        with T.Kernel(c.blocks, threads=c.threads) as block:
+            thread = T.get_thread_binding()
+            lane = thread % WARP
+            warp = thread // WARP
+            rounds = T.ceildiv(copies, c.blocks * c.threads)
+            next_position = T.alloc_shared((warps, p.num_experts), "int32")  # where a warp's next copy goes
+            for w in T.serial(warps):
+                for i in T.unroll(experts_per_thread):
+                    if i * c.threads + thread < p.num_experts:
+                        next_position[w, i * c.threads + thread] = 0
+            T.sync_threads()
+            for i in T.serial(rounds):
+                copy = _copy_index(c, block, thread, rounds, i)
+                if copy < copies:
+                    T.atomic_add(next_position[warp, experts[copy]], 1)
+
+            ends = T.alloc_shared((p.num_experts,), "int32")
+            from_end = T.alloc_local((experts_per_thread,), "int32")  # of an expert's copies to those of this block
+            seen = T.alloc_local((1,), "int32")
+            for i in T.unroll(experts_per_thread):
+                expert = i * c.threads + thread
+                if expert < p.num_experts:
+                    from_end[i] = 0
+                    seen[0] = 0
+                    for b in T.serial(c.blocks):
+                        if b == block:
+                            from_end[i] = seen[0]
+                        seen[0] += counts[b, expert]
+                    from_end[i] -= seen[0]
+                    ends[expert] = seen[0]
+            T.cumsum(ends)
+            for i in T.unroll(experts_per_thread):
+                expert = i * c.threads + thread
+                if expert < p.num_experts:
+                    if block == 0:
+                        offsets[expert] = ends[expert]
+                    seen[0] = ends[expert] + from_end[i]
+                    for w in T.serial(warps):
+                        count = next_position[w, expert]
+                        next_position[w, expert] = seen[0]
+                        seen[0] += count
+            T.sync_threads()
+
+            start = T.alloc_local((1,), "int32")
+            for i in T.serial(rounds):
+                copy = _copy_index(c, block, thread, rounds, i)
+                expert = T.if_then_else(copy < copies, T.cast(experts[copy], "int32"), -1)
+                # Lanes with the same expert take consecutive places, in their order; the first reserves them all.
+                peers = T.match_any_sync(expert)
+                rank = T.cast(T.popcount(peers & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))), "int32")
+                start[0] = 0
+                if copy < copies and rank == 0:
+                    start[0] = T.atomic_add(
+                        next_position[warp, expert], T.cast(T.popcount(peers), "int32"), return_prev=True
+                    )
+                position = T.shfl_sync(start[0], T.call_pure_extern("int32", "__ffs", peers) - 1) + rank
+                if copy < copies:
+                    ascending[position] = T.cast(expert, p.indices_dtype)
+                    order[position] = T.cast(copy, p.indices_dtype)
+                    inverse[copy] = T.cast(position, p.indices_dtype)
+
+    return moe_permute
+
+
+def _copy_index(c: MoePermuteConfiguration, block: PrimExpr, thread: PrimExpr, rounds: PrimExpr, i: PrimExpr) -> PrimExpr:
+    """The copy a thread handles in round ``i``: each warp goes through a contiguous share, in order."""
+    warp = block * (c.threads // WARP) + thread // WARP
+    return (warp * rounds + i) * WARP + thread % WARP
+
+
+def _cpu(p: MoePermuteParameters) -> PrimFunc:
+    copies = T.dynamic("copies", "int32")
+
+    @T.prim_func
+    def moe_permute(
+        experts: T.Tensor((copies,), p.indices_dtype),
+        ascending: T.Tensor((copies,), p.indices_dtype),
+        order: T.Tensor((copies,), p.indices_dtype),
+        inverse: T.Tensor((copies,), p.indices_dtype),
+        offsets: T.Tensor((p.num_experts,), "int32"),
+        counts: T.Tensor((1, p.num_experts), "int32"),
+    ):
+        with T.Kernel(1):
+            end = T.alloc_local((1,), "int32")
+            for e in T.serial(p.num_experts):
+                counts[0, e] = 0
+            for i in T.serial(copies):
+                counts[0, experts[i]] += 1
+            end[0] = 0
+            for e in T.serial(p.num_experts):
+                end[0] += counts[0, e]
+                offsets[e] = end[0]
+                counts[0, e] = end[0] - counts[0, e]
+            for i in T.serial(copies):
+                position = counts[0, experts[i]]
+                counts[0, experts[i]] = position + 1
+                ascending[position] = experts[i]
+                order[position] = T.cast(i, p.indices_dtype)
+                inverse[i] = T.cast(position, p.indices_dtype)
+
+    return moe_permute

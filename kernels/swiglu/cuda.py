@@ -1,0 +1,233 @@
+"""SwiGLU for CUDA: 16-byte loads, values kept in registers between finding their scale and dividing by it."""
+
+import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
+
+from tkc.kernels.swiglu.quantization import scale_of, tensor_types, tile_shape
+from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUConfiguration, SwiGLUParameters, vector_width
+
+WARP = 32
+
+
+def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
+    """A scale per group, or none at all: some lanes of a warp to each token's group of 128 channels."""
+    types = tensor_types(p)
+    width = vector_width(p)
+    lanes = min(WARP, QUANTIZATION_BLOCK // width)
+    per_lane = QUANTIZATION_BLOCK // (lanes * width)
+    per_token = -(-p.channels // QUANTIZATION_BLOCK)
+    at_once = c.threads // lanes
+
+    @T.prim_func
+    def swiglu(
+        gate: types.get("gate"),
+        up: types.get("up"),
+        gate_up: types.get("gate_up"),
+        out: types["out"],
+        scales: types.get("scales"),
+    ):
+        num_groups = out.shape[0] * per_token
+        with T.Kernel(T.max(T.ceildiv(num_groups, at_once * c.vectors), 1), threads=c.threads) as block:
+            thread = T.get_thread_binding()
+            first = block * (c.vectors * at_once) + thread // lanes
+            gates = T.alloc_local((c.vectors * per_lane * width,), p.dtype)
+            ups = T.alloc_local((c.vectors * per_lane * width,), p.dtype)
+            values = T.alloc_local((per_lane * width,), "float32")
+            amax = T.alloc_local((1,), "float32")
+            # All loads come first, so that they are in flight together.
+            for v in T.unroll(c.vectors):
+                for i in T.unroll(per_lane):
+                    group = first + v * at_once
+                    channel = group % per_token * QUANTIZATION_BLOCK + (i * lanes + thread % lanes) * width
+                    if group < num_groups and channel < p.channels:
+                        _load(p, gate, up, gate_up, group // per_token, channel, gates, ups, (v * per_lane + i) * width)
+            for v in T.unroll(c.vectors):
+                group = first + v * at_once
+                amax[0] = 0.0
+                for i in T.unroll(per_lane):
+                    channel = group % per_token * QUANTIZATION_BLOCK + (i * lanes + thread % lanes) * width
+                    if group < num_groups and channel < p.channels:
+                        _multiply(p, gates, ups, (v * per_lane + i) * width, values, i * width, amax)
+                if p.scale == "group":
+                    for step in T.unroll(lanes.bit_length() - 1):
+                        amax[0] = T.max(amax[0], T.shfl_xor(amax[0], 1 << step))
+                    if group < num_groups and thread % lanes == 0:
+                        scales[group // per_token, group % per_token] = scale_of(p, amax[0])
+                inverse = 1.0 / scale_of(p, amax[0]) if p.scale == "group" else T.float32(1.0)
+                for i in T.unroll(per_lane):
+                    channel = group % per_token * QUANTIZATION_BLOCK + (i * lanes + thread % lanes) * width
+                    if group < num_groups and channel < p.channels:
+                        _store(p, values, i * width, inverse, out, group // per_token, channel)
+
+    return swiglu
+
+
+def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
+    """A scale per token or block: a thread block to each scale, with the values in its registers."""
+    types = tensor_types(p)
+    width = vector_width(p)
+    rows, columns = tile_shape(p)
+    vectors_per_row = -(-columns // width)
+    per_thread = -(-rows * vectors_per_row // c.threads)
+    tiles_per_row = -(-p.channels // columns)
+
+    @T.prim_func
+    def swiglu(
+        gate: types.get("gate"),
+        up: types.get("up"),
+        gate_up: types.get("gate_up"),
+        out: types["out"],
+        scales: types["scales"],
+    ):
+        tokens = out.shape[0]
+        with T.Kernel(T.max(T.ceildiv(tokens, rows), 1) * tiles_per_row, threads=c.threads) as tile:
+            thread = T.get_thread_binding()
+            first_token = tile // tiles_per_row * rows
+            first_channel = tile % tiles_per_row * columns
+            gates = T.alloc_local((per_thread * width,), p.dtype)
+            ups = T.alloc_local((per_thread * width,), p.dtype)
+            values = T.alloc_local((per_thread * width,), "float32")
+            amax = T.alloc_local((1,), "float32")
+            warp_amax = T.alloc_shared((c.threads // WARP,), "float32")
+            for i in T.unroll(per_thread):
+                row = (i * c.threads + thread) // vectors_per_row
+                token = first_token + row
+                channel = first_channel + (i * c.threads + thread) % vectors_per_row * width
+                if row < rows and token < tokens and channel < p.channels:
+                    _load(p, gate, up, gate_up, token, channel, gates, ups, i * width)
+            amax[0] = 0.0
+            for i in T.unroll(per_thread):
+                row = (i * c.threads + thread) // vectors_per_row
+                token = first_token + row
+                channel = first_channel + (i * c.threads + thread) % vectors_per_row * width
+                if row < rows and token < tokens and channel < p.channels:
+                    _multiply(p, gates, ups, i * width, values, i * width, amax)
+            for step in T.unroll(WARP.bit_length() - 1):
+                amax[0] = T.max(amax[0], T.shfl_xor(amax[0], 1 << step))
+            if thread % WARP == 0:
+                warp_amax[thread // WARP] = amax[0]
+            T.sync_threads()
+            for w in T.unroll(c.threads // WARP):
+                amax[0] = T.max(amax[0], warp_amax[w])
+            scale = scale_of(p, amax[0])
+            inverse = 1.0 / scale
+            if thread == 0 and first_token < tokens:
+                if p.scale == "token":
+                    scales[first_token] = scale
+                else:
+                    scales[tile // tiles_per_row, tile % tiles_per_row] = scale
+            for i in T.unroll(per_thread):
+                row = (i * c.threads + thread) // vectors_per_row
+                token = first_token + row
+                channel = first_channel + (i * c.threads + thread) % vectors_per_row * width
+                if row < rows and token < tokens and channel < p.channels:
+                    _store(p, values, i * width, inverse, out, token, channel)
+
+    return swiglu
+
+
+def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
+    """A scale per channel: largest magnitudes of shares of the tokens, then of all, then the quantization."""
+    types = tensor_types(p)
+    width = vector_width(p)
+    channels_per_block = c.threads * width
+
+    @T.prim_func
+    def swiglu(
+        gate: types.get("gate"),
+        up: types.get("up"),
+        gate_up: types.get("gate_up"),
+        out: types["out"],
+        scales: types["scales"],
+        partial_amax: T.Tensor((c.partials, p.channels), "float32"),
+    ):
+        tokens = out.shape[0]
+        with T.Kernel(T.ceildiv(p.channels, channels_per_block), c.partials, threads=c.threads) as (column, part):
+            channel = column * channels_per_block + T.get_thread_binding() * width
+            gates = T.alloc_local((width,), p.dtype)
+            ups = T.alloc_local((width,), p.dtype)
+            amax = T.alloc_local((width,), "float32")
+            if channel < p.channels:
+                for e in T.unroll(width):
+                    amax[e] = 0.0
+                for i in T.serial(T.ceildiv(tokens - part, c.partials)):
+                    _load(p, gate, up, gate_up, i * c.partials + part, channel, gates, ups, 0)
+                    for e in T.unroll(width):
+                        amax[e] = T.max(amax[e], T.abs(_silu_product(gates[e], ups[e])))
+                for e in T.vectorized(width):
+                    partial_amax[part, channel + e] = amax[e]
+
+        with T.Kernel(T.ceildiv(p.channels, c.threads), threads=c.threads) as column:
+            channel = column * c.threads + T.get_thread_binding()
+            largest = T.alloc_local((1,), "float32")
+            if channel < p.channels:
+                largest[0] = 0.0
+                for share in T.serial(c.partials):
+                    largest[0] = T.max(largest[0], partial_amax[share, channel])
+                scales[channel] = scale_of(p, largest[0])
+
+        with T.Kernel(T.ceildiv(p.channels, channels_per_block), c.partials, threads=c.threads) as (column, part):
+            channel = column * channels_per_block + T.get_thread_binding() * width
+            gates = T.alloc_local((width,), p.dtype)
+            ups = T.alloc_local((width,), p.dtype)
+            values = T.alloc_local((width,), "float32")
+            inverses = T.alloc_local((width,), "float32")
+            if channel < p.channels:
+                for e in T.unroll(width):
+                    inverses[e] = 1.0 / scales[channel + e]
+                for i in T.serial(T.ceildiv(tokens - part, c.partials)):
+                    _load(p, gate, up, gate_up, i * c.partials + part, channel, gates, ups, 0)
+                    for e in T.unroll(width):
+                        values[e] = _silu_product(gates[e], ups[e]) * inverses[e]
+                    _store(p, values, 0, T.float32(1.0), out, i * c.partials + part, channel)
+
+    return swiglu
+
+
+def _silu_product(gate: PrimExpr, up: PrimExpr) -> PrimExpr:
+    g = T.cast(gate, "float32")
+    return g / (1.0 + T.exp(-g)) * T.cast(up, "float32")
+
+
+@T.macro
+def _load(
+    p: SwiGLUParameters,
+    gate: Buffer | None,
+    up: Buffer | None,
+    gate_up: Buffer | None,
+    token: PrimExpr,
+    channel: PrimExpr,
+    gates: Buffer,
+    ups: Buffer,
+    at: PrimExpr,
+):
+    """One vector of gate and one of up, to ``gates[at:]`` and ``ups[at:]``."""
+    for e in T.vectorized(vector_width(p)):
+        gates[at + e] = gate_up[token, channel + e] if p.packed else gate[token, channel + e]
+    for e in T.vectorized(vector_width(p)):
+        ups[at + e] = gate_up[token, p.channels + channel + e] if p.packed else up[token, channel + e]
+
+
+@T.macro
+def _multiply(
+    p: SwiGLUParameters, gates: Buffer, ups: Buffer, at: PrimExpr, values: Buffer, value_at: PrimExpr, amax: Buffer
+):
+    """The SwiGLU of one vector, to ``values[value_at:]``, with ``amax[0]`` raised to its largest magnitude."""
+    for e in T.unroll(vector_width(p)):
+        values[value_at + e] = _silu_product(gates[at + e], ups[at + e])
+        amax[0] = T.max(amax[0], T.abs(values[value_at + e]))
+
+
+@T.macro
+def _store(
+    p: SwiGLUParameters,
+    values: Buffer,
+    at: PrimExpr,
+    factor: PrimExpr,
+    out: Buffer,
+    token: PrimExpr,
+    channel: PrimExpr,
+):
+    """One vector from ``values[at:]``, times ``factor``, in the output's dtype (FP8 saturates)."""
+    for e in T.vectorized(vector_width(p)):
+        out[token, channel + e] = T.cast(values[at + e] * factor, out.dtype)

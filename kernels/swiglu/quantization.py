@@ -1,0 +1,31 @@
+"""The parts of SwiGLU that every form of the kernel has: its tensors, what shares a scale, and the scale."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tilelang.language as T
+from tvm.tirx import PrimExpr
+
+from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, SwiGLU, SwiGLUParameters
+
+
+def tensor_types(p: SwiGLUParameters, storage: Callable[[str], str] = str) -> dict[str, Any]:
+    """The types of the kernel's inputs and outputs by name, each dtype as ``storage`` has it."""
+    sizes = {name: T.dynamic(name, "int32") for name in SwiGLU().sizes(p)}
+    tensors = (*SwiGLU().inputs(p), *SwiGLU().outputs(p))
+    return {t.name: T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage(t.dtype)) for t in tensors}
+
+
+def tile_shape(p: SwiGLUParameters) -> tuple[int, int]:
+    """The tokens and channels that share a scale; a token's channels where nothing has one."""
+    tokens = QUANTIZATION_BLOCK if p.scale == "block" else 1
+    return tokens, QUANTIZATION_BLOCK if p.scale in ("group", "block") else p.channels
+
+
+def scale_of(p: SwiGLUParameters, amax: PrimExpr) -> PrimExpr:
+    """The scale for values of at most ``amax`` in magnitude."""
+    scale = T.max(amax, T.float32(p.minimum_amax)) / T.float32(FP8_MAX[p.quantized_dtype])
+    if not p.power_of_two_scales:
+        return scale
+    # Anything in the mantissa carries into the exponent.
+    return T.reinterpret((T.reinterpret(scale, "uint32") + T.uint32(0x7FFFFF)) & T.uint32(0xFF800000), "float32")

@@ -1,0 +1,135 @@
+"""Turns the masks of an attention into what its kernel takes: a causal flag, and at most one mask tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from math import inf
+from typing import Literal
+
+from tvm import relax, tirx
+
+from tkc.passes.attention_operands import Geometry, aligned
+from tkc.passes.attention_scores import MaskTerm, NotAttention
+from tkc.passes.graph import Graph, dtype, known_dims, shape, static
+from tkc.passes.index_expressions import Choice, Element
+from tkc.passes.masks import Visibility, scaled, visibility
+from tkc.passes.views import broadcast_index, int64
+
+Causal = Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True)
+class KernelMask:
+    """``tensor`` is boolean (true keeps) or is added to the scores, ``[batch or 1, heads or 1, queries, keys]``."""
+
+    causal: Causal | None = None
+    tensor: relax.Expr | None = None
+    kind: Literal["bool", "additive"] | None = None
+    per_batch: bool = False
+    per_head: bool = False
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A mask tensor that broadcasts to batch, heads, queries and keys, with its ``dims`` along them."""
+
+    value: relax.Expr
+    dims: tuple[tirx.PrimExpr, ...]
+    dtype: str
+
+    @property
+    def is_bool(self) -> bool:
+        return self.dtype == "bool"
+
+
+def kernel_mask(geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal | None, name: str) -> KernelMask:
+    """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``; :class:`NotAttention` where a term fits none."""
+    tensors = []
+    for term in terms:
+        shown = _visibility(geometry, term)
+        if shown == "everything":
+            continue
+        if shown is not None and causal in (None, shown):
+            causal = shown
+        else:
+            tensors.append(_tensor(geometry, term, name))
+    if not tensors:
+        return KernelMask(causal)
+    dims = tuple(_widest([tensor.dims[axis] for tensor in tensors]) for axis in range(4))
+    if all(tensor.is_bool for tensor in tensors):
+        kind: Literal["bool", "additive"] = "bool"
+        value = reduce(relax.op.logical_and, (tensor.value for tensor in tensors))
+    else:
+        kind = "additive"
+        value = reduce(relax.op.add, (_as_number(tensor, name) for tensor in tensors))
+    whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
+    if not all(map(geometry.space.equal, dims, whole)):
+        value = relax.op.broadcast_to(value, whole)
+    return KernelMask(causal, value, kind, static(dims[0]) != 1, static(dims[1]) != 1)
+
+
+def _widest(sizes: list[tirx.PrimExpr]) -> tirx.PrimExpr:
+    return next((size for size in sizes if static(size) != 1), int64(1))
+
+
+def _visibility(geometry: Geometry, term: MaskTerm) -> Visibility | None:
+    element = geometry.expressions.element(term.value, term.index)
+    if term.fill is None:
+        return visibility(element if term.factor == 1 else scaled(element, term.factor), geometry.positions)
+    if element is None or isinstance(element, Choice | float):
+        return None
+    fills: tuple[Element, Element] = (0.0, term.fill) if term.keeps else (term.fill, 0.0)
+    return visibility(Choice(element, *fills), geometry.positions)
+
+
+def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
+    """The least tensor behind a term that still broadcasts to the scores."""
+    graph, found = geometry.graph, None
+    value, index, keeps, fill = term.value, term.index, term.keeps, term.fill
+    while known_dims(value.struct_info) is not None:
+        axes = (geometry.b, geometry.h, geometry.q, geometry.k)
+        dims = aligned(geometry.space, value, index, axes, broadcast=True)
+        if dims is not None:
+            four = value if len(dims) == value.struct_info.ndim else relax.op.reshape(value, dims)
+            number = _multiplied(four, term.factor) if fill is None else _selecting(four, keeps, fill, name)
+            found = _Tensor(number, tuple(dims), dtype(value) if fill is None else "bool" if fill == -inf else name)
+        if (source := geometry.expressions.source(value, index)) is not None:
+            value, index = source
+        elif fill is not None and (call := graph.call(value, "relax.logical_not", "relax.bitwise_not")) is not None:
+            value, keeps = call.args[0], not keeps
+        elif fill is None and (selected := _infinite_selection(graph, value)) is not None and term.factor > 0:
+            (value, keeps), fill = selected, -inf
+            index = broadcast_index(index, shape(value))
+        else:
+            break
+    if found is None:
+        raise NotAttention("a mask does not lie along batch, heads, queries and keys in this order")
+    return found
+
+
+def _infinite_selection(graph: Graph, value: relax.Expr) -> tuple[relax.Expr, bool] | None:
+    """The condition that ``value`` chooses between zero and minus infinity by, and for which outcome it is zero."""
+    call = graph.call(value, "relax.where")
+    if call is None or known_dims(call.args[0].struct_info) is None:
+        return None
+    numbers = tuple(graph.constant(arg) for arg in call.args[1:])
+    return (call.args[0], numbers == (0, -inf)) if numbers in ((0, -inf), (-inf, 0)) else None
+
+
+def _selecting(condition: relax.Expr, keeps: bool, fill: float, name: str) -> relax.Expr:
+    """A mask that shows the keys where ``condition`` is ``keeps``: as truth values, or for a finite fill as numbers."""
+    if fill == -inf:
+        return condition if keeps else relax.op.logical_not(condition)
+    shown, hidden = relax.const(0.0, name), relax.const(max(fill, tirx.min_value(name).value), name)
+    return relax.op.where(condition, *((shown, hidden) if keeps else (hidden, shown)))
+
+
+def _multiplied(value: relax.Expr, factor: float) -> relax.Expr:
+    return value if factor == 1 else relax.op.multiply(value, relax.const(factor, dtype(value)))
+
+
+def _as_number(tensor: _Tensor, name: str) -> relax.Expr:
+    if tensor.is_bool:
+        return relax.op.where(tensor.value, relax.const(0.0, name), relax.const(-inf, name))
+    return tensor.value if tensor.dtype == name else relax.op.astype(tensor.value, name)

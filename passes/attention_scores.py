@@ -1,0 +1,258 @@
+"""Reads the way from attention weights back to the product of queries and keys: softmax, masks, scale, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from tvm import relax
+from tvm.ir import Op
+
+from tkc.passes.attention_operands import Geometry, constant_factor
+from tkc.passes.graph import Graph, dtype, is_floating, shape
+from tkc.passes.masks import LARGEST_FILL
+from tkc.passes.views import Index, broadcast_index
+
+_VIEWS = ("relax.reshape", "relax.permute_dims", "relax.broadcast_to", "relax.expand_dims", "relax.squeeze")
+_SCALARS = ("relax.multiply", "relax.divide", "relax.add", "relax.subtract", "relax.where")
+
+
+class NotAttention(Exception):
+    """Something that looks like attention is not; the message is a clause that says what differs."""
+
+
+@dataclass(frozen=True)
+class MaskTerm:
+    """``value`` at ``index``, times ``factor``, is added to the scores; or, with a ``fill``, selects.
+
+    A selecting value keeps the score where it is ``keeps``, and puts ``fill`` in its place elsewhere.
+    """
+
+    value: relax.Expr
+    index: Index
+    factor: float = 1.0
+    fill: float | None = None
+    keeps: bool = True
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What softmax is taken of: ``factor`` times the matrix product ``product`` read at ``index``, under ``masks``."""
+
+    product: relax.Call
+    index: Index
+    factor: float = 1.0
+    masks: tuple[MaskTerm, ...] = ()
+
+
+def softmax_of(graph: Graph, weights: relax.Expr) -> relax.Call | None:
+    """The softmax that ``weights`` come from through views, casts and the clearing of rows that see nothing."""
+    while True:
+        weights = graph.through_casts(graph.through(weights, *_VIEWS))
+        if (call := graph.call(weights, "relax.nn.softmax")) is not None:
+            return call
+        if (cleared := cleared_value(graph, weights)) is not None:
+            weights = cleared.value
+        elif graph.call(weights, *_VIEWS) is None:
+            return None
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """``value``, but zero where ``condition`` is not ``when``."""
+
+    value: relax.Expr
+    condition: relax.Expr
+    when: bool
+
+
+def cleared_value(graph: Graph, expr: relax.Expr) -> Cleared | None:
+    """``expr`` as a value with zeros selected into it, if it is one."""
+    call = graph.call(expr, "relax.where")
+    if call is None:
+        return None
+    condition, chosen, otherwise = call.args
+    if graph.constant(otherwise) == 0:
+        return Cleared(chosen, condition, when=True)
+    return Cleared(otherwise, condition, when=False) if graph.constant(chosen) == 0 else None
+
+
+@dataclass(frozen=True)
+class SeenRows:
+    """The rows along the last axis of ``judged``, read at ``index``, in which some element is above minus infinity."""
+
+    judged: relax.Expr
+    index: Index
+
+
+def kept_rows(geometry: Geometry, cleared: Cleared, index: Index) -> SeenRows:
+    """The rows that a clearing, at ``index`` of its result, keeps; :class:`NotAttention` where it is another condition.
+
+    PyTorch and its exporters clear the rows of queries that see no key: those with every score minus infinity, or whose
+    weights are not numbers.
+    """
+    graph, when, reduced = geometry.graph, cleared.when, False
+    condition = cleared.condition
+    index = broadcast_index(index, shape(condition))
+    while (call := _call(graph, condition)) is not None:
+        name = call.op.name
+        if (source := geometry.expressions.source(condition, index)) is not None:
+            condition, index = source
+            continue
+        if name in ("relax.logical_not", "relax.bitwise_not"):
+            when = not when
+        elif name == "relax.max" and not reduced and _over_last(call) and (when or is_floating(dtype(call))):
+            reduced, index = True, index if call.attrs.keepdims else (*index, index[-1])
+        elif name in ("relax.equal", "relax.greater") and graph.constant(call.args[1]) == -inf:
+            most = graph.call(call.args[0], "relax.max")
+            if when == (name == "relax.greater") and reduced:
+                return SeenRows(call.args[0], index)
+            if when == (name == "relax.greater") and most is not None and _over_last(most) and most.attrs.keepdims:
+                return SeenRows(most.args[0], index)
+            break
+        elif name == "relax.isnan" and not when:
+            return SeenRows(call.args[0], index)
+        elif name != "relax.astype":
+            break
+        condition = call.args[0]
+    raise NotAttention("zeros are selected on another condition than that the query sees no key")
+
+
+def check_judge(geometry: Geometry, rows: SeenRows, judged: relax.Expr, index: Index) -> None:
+    """:class:`NotAttention` unless ``rows`` are those of ``judged`` at ``index``, wherever that is in them."""
+    graph = geometry.graph
+    same = graph.value(rows.judged).same_as(graph.value(judged))
+    if not (same and all(map(geometry.space.equal, rows.index[:-1], index[:-1]))):
+        raise NotAttention("zeros are selected by other rows than those in which a query sees no key")
+
+
+def _over_last(call: relax.Call) -> bool:
+    rank = call.args[0].struct_info.ndim
+    return [int(axis) % rank for axis in call.attrs.axis or ()] == [rank - 1]
+
+
+def _call(graph: Graph, expr: relax.Expr) -> relax.Call | None:
+    value = graph.value(expr)
+    return value if isinstance(value, relax.Call) and isinstance(value.op, Op) else None
+
+
+def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Scores:
+    """The scores whose softmax over the keys ``weights``, read at ``index``, are; :class:`NotAttention` says what differs."""
+    graph, kept = geometry.graph, []
+    while (softmax := graph.call(weights, "relax.nn.softmax")) is None:
+        if (source := geometry.expressions.source(weights, index)) is not None:
+            weights, index = source
+        elif (cleared := cleared_value(graph, weights)) is not None:
+            kept.append(kept_rows(geometry, cleared, index))
+            weights, index = cleared.value, broadcast_index(index, shape(cleared.value))
+        elif (cast := graph.call(weights, "relax.astype")) is not None:
+            weights = cast.args[0]
+        else:
+            raise NotAttention("the attention weights are rearranged in a way that is not followed")
+    axis = int(softmax.attrs.axis) % len(index)
+    space = geometry.space
+    if not (space.equal(index[axis], geometry.k.index) and space.equal(shape(softmax)[axis], geometry.k.size)):
+        queries = space.equal(index[axis], geometry.q.index)
+        raise NotAttention(f"softmax runs over {'the queries' if queries else 'another axis'}, not over the keys")
+    for rows in kept:
+        after = graph.value(rows.judged).same_as(softmax)
+        check_judge(geometry, rows, softmax if after else softmax.args[0], index)
+    scores = _scores(geometry, softmax.args[0], index)
+    if scores is None:
+        raise NotAttention("softmax is not taken of a matrix product")
+    return scores
+
+
+def _scores(geometry: Geometry, expr: relax.Expr, index: Index) -> Scores | None:
+    """``expr`` at ``index`` as scores; ``None`` where it does not come from a matrix product at all."""
+    graph = geometry.graph
+    if (source := geometry.expressions.source(expr, index)) is not None:
+        return _scores(geometry, *source)
+    if (scaled := constant_factor(graph, expr)) is not None:
+        scores = _scores(geometry, scaled[0], index)
+        return None if scores is None else _times(scores, scaled[1])
+    call = _call(graph, expr)
+    if call is None:
+        return None
+    reader = _READERS.get(call.op.name)
+    if reader is not None:
+        return reader(geometry, call, index)
+    if _leads_to_product(graph, call):
+        raise NotAttention(f"the scores pass through {call.op.name.removeprefix('relax.')} before softmax")
+    return None
+
+
+def _times(scores: Scores, factor: float) -> Scores:
+    masks = tuple(
+        replace(term, factor=term.factor * factor) if term.fill is None else replace(term, fill=term.fill * factor)
+        for term in scores.masks
+    )
+    return replace(scores, factor=scores.factor * factor, masks=masks)
+
+
+def _of_product(geometry: Geometry, call: relax.Call, index: Index) -> Scores:
+    return Scores(call, index)
+
+
+def _of_cast(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
+    return _scores(geometry, call.args[0], index)
+
+
+def _of_sum(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
+    for scores, mask in (call.args, reversed(call.args)):
+        if (found := _scores(geometry, scores, broadcast_index(index, shape(scores)))) is not None:
+            term = MaskTerm(mask, broadcast_index(index, shape(mask)))
+            return replace(found, masks=(*found.masks, term))
+    return None
+
+
+def _of_difference(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
+    scores, mask = call.args
+    found = _scores(geometry, scores, broadcast_index(index, shape(scores)))
+    if found is None:
+        return None
+    return replace(found, masks=(*found.masks, MaskTerm(mask, broadcast_index(index, shape(mask)), factor=-1.0)))
+
+
+def _of_selection(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
+    condition, chosen, otherwise = call.args
+    for scores, filled, keeps in ((chosen, otherwise, True), (otherwise, chosen, False)):
+        found = _scores(geometry, scores, broadcast_index(index, shape(scores)))
+        if found is None:
+            continue
+        fill = geometry.graph.constant(filled)
+        if fill is None or fill > LARGEST_FILL:
+            described = "a tensor" if fill is None else fill
+            raise NotAttention(f"masked scores are filled with {described}, which does not hide them from softmax")
+        term = MaskTerm(condition, broadcast_index(index, shape(condition)), 1.0, float(fill), keeps)
+        return replace(found, masks=(*found.masks, term))
+    return None
+
+
+def _of_factors(geometry: Geometry, call: relax.Call, index: Index) -> None:
+    if any(_leads_to_product(geometry.graph, arg) for arg in call.args):
+        verb = "multiplied" if call.op.name == "relax.multiply" else "divided"
+        raise NotAttention(f"the scores are {verb} by something that is not constant")
+
+
+def _leads_to_product(graph: Graph, expr: relax.Expr) -> bool:
+    """Whether ``expr`` comes from a matrix product by operators that work on each element, or by views."""
+    call = _call(graph, expr)
+    if call is None or not call.args:
+        return False
+    if call.op.name == "relax.matmul":
+        return True
+    arguments = call.args if call.op.name in _SCALARS else call.args[:1]
+    return any(_leads_to_product(graph, argument) for argument in arguments)
+
+
+_READERS: dict[str, Callable[[Geometry, relax.Call, Index], Scores | None]] = {
+    "relax.matmul": _of_product,
+    "relax.astype": _of_cast,
+    "relax.add": _of_sum,
+    "relax.subtract": _of_difference,
+    "relax.where": _of_selection,
+    "relax.multiply": _of_factors,
+    "relax.divide": _of_factors,
+}

@@ -1,0 +1,50 @@
+"""The frontends' grouped matrix product to the ``matmul.grouped`` kernel."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.dpl import is_op, wildcard
+
+from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.passes.graph import Graph, dtype, shape, static
+from tkc.passes.layout import restored
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_TRANSPOSED = {"gnk": "gkn", "gkn": "gnk"}
+
+_FUNCTION, _ARGUMENTS = wildcard(), wildcard()
+
+
+def _grouped_call(match: Match) -> KernelCall | Refusal | None:
+    attrs = match.module[match["function"]].attrs
+    if attrs is None or attrs.get("tkc.op") != "grouped_matmul":
+        return None
+    a, weight, offsets = match["arguments"].fields
+    weight, layout = _untransposed(match.graph, weight, str(attrs["tkc.weight_layout"]))
+    groups, rows, columns = map(static, shape(weight))
+    if None in (groups, rows, columns):
+        return Refusal(f"its weights have the shape {list(shape(weight))}, which is not constant")
+    if dtype(a) not in _DTYPES:
+        return Refusal(f"it computes in {dtype(a)}, and the kernel in {', '.join(_DTYPES)}")
+    n, k = (rows, columns) if layout == "gnk" else (columns, rows)
+    parameters = GroupedMatmulParameters(groups, n, k, dtype(a), layout)
+    return KernelCall(parameters, (a, weight, offsets), {match.var: restored(0, match.var)})
+
+
+def _untransposed(graph: Graph, weight: relax.Expr, layout: str) -> tuple[relax.Expr, str]:
+    """The weight before transpositions of each group's matrix, and the layout it has there."""
+    while (call := graph.call(weight, "relax.permute_dims")) is not None and call.attrs.axes is not None:
+        if [int(axis) % 3 for axis in call.attrs.axes] != [0, 2, 1]:
+            break
+        weight, layout = call.args[0], _TRANSPOSED[layout]
+    return weight, layout
+
+
+GROUPED_MATMUL = Rule(
+    name="grouped_matmul",
+    kernel="matmul.grouped",
+    pattern=is_op("relax.call_tir")(_FUNCTION, _ARGUMENTS, varg_default_wildcard=True),
+    parts={"function": _FUNCTION, "arguments": _ARGUMENTS},
+    check=_grouped_call,
+)

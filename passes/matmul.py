@@ -1,0 +1,169 @@
+"""Finds matrix products with a weight, and the bias, activation and residual that one kernel can compute with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import relax
+from tvm.relax.dpl import is_op, wildcard
+
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.passes.activations import Activation, activated
+from tkc.passes.graph import Graph, dtype, is_floating, known_dims, shape, static
+from tkc.passes.layout import as_matrix, restored
+from tkc.passes.patterns import any_of
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """``activation(a @ weight + bias) + residual``; ``weight [n, k]`` if transposed, else ``[k, n]``."""
+
+    a: relax.Expr
+    weight: relax.Expr
+    transposed: bool
+    bias: relax.Expr | None = None
+    activation: Activation | None = None
+    residual: relax.Expr | None = None
+
+
+def _check(match: Match) -> KernelCall | Refusal | None:
+    graph, var = match.graph, match.var
+    if (product := graph.call(var, "relax.matmul")) is not None and (reason := _unfit(graph, product)) is not None:
+        return Refusal(reason)
+    fused = _with_residual(graph, var)
+    if fused is None or dtype(var) not in _DTYPES:
+        return None
+    name, out = dtype(fused.a), dtype(var)
+    n, k = _weight_sizes(fused)
+    inputs = [as_matrix(fused.a), fused.weight]
+    for addend, wanted, dims in ((fused.bias, name, 1), (fused.residual, out, 2)):
+        if addend is None:
+            continue
+        tensor = graph.before_widening(addend, wanted)
+        if tensor is None:
+            return None
+        inputs.append(as_matrix(tensor) if dims == 2 else _as_vector(tensor))
+    parameters = MatmulParameters(
+        n=n,
+        k=k,
+        dtype=name,
+        weight_layout="nk" if fused.transposed else "kn",
+        out_dtype=None if out == name else out,
+        bias=fused.bias is not None,
+        activation=fused.activation,
+        residual=fused.residual is not None,
+    )
+    return KernelCall(parameters, tuple(inputs), {var: restored(0, var)})
+
+
+def _unfit(graph: Graph, product: relax.Call) -> str | None:
+    """Why no kernel takes this matrix product."""
+    a, b = product.args
+    if any(known_dims(x.struct_info) is None for x in (a, b, product)):
+        return "the shapes of its operands are not known"
+    weight, _ = _weight(graph, b)
+    if a.struct_info.ndim < 2 or b.struct_info.ndim < 2:
+        return "it is a product with a vector"
+    if weight.struct_info.ndim != 2:
+        return "its second operand has a batch dimension, and the kernel takes one weight for all rows"
+    if None in map(static, shape(weight)):
+        return "the size of its second operand is only known at run time"
+    if dtype(a) != dtype(weight) or dtype(a) not in _DTYPES:
+        return f"it multiplies {dtype(a)} by {dtype(weight)}"
+    return None
+
+
+def _weight(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, bool]:
+    """The matrix behind ``expr``, which may be broadcast over a batch, and whether ``expr`` is its transpose."""
+    source = graph.through(expr, "relax.broadcast_to")
+    expr = source if source.struct_info.ndim == 2 else expr
+    call = graph.call(expr, "relax.permute_dims")
+    transposed = call is not None and call.args[0].struct_info.ndim == 2
+    return (call.args[0], True) if call is not None and transposed else (expr, False)
+
+
+def _weight_sizes(fused: _Fused) -> tuple[int, int]:
+    rows, columns = (int(size) for size in shape(fused.weight))
+    return (rows, columns) if fused.transposed else (columns, rows)
+
+
+def _as_vector(expr: relax.Expr) -> relax.Expr:
+    return expr if expr.struct_info.ndim == 1 else relax.op.reshape(expr, (shape(expr)[-1],))
+
+
+def _with_residual(graph: Graph, expr: relax.Expr) -> _Fused | None:
+    """``expr`` as the sum of an activated product and another tensor of its shape, or as the former alone."""
+    expr = _before_reshape(graph, expr)
+    call = graph.call(expr, "relax.add")
+    if call is not None and graph.same_shape(*map(shape, call.args)):
+        for inner, residual in (call.args, reversed(call.args)):
+            fused = _with_activation(graph, inner) if _is_read_once(graph, inner) else None
+            if fused is not None:
+                return replace(fused, residual=residual)
+    return _with_activation(graph, expr)
+
+
+def _with_activation(graph: Graph, expr: relax.Expr) -> _Fused | None:
+    expr = _before_reshape(graph, expr)
+    found = activated(graph, graph.variable(graph.value(expr)))
+    if found is None:
+        return _with_bias(graph, expr)
+    fused = _with_bias(graph, found.x)
+    return None if fused is None else replace(fused, activation=found.activation)
+
+
+def _with_bias(graph: Graph, expr: relax.Expr) -> _Fused | None:
+    expr = _before_reshape(graph, expr)
+    call = graph.call(expr, "relax.add")
+    if call is None:
+        return _product(graph, expr)
+    for inner, bias in (call.args, reversed(call.args)):
+        dims = shape(bias)
+        is_row = bool(dims) and len(dims) <= call.struct_info.ndim and all(static(dim) == 1 for dim in dims[:-1])
+        if is_row and graph.equal(dims[-1], shape(call)[-1]) and _is_read_once(graph, inner):
+            fused = _product(graph, _before_reshape(graph, inner))
+            return None if fused is None else replace(fused, bias=bias)
+    return None
+
+
+def _product(graph: Graph, expr: relax.Expr) -> _Fused | None:
+    call = graph.call(expr, "relax.matmul")
+    if call is None or _unfit(graph, call) is not None:
+        return None
+    return _Fused(call.args[0], *_weight(graph, call.args[1]))
+
+
+def _is_read_once(graph: Graph, expr: relax.Expr) -> bool:
+    return len(graph.users(expr)) == 1
+
+
+def _before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
+    """``expr`` before casts and reshapes that keep its last axis, as long as nothing else reads what was cast or reshaped."""
+    while (call := graph.call(expr, "relax.reshape", "relax.astype")) is not None:
+        inner = call.args[0]
+        if call.op.name == "relax.astype":
+            keeps = is_floating(dtype(inner)) and is_floating(dtype(call))
+        else:
+            keeps = bool(known_dims(inner.struct_info)) and graph.equal(shape(inner)[-1], shape(call)[-1])
+        if not (keeps and _is_read_once(graph, inner)):
+            return expr
+        expr = inner
+    return expr
+
+
+_UNARY = ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "astype")
+_BINARY = ("matmul", "add", "multiply", "divide", "maximum")
+
+MATMUL = Rule(
+    name="matrix product",
+    kernel="matmul",
+    pattern=any_of(
+        [is_op(f"relax.{name}")(wildcard()) for name in _UNARY]
+        + [is_op(f"relax.{name}")(wildcard(), wildcard()) for name in _BINARY]
+    ),
+    parts={},
+    check=_check,
+)

@@ -1,0 +1,174 @@
+"""Matrix products on the CPU, without search: packed panels and a register tile, as in Goto and van de Geijn's GEMM.
+
+"Anatomy of High-Performance Matrix Multiplication" (ACM TOMS 34(3), 2008). Every core takes panels of columns: it packs
+the panel of the right operand once, then for each strip of rows packs the left operand and runs tiles that stay in
+vector registers over the whole reduction. Packing pads to whole tiles, so sizes that are odd or known only at run
+time run the same inner loop; casts and other elementwise work on the operands happen while packing, and what
+follows the product happens on the finished tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import DataType, s_tir, tirx
+from tvm.s_tir.dlight.gpu.matmul import get_index_map
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target, codegen
+
+from tkc.schedules.blocks import attempt, is_injective, partition_tail, reads_along, static
+
+_LOW_PRECISION = ("float16", "bfloat16")
+_UNROLL_REDUCTION = 4
+# TVM keeps a buffer on the stack only below this size, and LLVM keeps only such a buffer in registers.
+_STACK_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class MatmulTile:
+    """``rows`` × ``columns`` of the result are computed in registers; a core takes ``panel`` columns at a time."""
+
+    rows: int
+    columns: int
+    panel: int
+
+
+def matmul_tile(target: Target, dtype: str, rows: int | None, columns: int | None) -> MatmulTile:
+    """The register tile for results of ``dtype`` on ``target``; ``rows`` and ``columns`` are the sizes if known.
+
+    Two vectors wide, and as high as the vector registers (three are left for the operands) and the stack allow.
+    """
+    vector_bits = codegen.llvm_get_vector_width(target)
+    registers = 32 if vector_bits >= 512 else 16
+    lanes = max(vector_bits // DataType(dtype).bits, 1)
+    width = 2 * lanes if columns is None or columns > lanes else lanes
+    height = min((registers - 3) // 2, (_STACK_BYTES - 1) // (2 * vector_bits // 8))
+    return MatmulTile(height if rows is None else min(height, rows), width, 2 * width)
+
+
+def is_matmul(block: tirx.SBlock) -> bool:
+    """Whether ``block`` sums products of two operands over an axis of both (``C[s, i, j] += A[s, i, k] * B[s, j, k]``)."""
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
+        return False
+    product = store.value.b
+    while isinstance(product, tirx.Cast):
+        product = product.value
+    return isinstance(product, tirx.Mul) and get_index_map(block) is not None
+
+
+def schedule_matmul(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
+    """Schedule the matrix product ``block`` and everything elementwise around it, in place.
+
+    Raises :class:`tvm.s_tir.ScheduleError` if its operands are indexed in a way that has no such form.
+    """
+    _canonicalize(sch, block)
+    _, m, n, _ = (iter_var.dom.extent for iter_var in sch.get(block).iter_vars)
+    dtype = _accumulator_dtype(sch.get(block).writes[0].buffer.dtype)
+    tile = matmul_tile(target, dtype, static(m), static(n))
+    sch.pad_einsum(block, [1, tile.rows, tile.columns, 1])
+    result = sch.cache_write(block, 0, "global")
+    sch.unsafe_set_dtype(block, 0, dtype)
+
+    batch, row, column, reduction = sch.get_loops(block)
+    strip, row = sch.split(row, [None, tile.rows])
+    panel, tile_of_panel, column = sch.split(column, [None, tile.panel // tile.columns, tile.columns])
+    outer, inner = sch.split(reduction, [None, _UNROLL_REDUCTION])
+    sch.reorder(batch, panel, strip, tile_of_panel, outer, inner, row, column)
+    core = sch.fuse(batch, panel)
+    if _needs_more_parallelism(sch, core, target):
+        strips, strip = sch.split(strip, [None, 8])
+        core = sch.fuse(core, strips)
+    sch.parallel(core)
+
+    _pack_left(sch, block, strip, dtype)
+    _pack_right(sch, block, core, tile, dtype)
+    sch.reverse_compute_at(result, tile_of_panel, preserve_unit_loops=True)
+    _inline_epilogue(sch, result)
+
+    for loop in (inner, row):
+        sch.unroll(loop)
+    sch.vectorize(column)
+    *_, result_row, result_column = sch.get_loops(result)
+    sch.unroll(result_row)
+    sch.vectorize(result_column)
+    sch.decompose_reduction(block, outer)
+    # Only the last tile of a panel can stick out of the result: without this, every store would be guarded lane by lane.
+    partition_tail(sch, tile_of_panel)
+
+
+def _canonicalize(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Give ``block`` the loops (batch, row, column, reduction) and operands indexed by them alone."""
+    reads = [sch.reindex(block, ("read", index)) for index in range(2)]
+    write = sch.reindex(block, ("write", 0))
+    of_block, *of_reads, of_write = get_index_map(sch.get(block))
+    for read, index_map in zip(reads, of_reads, strict=True):
+        sch.transform_layout(read, ("write", 0), index_map)
+    sch.transform_layout(write, ("read", 0), of_write)
+    sch.transform_block_layout(block, of_block)
+
+
+def _pack_left(sch: s_tir.Schedule, block: SBlockRV, strip: LoopRV, dtype: str) -> None:
+    """Copy a strip of rows of the left operand, in the accumulator's dtype."""
+    pack = sch.cache_read(block, 0, "global")
+    sch.compute_at(pack, strip)
+    _inline_prologue(sch, pack)
+    sch.unsafe_set_dtype(pack, 0, dtype)
+    outer, lane = sch.split(sch.get_loops(pack)[-1], [None, 16])
+    sch.vectorize(lane)
+    partition_tail(sch, outer)
+
+
+def _pack_right(sch: s_tir.Schedule, block: SBlockRV, core: LoopRV, tile: MatmulTile, dtype: str) -> None:
+    """Copy a panel of the right operand so that the inner loop reads it in order, in the accumulator's dtype."""
+    width = tile.columns
+    pack = sch.cache_read(block, 1, "global")
+    sch.transform_layout(pack, ("write", 0), lambda s, n, k: (s, n // width, k, n % width))
+    sch.compute_at(pack, core)
+    _inline_prologue(sch, pack)
+    sch.unsafe_set_dtype(pack, 0, dtype)
+    *_, column, reduction = sch.get_loops(pack)
+    column, lane = sch.split(column, [None, width])
+    if reads_along(sch.get(pack), -1):
+        # The operand is stored by rows of the reduction: take a cache line of each row, or every element costs a line.
+        reduction, line = sch.split(reduction, [None, 16])
+        sch.reorder(column, reduction, lane, line)
+        sch.unroll(line)
+        partition_tail(sch, reduction)
+    else:
+        sch.reorder(column, reduction, lane)
+        sch.vectorize(lane)
+    partition_tail(sch, column)
+
+
+def _inline_prologue(sch: s_tir.Schedule, pack: SBlockRV) -> None:
+    """Inline what computes an operand elementwise into the block that packs it."""
+    while any(attempt(sch.compute_inline, block) for block in sch.get_producers(pack) if is_injective(sch.get(block))):
+        pass
+
+
+def _inline_epilogue(sch: s_tir.Schedule, result: SBlockRV) -> None:
+    """Inline what follows the product elementwise into the block that writes the finished tile."""
+    while any(attempt(sch.compute_inline, block) for block in _intermediates(sch, result)):
+        pass
+    while any(attempt(sch.reverse_compute_inline, block) for block in sch.get_consumers(result)):
+        pass
+
+
+def _intermediates(sch: s_tir.Schedule, result: SBlockRV) -> list[SBlockRV]:
+    """The elementwise blocks whose values only other elementwise blocks on the way from ``result`` read."""
+    found: list[SBlockRV] = []
+    for consumer in sch.get_consumers(result):
+        after = list(sch.get_consumers(consumer))
+        if after and all(is_injective(sch.get(block)) for block in (consumer, *after)):
+            found += [consumer, *(block for block in sch.get_producers(after[0]) if block not in (consumer, result))]
+    return [block for block in found if is_injective(sch.get(block))]
+
+
+def _needs_more_parallelism(sch: s_tir.Schedule, core: LoopRV, target: Target) -> bool:
+    panels = static(sch.get(core).extent)
+    return panels is not None and panels < 2 * int(target.attrs.get("num-cores", 1))
+
+
+def _accumulator_dtype(dtype: str) -> str:
+    return "float32" if str(dtype) in _LOW_PRECISION else str(dtype)

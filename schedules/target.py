@@ -1,0 +1,40 @@
+"""What TVM generates code for: its own target object, with the limits that schedule rules ask for."""
+
+from __future__ import annotations
+
+import os
+
+import tvm
+from tvm.target import codegen
+
+from tkc.kernels.target import Target
+
+# CUDA Programming Guide, "Technical Specifications per Compute Capability": the same for every architecture supported.
+# Shared memory is what a kernel gets without asking the driver for more, which TVM's launcher does not do.
+_CUDA_LIMITS = {
+    "max_threads_per_block": 1024,
+    "max_shared_memory_per_block": 48 * 1024,
+    "registers_per_block": 64 * 1024,
+    "thread_warp_size": 32,
+}
+
+
+def tvm_target(target: Target) -> tvm.target.Target:
+    """TVM's target for ``target``; for a GPU with this machine's CPU as the host.
+
+    Sums may be reordered on the CPU (``fast-math-reassoc``), as every BLAS does; infinities and NaNs keep their meaning.
+    """
+    if not target.is_cuda:
+        return _cpu()
+    return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_CUDA_LIMITS}, host=_cpu())
+
+
+def _cpu() -> tvm.target.Target:
+    return tvm.target.Target(
+        {
+            "kind": "llvm",
+            "mcpu": codegen.llvm_get_system_cpu(),
+            "num-cores": os.cpu_count() or 1,
+            "fast-math-reassoc": True,
+        }
+    )

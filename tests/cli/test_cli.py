@@ -1,0 +1,121 @@
+"""The command line as a user runs it: a process, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+
+def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command; the exit code must be ``code``, and no traceback may show."""
+    program = "from tkc.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+class Classifier(torch.nn.Module):
+    """Two layers with a symbolic batch."""
+
+    def __init__(self) -> None:
+        """Random weights."""
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.ReLU(), torch.nn.Linear(24, 5))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """``features [batch, 12]`` to class probabilities."""
+        return self.layers(features).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classifier as a .pt2 file."""
+    torch.manual_seed(0)
+    shapes = {"features": {0: torch.export.Dim("batch", max=128)}}
+    program = torch.export.export(Classifier().eval(), (torch.randn(4, 12),), dynamic_shapes=shapes)
+    path = tmp_path_factory.mktemp("cli") / "classifier.pt2"
+    torch.export.save(program, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Path) -> Path:
+    """The compiled classifier."""
+    path = model.with_suffix(".tkc")
+    output = tkc("compile", model, "-o", path, "--dump", model.with_name("dump")).stdout
+    assert "wrote" in output and "Stages" in output
+    return path
+
+
+def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
+    """At a size the model was not exported with; a tolerance nothing meets is exit code 1."""
+    result = json.loads(tkc("run", artifact, "--size", "batch=9", "--compare", model, "--json").stdout)
+    assert result["agrees"] and result["outputs"][0]["shape"] == [9, 5]
+    assert "ok" in tkc("run", artifact, "--compare", model).stdout
+    tkc("run", artifact, "--compare", model, "--tolerance", "-1", code=1)
+
+
+def test_run_reads_and_writes_files(artifact: Path, tmp_path: Path) -> None:
+    """From .npy and .npz, to .npz; probabilities sum to one."""
+    features = np.random.default_rng(0).standard_normal((6, 12), dtype=np.float32)
+    np.save(tmp_path / "features.npy", features)
+    np.savez(tmp_path / "all.npz", features=features)
+    outputs = []
+    for given in (f"features={tmp_path / 'features.npy'}", str(tmp_path / "all.npz")):
+        tkc("run", artifact, "-i", given, "-o", tmp_path / "out.npz")
+        (value,) = np.load(tmp_path / "out.npz").values()
+        outputs.append(value)
+    np.testing.assert_allclose(outputs[0].sum(-1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_explain_and_inspect(model: Path, artifact: Path) -> None:
+    """Both as tables and as JSON; explaining needs no compiler."""
+    assert "Generated functions" in tkc("explain", model).stdout
+    assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
+    shown = tkc("inspect", artifact).stdout
+    assert "features" in shown and "batch" in shown
+    assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == 1
+
+
+def test_dump_holds_the_module_between_stages(artifact: Path, model: Path) -> None:
+    """One readable file for each stage, in order."""
+    names = sorted(path.name for path in model.with_name("dump").iterdir())
+    assert [name.split("_", 1)[1] for name in names][:2] == ["canonicalize.py", "substitute_kernels.py"]
+    assert "R.function" in (model.with_name("dump") / names[0]).read_text()
+
+
+def test_doctor_says_what_is_there() -> None:
+    """Every finding has a name, a status and what was found."""
+    findings = json.loads(tkc("doctor", "--json").stdout)
+    assert {"C++ compiler", "CUDA compiler", "GPU", "kernel cache"} <= {finding["name"] for finding in findings}
+    assert all(finding["found"] for finding in findings)
+
+
+def test_errors_are_one_message_and_an_exit_code(model: Path, artifact: Path, tmp_path: Path) -> None:
+    """Every wrong argument names the culprit; nothing is written."""
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"\x08\x07garbage")
+    cases = [
+        (("compile", "missing.pt2", "-o", tmp_path / "out"), "missing.pt2"),
+        (("compile", broken, "-o", tmp_path / "out"), "broken.onnx"),
+        (("compile", model, "-o", tmp_path / "out", "--target", "tpu"), "tpu"),
+        (("compile", model, "-o", tmp_path / "out", "--kernels", "most"), "most"),
+        (("compile", model), "--output"),
+        (("run", tmp_path), "is no artifact"),
+        (("run", artifact, "--size", "width=3"), "width=3"),
+        (("run", artifact, "-i", "features=missing.npy"), "missing.npy"),
+        (("run", artifact, "-o", "out.txt"), "out.txt"),
+        (("inspect", "nowhere"), "nowhere"),
+        (("bench", "kernels", "no.such", "--target", "cpu"), "no.such"),
+    ]
+    for arguments, culprit in cases:
+        assert culprit in tkc(*arguments, code=2).stderr
+    assert not (tmp_path / "out").exists()

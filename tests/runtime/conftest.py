@@ -1,0 +1,43 @@
+"""A small compiled model with nested inputs and outputs, a symbolic size and a kernel, shared by these tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tkc
+
+
+class GatedSum(torch.nn.Module):
+    """A projection and a SwiGLU, called with a keyword, a nested dictionary and a constant."""
+
+    def __init__(self) -> None:
+        """Random weights."""
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor, extra: dict[str, torch.Tensor], double: bool = False) -> dict[str, object]:
+        """``x [batch, 16]`` and ``extra["y"] [batch, 32]``."""
+        gated = torch.nn.functional.silu(self.up(x)) * extra["y"]
+        return {"gated": gated * 2 if double else gated, "rest": (x.sum(-1), extra["y"].mean(-1))}
+
+
+@pytest.fixture(scope="session")
+def model() -> GatedSum:
+    """The source model."""
+    torch.manual_seed(0)
+    return GatedSum().eval()
+
+
+@pytest.fixture(scope="session")
+def executable(model: GatedSum) -> tkc.Executable:
+    """The model, compiled for the CPU with a batch of 1 to 64."""
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x, y = torch.randn(3, 16), torch.randn(3, 32)
+    return tkc.compile(
+        model,
+        (x,),
+        {"extra": {"y": y}, "double": False},
+        kernels="all",
+        dynamic_shapes={"x": {0: batch}, "extra": {"y": {0: batch}}, "double": None},
+    )

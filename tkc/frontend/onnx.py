@@ -1,0 +1,334 @@
+"""Reads an ONNX model, from a file or from memory, into Relax."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.external_data_helper
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+import torch
+import tvm
+from google.protobuf.message import DecodeError
+from tvm import relax
+
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.model import ImportedModel, Signature
+from tkc.frontend.onnx_converters import CONVERTERS
+from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx_signature import element_type, identifiers, input_types, signature_of
+from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
+
+# Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
+# operator is converted. It is also the size from which onnx itself moves tensors to external files.
+CONSTANT_BYTES = 1024
+
+# Compiled code loads vectors from tensors, which therefore start at multiples of this many bytes.
+ALIGNMENT = 64
+
+# Operators older than this broadcast by attributes; onnx converts such models upwards.
+OLDEST_OPSET = 7
+
+# Function operators whose standard expansion covers more than Apache TVM's converter does.
+_BETTER_EXPANDED = frozenset(
+    {"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"}
+)
+
+_CONTROL_FLOW = frozenset({"If"})
+
+_TORCH_ONLY_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
+}
+
+
+def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedModel:
+    """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
+
+    Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
+    symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
+    name stays that expression.
+
+    Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
+    for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
+    """
+    proto, directory = _read(model)
+    _check_opset(proto)
+    weights, proto = _separate_weights(proto, directory)
+    proto = _expanded(_upgraded(proto))
+    module, weights, signature = _to_relax(proto, weights)
+    return ImportedModel(module, {name: _to_torch(array) for name, array in weights.items()}, signature)
+
+
+# Reading
+
+
+def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    if isinstance(model, onnx.ModelProto):
+        proto, source, directory = model, "The ModelProto", None
+    elif isinstance(model, str | os.PathLike):
+        path = Path(model)
+        if not path.is_file():
+            raise UsageError(f"There is no ONNX file at {str(path)!r}; check the path.")
+        source, directory = f"The file {str(path)!r}", path.parent
+        try:
+            proto = onnx.load(path, load_external_data=False)
+        except (DecodeError, ValueError) as error:
+            raise UnsupportedModelError(f"{source} is not ONNX, or is cut short ({error}); export it again.") from error
+    else:
+        raise UsageError(f"An ONNX model is a path or an onnx.ModelProto, not {type(model).__name__}.")
+    if not (proto.ir_version and proto.HasField("graph") and proto.graph.output):
+        raise UnsupportedModelError(f"{source} holds no ONNX graph with outputs: it is not ONNX, or was cut short.")
+    return proto, directory
+
+
+def _check_opset(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    version = _opsets(proto).get("", newest)
+    if version > newest:
+        raise UnsupportedModelError(
+            f"The model uses ONNX opset {version}, and the installed onnx {onnx.__version__} knows opsets up to "
+            f"{newest}; export the model with an older opset, or install a newer onnx."
+        )
+
+
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import}
+
+
+# Weights
+
+
+def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
+    """The large initializers as arrays, and the model with graph inputs in their place."""
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise UnsupportedModelError(f"Initializer {name!r} is sparse; store it as a dense tensor.")
+    weights = {}
+    light = onnx.ModelProto()
+    light.ir_version = max(proto.ir_version, 4)  # before version 4 every initializer was an input too
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    light.graph.name = proto.graph.name
+    light.graph.node.extend(proto.graph.node)
+    light.graph.output.extend(proto.graph.output)
+    initialized = {tensor.name for tensor in proto.graph.initializer}
+    light.graph.input.extend(value for value in proto.graph.input if value.name not in initialized)
+    for tensor in proto.graph.initializer:
+        array = _read_tensor(tensor, directory)
+        if array.nbytes < CONSTANT_BYTES:
+            light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
+        else:
+            weights[tensor.name] = array
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return weights, light
+
+
+def _read_tensor(tensor: onnx.TensorProto, directory: Path | None) -> np.ndarray:
+    """The array of a tensor, mapped from its file where it is external."""
+    element_type(tensor.name, tensor.data_type)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if onnx.external_data_helper.uses_external_data(tensor):
+        return _map_external(tensor, dtype, directory)
+    try:
+        if tensor.HasField("raw_data") and dtype.itemsize * math.prod(tensor.dims) == len(tensor.raw_data):
+            return _aligned(np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims))
+        return _aligned(onnx.numpy_helper.to_array(tensor))
+    except (ValueError, TypeError) as error:
+        raise UnsupportedModelError(f"Initializer {tensor.name!r} is damaged ({error}); export it again.") from error
+
+
+def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, directory: Path | None) -> np.ndarray:
+    info = onnx.external_data_helper.ExternalDataInfo(tensor)
+    if directory is None:
+        raise UsageError(
+            f"Initializer {tensor.name!r} stands in the file {info.location!r}, and a ModelProto does not say "
+            "where that is; pass the path of the model instead."
+        )
+    location = Path(info.location)
+    if location.is_absolute() or ".." in location.parts:
+        raise UnsupportedModelError(f"Initializer {tensor.name!r} is outside the model's folder: {info.location!r}.")
+    path = directory / location
+    if not path.is_file():
+        raise UnsupportedModelError(
+            f"Initializer {tensor.name!r} stands in the file {info.location!r}, which is not beside the model; "
+            f"copy it to {str(directory)!r}."
+        )
+    offset, size = info.offset or 0, math.prod(tensor.dims) * dtype.itemsize
+    available = path.stat().st_size - offset
+    if available < size:
+        raise UnsupportedModelError(
+            f"Initializer {tensor.name!r} needs {size} bytes at offset {offset} of {info.location!r}, which has "
+            f"{max(available, 0)} there: the file was cut short; copy or export it again."
+        )
+    if not size:
+        return np.empty(tuple(tensor.dims), dtype)
+    # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
+    mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)
+    return _aligned(mapped) if mapped.ctypes.data % ALIGNMENT else mapped
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that is writable and aligned as PyTorch and TVM align their tensors."""
+    copy = torch.empty(array.nbytes, dtype=torch.uint8).numpy().view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor on the array's own memory."""
+    dtype = _TORCH_ONLY_DTYPES.get(str(array.dtype))
+    if dtype is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"uint{array.dtype.itemsize * 8}")).view(dtype)
+
+
+# Operators
+
+
+def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    version = _opsets(proto).get("", OLDEST_OPSET)
+    if version >= OLDEST_OPSET:
+        return proto
+    try:
+        return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"The model uses ONNX opset {version}, older than {OLDEST_OPSET}, and onnx cannot convert it ({error}); "
+            "export it with a newer opset."
+        ) from error
+
+
+def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with functions replaced by their bodies, unless a converter knows them; checked."""
+    local = {(function.domain, function.name) for function in proto.functions}
+    expandable = _expandable_operators()
+    _refuse_unknown(proto.graph, local | expandable)
+    try:
+        onnx.checker.check_model(proto)
+        inlined = onnx.inliner.inline_local_functions(proto) if local else proto
+        inlined = onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
+        raise UnsupportedModelError(f"The model is no valid ONNX: {str(error).strip()}") from error
+    _refuse_unknown(inlined.graph, set())
+    return inlined
+
+
+def _expandable_operators() -> set[tuple[str, str]]:
+    """The operators that ONNX defines as functions, without those that are better converted as they are."""
+    functions = {
+        (schema.domain, schema.name)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.has_function or schema.has_context_dependent_function
+    }
+    return {key for key in functions if key[1] in _BETTER_EXPANDED or not _has_converter(*key)}
+
+
+def _has_converter(domain: str, operator: str) -> bool:
+    return (domain, operator) in CONVERTERS or operator in stock_converters(domain)
+
+
+def _refuse_unknown(graph: onnx.GraphProto, known: set[tuple[str, str]]) -> None:
+    """Raise :class:`tkc.errors.UnsupportedModelError` with every node that nothing can import."""
+    unknown = [node for node in _nodes(graph) if not _is_known(node, known)]
+    if unknown:
+        listed = "\n".join(f"  {describe(node)}" for node in unknown)
+        raise UnsupportedModelError(
+            f"{len(unknown)} nodes of the model have operators that cannot be imported:\n{listed}\n"
+            "Export the model with other operators, or give these as ONNX functions (local functions of the model)."
+        )
+
+
+def _is_known(node: onnx.NodeProto, known: set[tuple[str, str]]) -> bool:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not domain and node.op_type in _CONTROL_FLOW:
+        return True
+    return (domain, node.op_type) in known or _has_converter(domain, node.op_type)
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the graphs nested in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for nested in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from _nodes(nested)
+
+
+# Building
+
+
+def _to_relax(
+    proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]
+) -> tuple[tvm.IRModule, dict[str, np.ndarray], Signature]:
+    """The module, the weights it uses, and the signature."""
+    algebra = SizeAlgebra()
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    types = input_types(inputs, algebra)
+    while True:
+        try:
+            module, kept = _build(
+                proto, dict(zip([value.name for value in inputs], types, strict=True)), weights, algebra
+            )
+        except SizesLearned:
+            types = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
+        else:
+            return module, kept, signature_of(proto.graph, module["main"], inputs, algebra)
+
+
+def _build(
+    proto: onnx.ModelProto,
+    inputs: Mapping[str, relax.TensorStructInfo],
+    weights: Mapping[str, np.ndarray],
+    algebra: SizeAlgebra,
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
+    names = identifiers(inputs)
+    variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
+    parameters = _parameters(weights)
+    builder = relax.BlockBuilder()
+    importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra)
+    for name, variable in zip(inputs, variables, strict=True):
+        importer.values[name] = Value(expression=variable)
+    for name, parameter in parameters.items():
+        importer.values[name] = Value(expression=parameter, weight=weights[name])
+    for tensor in proto.graph.initializer:
+        importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
+    with builder.function("main", [*variables, *parameters.values()]):
+        try:
+            importer.add_nodes(proto.graph.node)
+            outputs = [importer.tensor(value.name) for value in proto.graph.output]
+        except Exception:
+            builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
+            raise
+        builder.emit_func_output(relax.Tuple(outputs))
+    module = _cleaned(builder.get())
+    used = set(relax.analysis.free_vars(module["main"].body))
+    kept = [name for name, parameter in parameters.items() if parameter in used]
+    main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
+    module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
+    return module, {name: weights[name] for name in kept}
+
+
+def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
+    """A variable for each weight, prefixed to keep it apart from inputs and from what a block builder names."""
+    return {
+        name: relax.Var(f"p_{identifier}", relax.TensorStructInfo(array.shape, str(array.dtype)))
+        for (name, array), identifier in zip(weights.items(), identifiers(weights), strict=True)
+    }
+
+
+def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
+    """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses."""
+    passes = [relax.transform.ConvertToDataflow(), relax.transform.DeadCodeElimination(["main"])]
+    return tvm.transform.Sequential(passes)(module)

@@ -1,0 +1,146 @@
+"""The inputs and outputs of an ONNX graph, as Relax types and as the signature of a call."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import operator
+import re
+from collections.abc import Callable, Container, Iterable, Sequence
+
+import onnx
+from tvm import relax, tirx
+
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.model import Signature, TensorSpec
+from tkc.frontend.onnx_sizes import Size, SizeAlgebra
+
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+
+_OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> list[relax.TensorStructInfo]:
+    """The types of the graph's inputs, with one symbolic size for each name that their dimensions have."""
+    shapes = [_declared_shape(value) for value in inputs]
+    plain = {dim for shape in shapes for dim in shape if isinstance(dim, str) and dim.isidentifier()}
+    sizes: dict[str, tirx.Var] = {}
+
+    def size(name: str) -> tirx.Var:
+        if name not in sizes:
+            taken = plain - {name} | {variable.name for variable in sizes.values()}
+            sizes[name] = tirx.Var(_identifier(name, taken), "int64")
+            algebra.declare_input(sizes[name])
+        return sizes[name]
+
+    def extent(dim: int | str) -> Size:
+        if isinstance(dim, int):
+            return dim
+        expression = _parse_dimension(dim)
+        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)} if expression else set()
+        return _evaluate_dimension(expression, size) if names and names <= plain else size(dim)
+
+    # Plain names first: Relax reads a size off the dimension that is nothing else.
+    for name in (dim for shape in shapes for dim in shape if dim in plain):
+        size(name)
+    dtypes = [element_type(value.name, value.type.tensor_type.elem_type) for value in inputs]
+    return [
+        relax.TensorStructInfo([extent(dim) for dim in shape], dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+
+
+def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
+    """The dimensions of a graph input; one without a name is named after the input and its position."""
+    if not value.type.HasField("tensor_type"):
+        kind = value.type.WhichOneof("value") or "value without a type"
+        raise UnsupportedModelError(f"Input {value.name!r} is a {kind}; only tensors can be inputs.")
+    if not value.type.tensor_type.HasField("shape"):
+        raise UnsupportedModelError(
+            f"Input {value.name!r} has no shape; declare one in the model (its dimensions may be symbolic)."
+        )
+    return [
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_{axis}"
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+    ]
+
+
+def element_type(name: str, data_type: int) -> str:
+    """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use."""
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
+    if dtype not in _DTYPES:
+        known = ", ".join(_DTYPES)
+        raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
+    return dtype
+
+
+def _parse_dimension(text: str) -> ast.expr | None:
+    """The expression of names, integers and ``+ - * / //`` that a dimension spells; ``None`` if it is none."""
+    try:
+        expression = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+    allowed = (ast.Name, ast.Load, ast.Constant, ast.BinOp, *_OPERATORS)
+    parts = list(ast.walk(expression))
+    numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
+    fits = all(isinstance(part, allowed) for part in parts) and all(isinstance(number, int) for number in numbers)
+    return expression if fits else None
+
+
+def _evaluate_dimension(expression: ast.expr, size: Callable[[str], tirx.Var]) -> Size:
+    match expression:
+        case ast.Name(id=name):
+            return size(name)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)](_evaluate_dimension(left, size), _evaluate_dimension(right, size))
+        case ast.Constant(value=value):
+            return value
+    raise AssertionError(f"{ast.dump(expression)} is no dimension")
+
+
+def _identifier(name: str, taken: Container[str]) -> str:
+    """A variable's name as close to ``name`` as can be, and not among those ``taken``."""
+    base = re.sub(r"\W", "_", name)
+    base = base if base.isidentifier() else f"_{base}"
+    return next(candidate for n in itertools.count() if (candidate := base if not n else f"{base}_{n}") not in taken)
+
+
+def identifiers(names: Iterable[str]) -> list[str]:
+    """One distinct identifier for each name."""
+    taken: list[str] = []
+    for name in names:
+        taken.append(_identifier(name, taken))
+    return taken
+
+
+def signature_of(
+    graph: onnx.GraphProto, main: relax.Function, inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra
+) -> Signature:
+    """How ``main``, which takes ``inputs`` first, is called.
+
+    A dimension is a number, a symbolic size, or an expression of sizes; one that only the running model knows is
+    named after its output and position.
+    """
+    leaves = [_tensor_spec(value.name, variable) for value, variable in zip(inputs, main.params, strict=False)]
+    fields = main.body.body.struct_info.fields
+    outputs = [_tensor_spec(value.name, field) for value, field in zip(graph.output, fields, strict=True)]
+    sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
+    return Signature(tuple(leaves), tuple(outputs), sizes)
+
+
+def _tensor_spec(name: str, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:
+    info = tensor.struct_info if isinstance(tensor, relax.Var) else tensor
+    if isinstance(info.shape, relax.ShapeExpr):
+        shape = [int(size) if isinstance(size, tirx.IntImm) else str(size) for size in info.shape.values]
+    else:
+        shape = [f"{name}_{axis}" for axis in range(info.ndim)]
+    return TensorSpec(name, tuple(shape), str(info.dtype))
