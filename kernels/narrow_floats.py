@@ -45,6 +45,7 @@ def from_float32(x: PrimExpr, dtype: str) -> PrimExpr:
     return T.cast(T.if_then_else(T.isnan(x), T.uint32(_BFLOAT16_NAN), rounded), "uint16")
 
 
+@T.macro
 def _to_fp8(x: PrimExpr, to: _Format) -> PrimExpr:
     bits = T.reinterpret(x, "uint32")
     largest = T.uint32(_bits(to.largest))

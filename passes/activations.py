@@ -43,13 +43,13 @@ class _Product:
 
 
 def activated(graph: Graph, var: relax.Var) -> Activated | None:
-    """The activation that ``var`` is of another value (itself no product), if it is one and nothing else reads that value.
+    """The activation that ``var`` is of another value (no product itself), if nothing else reads that value.
 
-    GELU as ``x/2 (1 + erf(x/√2))`` and as ``x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`` (Hendrycks and Gimpel, 2016), SiLU as ``x
-    sigmoid(x)``, in any association and order of the products.
+    GELU as ``x/2 (1 + erf(x/√2))`` and as ``x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`` (Hendrycks and Gimpel, 2016),
+    SiLU as ``x sigmoid(x)``, in any association and order of the products.
     """
     if (call := graph.call(var, *_OPERATORS)) is not None:
-        found = Activated(_OPERATORS[call.op.name], call.args[0])
+        found: Activated | None = Activated(_OPERATORS[call.op.name], call.args[0])
     elif (call := graph.call(var, "relax.maximum")) is not None:
         found = _rectified(graph, *call.args)
     elif graph.call(var, "relax.multiply", "relax.divide") is not None:

@@ -16,9 +16,10 @@ from tkc.passes.attention_scores import (
     MaskTerm,
     NotAttention,
     Scores,
-    check_judge,
+    check_sight,
     cleared_value,
     kept_rows,
+    sight,
     softmax_of,
     weights_scores,
 )
@@ -35,13 +36,9 @@ _RESULT_VIEWS = ("relax.permute_dims", "relax.reshape", "relax.where")
 _CAUSAL: dict[str | None, Causal | None] = {None: None, "TopLeft": "top_left", "BottomRight": "bottom_right"}
 
 
-_INSIDE = frozenset(
-    f"relax.{name}"
-    for name in (
-        "nn.softmax matmul reshape permute_dims broadcast_to expand_dims squeeze astype where add subtract multiply divide "
-        "equal greater logical_not bitwise_not max isnan"
-    ).split()
-)
+_ELEMENTWISE = ("astype", "where", "add", "subtract", "multiply", "divide", "equal", "greater", "logical_not", "isnan")
+_REARRANGING = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze")
+_INSIDE = frozenset(f"relax.{name}" for name in ("matmul", "nn.softmax", "max", *_ELEMENTWISE, *_REARRANGING))
 
 
 @dataclass(frozen=True)
@@ -70,18 +67,20 @@ def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
     queries = shape(core)[1 if call.op.name in _OPERATORS else -2]
     if (static(queries) == 1) != decode:
         return None
-    reason = "its heads cannot be told apart from the batch"
+    reasons = []
     for heads in _possible_heads(match.graph, match.var, call):
         try:
             return _call(match, core, call, heads)
         except NotAttention as difference:
-            reason = str(difference)
-    # A view of the result is only a better place to start from: what is wrong is said once, of the product itself.
-    return Refusal(reason) if core.same_as(match.var) else None
+            reasons.append(str(difference))
+    if not core.same_as(match.var):
+        # A view of the result is only a better place to start from: what is wrong is said once, of the product itself.
+        return None
+    return Refusal(reasons[0] if reasons else "its number of heads is only known at run time")
 
 
 def _core(graph: Graph, var: relax.Var) -> relax.Var | None:
-    """The attention operator, or the product of attention weights and values, of which ``var`` is a view that alone reads it."""
+    """The attention operator, or product of attention weights and values, that only ``var`` reads, as a view."""
     while True:
         call = graph.call(var, *_OPERATORS, "relax.matmul", *_RESULT_VIEWS)
         if call is None:
@@ -102,13 +101,14 @@ def _core(graph: Graph, var: relax.Var) -> relax.Var | None:
 
 
 def _possible_heads(graph: Graph, var: relax.Var, call: relax.Call) -> list[int]:
-    """How many heads there can be: known for four dimensions, else seen in the shapes of the result or the values, or one."""
+    """How many heads there can be: known of four dimensions, else seen in shapes around the product, or one."""
     if call.op.name in _OPERATORS:
         return _numbers([shape(call.args[0])[2]])
     dims = shape(call)
     if len(dims) > 3:
         return _numbers([math.prod(sizes)]) if (sizes := _numbers(dims[1:-2])) and len(sizes) == len(dims) - 3 else []
-    seen = []
+    softmax = softmax_of(graph, call.args[0])
+    seen = list(shape(softmax)[1:2]) if softmax is not None and softmax.struct_info.ndim == 4 else []
     for expr in (var, call.args[1]):
         while known_dims(expr.struct_info) is not None:
             seen += shape(expr)[1:3] if expr.struct_info.ndim == 4 else ()
@@ -218,7 +218,7 @@ def _batch(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
 
 
 def _factors(g: Geometry, scores: Scores) -> tuple[tuple[relax.Expr, Index], tuple[relax.Expr, Index], Axis]:
-    """The queries and the keys that were multiplied into scores, each with its index, and the axis they were summed over."""
+    """The queries and the keys behind scores, each with its index, and the axis that was summed over."""
     left, right = scores.product.args
     if left.struct_info.ndim < 2 or right.struct_info.ndim < 2:
         raise NotAttention("the scores are a product with a vector")
@@ -271,7 +271,7 @@ def _shows(g: Geometry, root: relax.Expr, index: Index, core: relax.Var, inputs:
             root, index = source
         elif (cleared := cleared_value(g.graph, root)) is not None and len(inputs.masks) == 1:
             mask = inputs.masks[0]
-            check_judge(g, kept_rows(g, cleared, index), mask.value, mask.index)
+            check_sight(g, kept_rows(g, cleared, index), sight(g, mask.value, mask.index))
             root = cleared.value
         else:
             return False

@@ -10,8 +10,8 @@ from typing import Literal
 from tvm import relax, tirx
 
 from tkc.passes.attention_operands import Geometry, aligned
-from tkc.passes.attention_scores import MaskTerm, NotAttention
-from tkc.passes.graph import Graph, dtype, known_dims, shape, static
+from tkc.passes.attention_scores import MaskTerm, NotAttention, infinite_selection
+from tkc.passes.graph import dtype, known_dims, shape, static
 from tkc.passes.index_expressions import Choice, Element
 from tkc.passes.masks import Visibility, scaled, visibility
 from tkc.passes.views import broadcast_index, int64
@@ -44,7 +44,10 @@ class _Tensor:
 
 
 def kernel_mask(geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal | None, name: str) -> KernelMask:
-    """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``; :class:`NotAttention` where a term fits none."""
+    """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``.
+
+    Raises :class:`NotAttention` where a term is no mask of batch, heads, queries and keys.
+    """
     tensors = []
     for term in terms:
         shown = _visibility(geometry, term)
@@ -98,7 +101,7 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
             value, index = source
         elif fill is not None and (call := graph.call(value, "relax.logical_not", "relax.bitwise_not")) is not None:
             value, keeps = call.args[0], not keeps
-        elif fill is None and (selected := _infinite_selection(graph, value)) is not None and term.factor > 0:
+        elif fill is None and (selected := infinite_selection(graph, value)) is not None and term.factor > 0:
             (value, keeps), fill = selected, -inf
             index = broadcast_index(index, shape(value))
         else:
@@ -106,15 +109,6 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
     if found is None:
         raise NotAttention("a mask does not lie along batch, heads, queries and keys in this order")
     return found
-
-
-def _infinite_selection(graph: Graph, value: relax.Expr) -> tuple[relax.Expr, bool] | None:
-    """The condition that ``value`` chooses between zero and minus infinity by, and for which outcome it is zero."""
-    call = graph.call(value, "relax.where")
-    if call is None or known_dims(call.args[0].struct_info) is None:
-        return None
-    numbers = tuple(graph.constant(arg) for arg in call.args[1:])
-    return (call.args[0], numbers == (0, -inf)) if numbers in ((0, -inf), (-inf, 0)) else None
 
 
 def _selecting(condition: relax.Expr, keeps: bool, fill: float, name: str) -> relax.Expr:

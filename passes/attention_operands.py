@@ -66,7 +66,7 @@ class Geometry:
         return ScorePositions(self.space, self.q.index, self.k.index, self.q.size, self.k.size)
 
     def leading(self, dims: tuple[tirx.PrimExpr, ...]) -> Index:
-        """The index of this batch and head in axes of ``dims``: both in one, batch before heads (in one or more), or none."""
+        """The index of this batch and head in axes of ``dims``: none, one for both, or batch, then heads."""
         if len(dims) < 2:
             return self.space.simplified([self.b.index * self.heads + self.h.index] * len(dims))
         return self.space.simplified([self.b.index, *unflattened(self.h.index, dims[1:])])
@@ -79,7 +79,7 @@ def new_axis(space: IndexSpace, name: str, size: tirx.PrimExpr) -> Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """Queries, keys or values as a kernel reads them: ``value`` in ``layout``, with ``heads`` heads, times ``factor``."""
+    """Queries, keys or values as a kernel reads them: ``value`` in ``layout`` with ``heads``, times ``factor``."""
 
     value: relax.Expr
     layout: Layout
@@ -90,10 +90,10 @@ class Operand:
 def operands(
     geometry: Geometry, expr: relax.Expr, index: Index, sequence: Axis, size: Axis, name: str
 ) -> list[Operand]:
-    """Tensors of dtype ``name`` that hold, for every batch, head and place in the sequence, what ``expr`` holds at ``index``; the origin last.
+    """Tensors of dtype ``name`` that hold what ``expr`` holds at ``index``, the earliest of them last.
 
-    From ``expr`` back through views, repetitions of heads, products with constants and lossless casts, each tensor whose axes
-    are batch, sequence, heads (or heads, sequence) and size.
+    From ``expr`` back through views, repetitions of heads, products with constants and lossless casts: each tensor
+    whose axes are batch, sequence, heads (or heads, sequence) and size.
     """
     found = []
     for value, place, factor in _origins(geometry, expr, index):
@@ -141,18 +141,19 @@ def constant_factor(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, float] 
 def _fitted(
     geometry: Geometry, value: relax.Expr, index: Index, layout: Layout, sequence: Axis, size: Axis
 ) -> Operand | None:
-    """``value`` with the four axes of ``layout``, if its axes are these, but for axes of one, which may be missing."""
-    counts = {count for count in map(static, shape(value)) if count and geometry.heads % count == 0}
-    for heads in sorted(counts | {1}, reverse=True):
-        group = geometry.heads // heads
-        axes = {
-            "b": geometry.b,
-            "s": sequence,
-            "h": Axis(tirx.floordiv(geometry.h.index, int64(group)), int64(heads)),
-            "d": size,
-        }
-        dims = aligned(geometry.space, value, index, [axes[letter] for letter in layout])
-        if dims is not None:
+    """``value`` with the four axes of ``layout``, if its axes are these.
+
+    Axes of one may be missing, and batch and heads, where neighbours, be one axis.
+    """
+    for heads in (count for count in range(geometry.heads, 0, -1) if geometry.heads % count == 0):
+        head = tirx.floordiv(geometry.h.index, int64(geometry.heads // heads))
+        axes = {"b": geometry.b, "s": sequence, "h": Axis(head, int64(heads)), "d": size}
+        four = [axes[letter] for letter in layout]
+        folded = [Axis(geometry.b.index * heads + head, geometry.b.size * heads), sequence, size]
+        if aligned(geometry.space, value, index, four) is not None or (
+            layout == "bhsd" and aligned(geometry.space, value, index, folded) is not None
+        ):
+            dims = [axis.size for axis in four]
             return Operand(value if len(shape(value)) == 4 else relax.op.reshape(value, dims), layout, heads, 1.0)
     return None
 
@@ -160,7 +161,7 @@ def _fitted(
 def aligned(
     space: IndexSpace, value: relax.Expr, index: Index, axes: Sequence[Axis], broadcast: bool = False
 ) -> list[tirx.PrimExpr] | None:
-    """The sizes that ``value``, read at ``index``, has along ``axes``; ``None`` where its axes are not these in this order.
+    """The sizes of ``value``, read at ``index``, along ``axes``; ``None`` where its axes are not these in this order.
 
     An axis of one may be missing; with ``broadcast``, every axis may be missing or have the size of one.
     """

@@ -10,11 +10,12 @@ from tvm import relax
 from tvm.ir import Op
 
 from tkc.passes.attention_operands import Geometry, constant_factor
-from tkc.passes.graph import Graph, dtype, is_floating, shape
+from tkc.passes.graph import Graph, dtype, known_dims, shape
 from tkc.passes.masks import LARGEST_FILL
 from tkc.passes.views import Index, broadcast_index
 
 _VIEWS = ("relax.reshape", "relax.permute_dims", "relax.broadcast_to", "relax.expand_dims", "relax.squeeze")
+_NEGATIONS = ("relax.logical_not", "relax.bitwise_not")
 _SCALARS = ("relax.multiply", "relax.divide", "relax.add", "relax.subtract", "relax.where")
 
 
@@ -79,18 +80,45 @@ def cleared_value(graph: Graph, expr: relax.Expr) -> Cleared | None:
 
 
 @dataclass(frozen=True)
-class SeenRows:
-    """The rows along the last axis of ``judged``, read at ``index``, in which some element is above minus infinity."""
+class Sight:
+    """Where a key is seen: ``value`` at ``index`` is ``keeps``, or (``None``) a number above minus infinity."""
 
-    judged: relax.Expr
+    value: relax.Expr
     index: Index
+    keeps: bool | None = None
 
 
-def kept_rows(geometry: Geometry, cleared: Cleared, index: Index) -> SeenRows:
-    """The rows that a clearing, at ``index`` of its result, keeps; :class:`NotAttention` where it is another condition.
+def sight(geometry: Geometry, value: relax.Expr, index: Index, keeps: bool | None = None) -> Sight:
+    """The same, as near to its origin as views, negations and selections of minus infinity allow."""
+    graph = geometry.graph
+    if keeps is None and dtype(value) == "bool":
+        keeps = True
+    while True:
+        if (source := geometry.expressions.source(value, index)) is not None:
+            value, index = source
+        elif keeps is not None and (call := graph.call(value, *_NEGATIONS)) is not None:
+            value, keeps = call.args[0], not keeps
+        elif keeps is None and (selected := infinite_selection(graph, value)) is not None:
+            value, keeps = selected
+            index = broadcast_index(index, shape(value))
+        else:
+            return Sight(value, index, keeps)
 
-    PyTorch and its exporters clear the rows of queries that see no key: those with every score minus infinity, or whose
-    weights are not numbers.
+
+def infinite_selection(graph: Graph, value: relax.Expr) -> tuple[relax.Expr, bool] | None:
+    """The condition that ``value`` chooses between zero and minus infinity by, and for which outcome it is zero."""
+    call = graph.call(value, "relax.where")
+    if call is None or known_dims(call.args[0].struct_info) is None:
+        return None
+    numbers = tuple(graph.constant(arg) for arg in call.args[1:])
+    return (call.args[0], numbers == (0, -inf)) if numbers in ((0, -inf), (-inf, 0)) else None
+
+
+def kept_rows(geometry: Geometry, cleared: Cleared, index: Index) -> Sight:
+    """What a clearing, at ``index`` of its result, looks for in a row to keep it.
+
+    PyTorch and its exporters clear the rows of queries that see no key: those that a mask hides altogether, whose
+    scores are all minus infinity, or whose weights are not numbers. :class:`NotAttention` for other clearings.
     """
     graph, when, reduced = geometry.graph, cleared.when, False
     condition = cleared.condition
@@ -100,36 +128,42 @@ def kept_rows(geometry: Geometry, cleared: Cleared, index: Index) -> SeenRows:
         if (source := geometry.expressions.source(condition, index)) is not None:
             condition, index = source
             continue
-        if name in ("relax.logical_not", "relax.bitwise_not"):
+        if name in _NEGATIONS:
             when = not when
-        elif name == "relax.max" and not reduced and _over_last(call) and (when or is_floating(dtype(call))):
-            reduced, index = True, index if call.attrs.keepdims else (*index, index[-1])
+        elif name == "relax.max" and not reduced and when and _is_over_keys(geometry, call):
+            reduced, index = True, (*index[: call.args[0].struct_info.ndim - 1], geometry.k.index)
         elif name in ("relax.equal", "relax.greater") and graph.constant(call.args[1]) == -inf:
             most = graph.call(call.args[0], "relax.max")
-            if when == (name == "relax.greater") and reduced:
-                return SeenRows(call.args[0], index)
-            if when == (name == "relax.greater") and most is not None and _over_last(most) and most.attrs.keepdims:
-                return SeenRows(most.args[0], index)
-            break
+            if when != (name == "relax.greater"):
+                break
+            if reduced:
+                return sight(geometry, call.args[0], index)
+            if most is None or not _is_over_keys(geometry, most):
+                break
+            rank = most.args[0].struct_info.ndim
+            return sight(geometry, most.args[0], (*index[: rank - 1], geometry.k.index))
         elif name == "relax.isnan" and not when:
-            return SeenRows(call.args[0], index)
+            return sight(geometry, call.args[0], index)
         elif name != "relax.astype":
             break
         condition = call.args[0]
+    if reduced and dtype(condition) == "bool":
+        return sight(geometry, condition, index, when)
     raise NotAttention("zeros are selected on another condition than that the query sees no key")
 
 
-def check_judge(geometry: Geometry, rows: SeenRows, judged: relax.Expr, index: Index) -> None:
-    """:class:`NotAttention` unless ``rows`` are those of ``judged`` at ``index``, wherever that is in them."""
+def check_sight(geometry: Geometry, found: Sight, wanted: Sight) -> None:
+    """:class:`NotAttention` unless both say the same of every query and key."""
     graph = geometry.graph
-    same = graph.value(rows.judged).same_as(graph.value(judged))
-    if not (same and all(map(geometry.space.equal, rows.index[:-1], index[:-1]))):
+    same = graph.value(found.value).same_as(graph.value(wanted.value)) and found.keeps == wanted.keeps
+    if not (same and all(map(geometry.space.equal, found.index, wanted.index))):
         raise NotAttention("zeros are selected by other rows than those in which a query sees no key")
 
 
-def _over_last(call: relax.Call) -> bool:
-    rank = call.args[0].struct_info.ndim
-    return [int(axis) % rank for axis in call.attrs.axis or ()] == [rank - 1]
+def _is_over_keys(geometry: Geometry, call: relax.Call) -> bool:
+    dims = shape(call.args[0])
+    over_last = [int(axis) % len(dims) for axis in call.attrs.axis or ()] == [len(dims) - 1]
+    return over_last and geometry.space.equal(dims[-1], geometry.k.size)
 
 
 def _call(graph: Graph, expr: relax.Expr) -> relax.Call | None:
@@ -138,7 +172,7 @@ def _call(graph: Graph, expr: relax.Expr) -> relax.Call | None:
 
 
 def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Scores:
-    """The scores whose softmax over the keys ``weights``, read at ``index``, are; :class:`NotAttention` says what differs."""
+    """The scores that ``weights``, read at ``index``, are the softmax of over the keys; else :class:`NotAttention`."""
     graph, kept = geometry.graph, []
     while (softmax := graph.call(weights, "relax.nn.softmax")) is None:
         if (source := geometry.expressions.source(weights, index)) is not None:
@@ -156,8 +190,8 @@ def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Sco
         queries = space.equal(index[axis], geometry.q.index)
         raise NotAttention(f"softmax runs over {'the queries' if queries else 'another axis'}, not over the keys")
     for rows in kept:
-        after = graph.value(rows.judged).same_as(softmax)
-        check_judge(geometry, rows, softmax if after else softmax.args[0], index)
+        of_weights = graph.value(rows.value).same_as(softmax)
+        check_sight(geometry, rows, sight(geometry, softmax if of_weights else softmax.args[0], index))
     scores = _scores(geometry, softmax.args[0], index)
     if scores is None:
         raise NotAttention("softmax is not taken of a matrix product")

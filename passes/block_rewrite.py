@@ -25,12 +25,14 @@ class BlockRewrite:
     """Collects replacements for ``block``, of a function with ``params``, and knows meanwhile what is still needed."""
 
     def __init__(self, block: relax.DataflowBlock, params: Sequence[relax.Var]) -> None:
-        self._old = block
+        self._old = list(block.bindings)
         self._size_sources = _size_sources(block, params)
-        self._reads: dict[relax.Var, list[relax.Var]] = {binding.var: [] for binding in block.bindings}
-        for binding in block.bindings:
+        self._reads: dict[relax.Var, list[relax.Var]] = {binding.var: [] for binding in self._old}
+        for binding in self._old:
             sizes = _symbolic_sizes(binding.var) if self._size_sources else ()
-            self._reads[binding.var] = self._in_block(relax.analysis.free_vars(binding.value), sizes)
+            needs = self._in_block(relax.analysis.free_vars(binding.value), sizes)
+            self._reads[binding.var] = [var for var in needs if not var.same_as(binding.var)]
+        self._computed = {binding.var for binding in self._old if _is_computed(binding)}
         self._replacements: dict[relax.Var, Replacement] = {}
         self._live: set[relax.Var] = set()
 
@@ -39,21 +41,23 @@ class BlockRewrite:
 
         Replacements may be added on the way; what only replaced variables read is not live.
         """
-        for binding in reversed(self._old.bindings):
+        for binding in reversed(self._old):
             var = binding.var
             if var in self._replacements or (isinstance(var, relax.DataflowVar) and var not in self._live):
                 continue
-            yield var
+            if var in self._computed:
+                yield var
             self._live.update(self._reads[var])
 
-    def admits(self, replaced: Collection[relax.Var], reads: Collection[relax.Var]) -> bool:
-        """Whether one step can compute ``replaced`` from ``reads``.
+    def admits(self, replacement: Replacement) -> bool:
+        """Whether an order of bindings exists with ``replacement`` in it.
 
-        It can if all of ``replaced`` are bound in this block, none has a replacement yet, and ``reads`` need none of them.
+        What it replaces must be computed in this block and not be replaced yet, and nothing that it needs may need it.
         """
-        if any(var not in self._reads or var in self._replacements for var in replaced):
+        replaced = replacement.replaced
+        if not self._computed.issuperset(replaced) or not self._replacements.keys().isdisjoint(replaced):
             return False
-        return self._ancestors(reads).isdisjoint(replaced)
+        return self._ancestors(self._in_block(replacement.reads, replacement.sizes)).isdisjoint(replaced)
 
     def add(self, replacement: Replacement) -> None:
         """Takes in a replacement that :meth:`admits` agrees to."""
@@ -65,10 +69,10 @@ class BlockRewrite:
 
     def block(self) -> relax.DataflowBlock:
         """The rewritten block: the old order, except that what a binding reads stands before it."""
-        own = {binding.var: [binding] for binding in self._old.bindings}
+        own = {binding.var: [binding] for binding in self._old}
         written: set[relax.Var] = set()
         bindings: list[relax.Binding] = []
-        pending = [binding.var for binding in reversed(self._old.bindings)]
+        pending = [binding.var for binding in reversed(self._old)]
         while pending:
             var = pending[-1]
             missing = [read for read in self._reads[var] if read not in written]
@@ -110,6 +114,11 @@ def _size_sources(block: relax.DataflowBlock, params: Sequence[relax.Var]) -> di
                 if size not in known:
                     sources.setdefault(size, binding.var)
     return sources
+
+
+def _is_computed(binding: relax.Binding) -> bool:
+    """Whether ``binding`` does more than to give a value one more name, or a ``match_cast`` its sizes."""
+    return isinstance(binding, relax.VarBinding) and not isinstance(binding.value, relax.Var)
 
 
 def _symbolic_sizes(expr: relax.Expr) -> list[tirx.Var]:

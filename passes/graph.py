@@ -53,27 +53,41 @@ class Graph:
         return variables
 
     @cached_property
-    def _users(self) -> dict[relax.Var, list[relax.Var]]:
-        users: dict[relax.Var, list[relax.Var]] = {}
+    def _reads(self) -> dict[relax.Expr, tuple[relax.Var, ...]]:
+        return {value: tuple(relax.analysis.free_vars(value)) for value in self.var2val.values()}
+
+    @cached_property
+    def _users(self) -> dict[relax.Expr, list[relax.Var]]:
+        users: dict[relax.Expr, list[relax.Var]] = {}
         for var, value in self.var2val.items():
-            for read in relax.analysis.free_vars(value):
-                users.setdefault(read, []).append(var)
+            if not isinstance(value, relax.Var):
+                for source in dict.fromkeys(map(self.value, self.reads(value))):
+                    users.setdefault(source, []).append(var)
         return users
 
+    @cached_property
+    def sizes(self) -> tuple[tirx.Var, ...]:
+        """The symbolic sizes in the function, in order of first appearance."""
+        infos = (var.struct_info for var in (*self.function.params, *self.var2val))
+        return tuple(dict.fromkeys(size for info in infos for size in relax.analysis.tir_vars_in_struct_info(info)))
+
     def value(self, expr: relax.Expr) -> relax.Expr:
-        """What ``expr`` holds: the bound value behind variables, which is a variable only for a function's parameter."""
+        """What ``expr`` holds: the bound value behind variables, or the function's parameter that it is."""
         while isinstance(expr, relax.Var) and expr in self.var2val:
             expr = self.var2val[expr]
         return expr
 
     def variable(self, expr: relax.Expr) -> relax.Expr:
-        """The variable bound to the value ``expr``; ``expr`` itself where no binding holds it (constants, parameters)."""
+        """The variable bound to the value ``expr``; ``expr`` itself where no binding holds it."""
         return self._binding_of.get(expr, expr)
 
     def users(self, expr: relax.Expr) -> tuple[relax.Var, ...]:
-        """The variables whose values read ``expr`` directly; a value counts as the variable that holds it."""
-        var = self.variable(expr)
-        return tuple(self._users.get(var, ())) if isinstance(var, relax.Var) else ()
+        """The variables whose values read ``expr``, under whatever name they know it."""
+        return tuple(self._users.get(self.value(expr), ()))
+
+    def reads(self, value: relax.Expr) -> tuple[relax.Var, ...]:
+        """The variables that the bound value ``value`` reads directly."""
+        return self._reads[value]
 
     def call(self, expr: relax.Expr, *names: str) -> relax.Call | None:
         """The call of one of the operators ``names`` (with the ``relax.`` prefix) that ``expr`` holds, if it does."""
@@ -115,7 +129,7 @@ class Graph:
         return found
 
     def last_axis_slice(self, expr: relax.Expr) -> Slice | None:
-        """How ``expr`` was cut out of another tensor's last axis by ``split`` or ``strided_slice``, if it was, at static bounds."""
+        """How ``expr`` was cut out of another tensor's last axis, if it was, and its bounds are numbers."""
         size = static(shape(expr)[-1]) if has_known_shape(expr) and shape(expr) else None
         if size is None:
             return None
@@ -143,7 +157,7 @@ class Graph:
         return Slice(call.args[0], 0 if item.index == 0 else int(sections[item.index - 1]), size)
 
     def constant(self, expr: relax.Expr) -> float | int | bool | None:
-        """The one number that ``expr`` is everywhere: a literal, a one-element or uniform constant, or ``full``; else ``None``.
+        """The one number that ``expr`` is everywhere, as a literal, a uniform constant or ``full``; else ``None``.
 
         Casts and changes of shape around it are seen through.
         """

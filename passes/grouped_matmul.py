@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tvm import relax
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.passes.graph import Graph, dtype, shape, static
 from tkc.passes.layout import restored
-from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
 
-_DTYPES = ("float32", "float16", "bfloat16")
-_TRANSPOSED = {"gnk": "gkn", "gkn": "gnk"}
+_Layout = Literal["gnk", "gkn"]
+_TRANSPOSED: dict[_Layout, _Layout] = {"gnk": "gkn", "gkn": "gnk"}
 
 _FUNCTION, _ARGUMENTS = wildcard(), wildcard()
 
@@ -21,18 +23,19 @@ def _grouped_call(match: Match) -> KernelCall | Refusal | None:
     if attrs is None or attrs.get("tkc.op") != "grouped_matmul":
         return None
     a, weight, offsets = match["arguments"].fields
-    weight, layout = _untransposed(match.graph, weight, str(attrs["tkc.weight_layout"]))
+    weight, layout = _untransposed(match.graph, weight, "gnk" if attrs["tkc.weight_layout"] == "gnk" else "gkn")
     groups, rows, columns = map(static, shape(weight))
-    if None in (groups, rows, columns):
+    if groups is None or rows is None or columns is None:
         return Refusal(f"its weights have the shape {list(shape(weight))}, which is not constant")
-    if dtype(a) not in _DTYPES:
-        return Refusal(f"it computes in {dtype(a)}, and the kernel in {', '.join(_DTYPES)}")
+    name = dtype(a)
+    if not is_kernel_float(name):
+        return unfit_dtype(name)
     n, k = (rows, columns) if layout == "gnk" else (columns, rows)
-    parameters = GroupedMatmulParameters(groups, n, k, dtype(a), layout)
+    parameters = GroupedMatmulParameters(groups, n, k, name, layout)
     return KernelCall(parameters, (a, weight, offsets), {match.var: restored(0, match.var)})
 
 
-def _untransposed(graph: Graph, weight: relax.Expr, layout: str) -> tuple[relax.Expr, str]:
+def _untransposed(graph: Graph, weight: relax.Expr, layout: _Layout) -> tuple[relax.Expr, _Layout]:
     """The weight before transpositions of each group's matrix, and the layout it has there."""
     while (call := graph.call(weight, "relax.permute_dims")) is not None and call.attrs.axes is not None:
         if [int(axis) % 3 for axis in call.attrs.axes] != [0, 2, 1]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm import relax, tirx
@@ -18,14 +19,14 @@ _TRUE, _FALSE = tirx.const(True, "bool"), tirx.const(False, "bool")
 
 @dataclass(frozen=True)
 class Choice:
-    """``chosen`` where ``condition`` holds, else ``otherwise``; numbers of floating point are chosen by nothing else."""
+    """``chosen`` where ``condition`` holds, else ``otherwise``: how floating-point numbers depend on the index."""
 
     condition: tirx.PrimExpr
     chosen: Element
     otherwise: Element
 
 
-Element = tirx.PrimExpr | float | Choice
+Element: TypeAlias = tirx.PrimExpr | float | Choice
 """One element: a truth value or a whole number (int64) as an expression, or a floating-point number."""
 
 
@@ -103,7 +104,7 @@ class IndexExpressions:
         return element
 
     def _choice(self, condition: tirx.PrimExpr, chosen: Element, otherwise: Element) -> Element:
-        """``chosen`` or ``otherwise``; one alone where the other is impossible, or where both are the same when chosen."""
+        """``chosen`` or ``otherwise``; one alone where the other is impossible or makes no difference."""
         analyzer = self.space.analyzer
         condition = analyzer.simplify(condition)
         if analyzer.can_prove(condition) or self._same_where(tirx.Not(condition), chosen, otherwise):
@@ -147,7 +148,7 @@ class IndexExpressions:
         lower = matrix == low
         rows = np.flatnonzero(lower.any(axis=1))
         diagonal = int(lower[rows[0]].sum() - 1 - rows[0])
-        if not np.array_equal(matrix, np.where(np.tri(*matrix.shape, diagonal, dtype=bool), low, high)):
+        if not np.array_equal(matrix, np.where(np.tri(len(matrix), len(matrix[0]), diagonal, dtype=bool), low, high)):
             raise _DataDependent
         return self._choice(column - row <= diagonal, _leaf(low.item()), _leaf(high.item()))
 
@@ -157,25 +158,21 @@ class IndexExpressions:
             raise _DataDependent
         return start + index[0] * step
 
-    def _scalar(self, call: relax.Call, _: Index) -> Element:
-        """A scalar function of sizes, which is how a size enters arithmetic with tensors."""
-        function, inputs, *sizes = call.args
-        if not sizes or inputs.fields or known_dims(call.struct_info) != ():
+    def _filled_by_function(self, call: relax.Call, _: Index) -> Element:
+        """A function of sizes that stores one number everywhere, which is how a size enters arithmetic with tensors."""
+        name, inputs, *sizes = call.args
+        dims = known_dims(call.struct_info)
+        function = self.graph.module[name]
+        if inputs.fields or dims is None or not isinstance(function, tirx.PrimFunc):
             raise _DataDependent
-        function = self.graph.module[function]
-        stored: list[tirx.PrimExpr] = []
-
-        def visit(node: object) -> None:
-            if isinstance(node, tirx.BufferStore):
-                stored.append(node.value)
-
-        tirx.stmt_functor.post_order_visit(function.body, visit)
-        arguments = dict(
-            zip((param for param in function.params if param.dtype != "handle"), sizes[0].values, strict=True)
-        )
-        if len(stored) != 1 or any(var not in arguments for var in tirx.analysis.undefined_vars(stored[0])):
+        scalars = [param for param in function.params if param not in function.buffer_map]
+        arguments = dict(zip(scalars, sizes[0].values if sizes else (), strict=True))
+        (out,) = function.buffer_map.values()
+        arguments |= {size: dim for size, dim in zip(out.shape, dims, strict=True) if isinstance(size, tirx.Var)}
+        stored = _stored_everywhere(function, out)
+        if any(var not in arguments for var in tirx.analysis.undefined_vars(stored)):
             raise _DataDependent
-        return _cast(_leaf(tirx.stmt_functor.substitute(stored[0], arguments)), call.struct_info.dtype)
+        return _cast(_leaf(tirx.stmt_functor.substitute(stored, arguments)), call.struct_info.dtype)
 
     def _filled(self, call: relax.Call, _: Index) -> Element:
         return _cast(self._element(call.args[1], ()), call.struct_info.dtype)
@@ -252,6 +249,32 @@ def _dims(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
     return dims
 
 
+def _stored_everywhere(function: tirx.PrimFunc, out: tirx.Buffer) -> tirx.PrimExpr:
+    """The value that ``function`` stores, unconditionally and once, at every index of ``out``."""
+    stores: list[tirx.BufferStore] = []
+    extents: dict[tirx.Var, tirx.PrimExpr] = {}
+    conditions: list[object] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, tirx.BufferStore):
+            stores.append(node)
+        elif isinstance(node, tirx.SBlock):
+            extents.update((axis.var, axis.dom.extent) for axis in node.iter_vars)
+        elif isinstance(node, tirx.IfThenElse) or (
+            isinstance(node, tirx.SBlockRealize) and not structural_equal(node.predicate, _TRUE)
+        ):
+            conditions.append(node)
+
+    tirx.stmt_functor.post_order_visit(function.body, visit)
+    if len(stores) != 1 or conditions:
+        raise _DataDependent
+    (store,) = stores
+    whole = all(structural_equal(extents.get(i), dim) for i, dim in zip(store.indices, out.shape, strict=True))
+    if not whole or len(set(store.indices)) != len(store.indices):
+        raise _DataDependent
+    return store.value
+
+
 def _is_wide(expr: relax.Expr) -> bool:
     """Whether arithmetic in the dtype of ``expr`` is that of whole numbers, for numbers as large as positions."""
     return expr.struct_info.dtype in ("int32", "int64", "uint32", "uint64")
@@ -293,7 +316,7 @@ def _cast(element: Element, dtype: str) -> Element:
 
 
 def _to_float(element: Element) -> Element:
-    if isinstance(element, float):
+    if isinstance(element, float | Choice):
         return element
     if isinstance(element, tirx.Select):
         return Choice(element.condition, _to_float(element.true_value), _to_float(element.false_value))
@@ -326,7 +349,7 @@ def _joined(condition: tirx.PrimExpr, chosen: Element, otherwise: Element) -> El
 
 def _arithmetic(function: Callable[[object, object], Element]) -> _Reader:
     def of_leaves(left: tirx.PrimExpr | float, right: tirx.PrimExpr | float) -> Element:
-        if isinstance(left, tirx.PrimExpr) and "bool" in (left.dtype, right.dtype):
+        if any(isinstance(leaf, tirx.PrimExpr) and leaf.dtype == "bool" for leaf in (left, right)):
             raise _DataDependent
         return function(left, right)
 
@@ -350,21 +373,19 @@ def _whole_quotient(left: object, right: object) -> Element:
     return tirx.floordiv(left, right)
 
 
-def _comparison(function: Callable[[object, object], object]) -> _Reader:
+def _comparison(function: Callable[..., Any]) -> _Reader:
     def of_leaves(left: tirx.PrimExpr | float, right: tirx.PrimExpr | float) -> Element:
         if isinstance(left, float):
             return tirx.const(bool(function(left, right)), "bool")
-        return _TRUTH_COMPARISONS[function](left, right) if left.dtype == "bool" else function(left, right)
+        if left.dtype == "bool":
+            raise _DataDependent
+        return function(left, right)
 
     return lambda self, call, index: _distributed(of_leaves, *self._operands(call, index))
 
 
 def _unequal(left: tirx.PrimExpr, right: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.Or(tirx.And(left, tirx.Not(right)), tirx.And(tirx.Not(left), right))
-
-
-def _not_ordered(*_: tirx.PrimExpr) -> tirx.PrimExpr:
-    raise _DataDependent
 
 
 def _logic(function: Callable[..., tirx.PrimExpr]) -> _Reader:
@@ -389,12 +410,6 @@ def _has_floats(element: Element) -> bool:
     return isinstance(element, float) or (isinstance(element, Choice) and _has_floats(element.chosen))
 
 
-_TRUTH_COMPARISONS: Mapping[object, Callable[..., tirx.PrimExpr]] = {
-    operator.eq: lambda left, right: tirx.Not(_unequal(left, right)),
-    operator.ne: _unequal,
-    **dict.fromkeys((operator.lt, operator.le, operator.gt, operator.ge), _not_ordered),
-}
-
 _SELECTIONS: Mapping[str, Callable[[IndexExpressions, relax.Call, Index], Index]] = {
     "relax.take": IndexExpressions._taken,
     "relax.gather_elements": IndexExpressions._gathered,
@@ -403,7 +418,7 @@ _SELECTIONS: Mapping[str, Callable[[IndexExpressions, relax.Call, Index], Index]
 
 _READERS: Mapping[str, _Reader] = {
     "relax.arange": IndexExpressions._arange,
-    "relax.call_tir": IndexExpressions._scalar,
+    "relax.call_tir": IndexExpressions._filled_by_function,
     "relax.full": IndexExpressions._filled,
     "relax.full_like": IndexExpressions._filled,
     "relax.zeros": _read_constant(0),

@@ -14,6 +14,7 @@ from tkc.kernels import KernelRequest, TensorType
 from tkc.passes.graph import known_dims
 
 KERNEL_ATTRIBUTE = "tkc.kernel"
+_DLTENSOR_ADDRESS = 0  # TVM's TVMStructFieldKind.kDLTensorAddr
 _OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
 
 
@@ -34,10 +35,11 @@ def tensor_types(
 
 
 def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
-    """A private function that hands its buffers to the exported function of the request's kernel library.
+    """A private function that hands its tensors to the exported function of the request's kernel library.
 
-    The buffers state their strides, because the kernel reads them and a compact buffer would carry none. The function is
-    marked scheduled and opaque: no later pass may schedule, fuse or look into it.
+    It passes the tensors on as they came: tensors made anew from its buffers would be called float32 on targets that
+    cannot compute in bfloat16 or FP8. The buffers' declarations still check shapes, dtypes and strides. The function
+    is marked scheduled and opaque: no later pass may schedule, fuse or look into it.
     """
     types = [t for group in tensor_types(request) for t in group]
     sizes = {dim: tirx.Var(dim, "int64") for t in types for dim in t.shape if isinstance(dim, str)}
@@ -49,7 +51,7 @@ def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
         reads=[_whole(buffer) for buffer in buffers[:inputs]],
         writes=[_whole(buffer) for buffer in buffers[inputs:]],
         name_hint="root",
-        body=tirx.Evaluate(tirx.call_packed(request.symbol, *buffers)),
+        body=tirx.Evaluate(tirx.call_packed(request.symbol, *map(_as_tensor, handles))),
     )
     function = tirx.PrimFunc(
         params=handles,
@@ -112,6 +114,11 @@ def _strided_buffer(tensor: TensorType, sizes: Mapping[str, tirx.Var]) -> tirx.B
     dims = [sizes[dim] if isinstance(dim, str) else tirx.IntImm("int64", dim) for dim in tensor.shape]
     steps = accumulate(reversed(dims[1:]), operator.mul, initial=tirx.IntImm("int64", 1))
     return tirx.decl_buffer(dims, tensor.dtype, tensor.name, strides=list(steps)[::-1])
+
+
+def _as_tensor(handle: tirx.Var) -> tirx.PrimExpr:
+    """A parameter's handle, known for that of a tensor (a bare one would be passed on as a pointer to anything)."""
+    return tirx.tvm_struct_get(handle, 0, _DLTENSOR_ADDRESS, "handle")
 
 
 def _whole(buffer: tirx.Buffer) -> tirx.BufferRegion:

@@ -1,4 +1,4 @@
-"""Between the shapes of a graph and those of kernels: rows by columns on the way in, the old shape and dtype on the way out."""
+"""Between a graph's tensors and a kernel's: rows by columns on the way in, the old shape and dtype on the way out."""
 
 from __future__ import annotations
 

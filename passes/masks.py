@@ -32,8 +32,8 @@ def visibility(element: Element | None, positions: ScorePositions) -> Visibility
     """What a mask with ``element`` at the positions shows: every key, those up to the query, or ``None`` for neither.
 
     The element is true where the key is seen, or a number added to the score: zero where the key is seen, else at most
-    :data:`LARGEST_FILL`. With a finite fill, a query that sees nothing at all would still average over the keys, so there
-    must provably be none.
+    :data:`LARGEST_FILL`. With a finite fill, a query that sees nothing at all would still average over the keys, so
+    there must provably be none.
     """
     condition = seen(element)
     if condition is None:

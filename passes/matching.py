@@ -44,10 +44,10 @@ def _operator(value: relax.Expr) -> str | None:
 
 @cache
 def _root_operators(pattern: DFPattern) -> frozenset[str | None] | None:
-    """The operators that a match of ``pattern`` can have at its root (``None``: no operator), or ``None`` if any can."""
+    """The operators that a match can have at its root (``None`` among them: no operator); ``None`` for any."""
     if isinstance(pattern, dpl.OrPattern):
-        sides = [_root_operators(pattern.left), _root_operators(pattern.right)]
-        return None if None in sides else frozenset.union(*sides)
+        left, right = _root_operators(pattern.left), _root_operators(pattern.right)
+        return None if left is None or right is None else left | right
     if isinstance(pattern, dpl.TupleGetItemPattern):
         return frozenset({None})
     if isinstance(pattern, dpl.CallPattern) and isinstance(pattern.op, dpl.ExprPattern):
@@ -71,12 +71,12 @@ def _parts(pattern: DFPattern) -> Iterator[DFPattern]:
     if isinstance(pattern, dpl.OrPattern | dpl.AndPattern):
         yield from (pattern.left, pattern.right)
     elif isinstance(pattern, dpl.CallPattern):
-        yield from pattern.args
+        yield from pattern.args or ()
     elif isinstance(pattern, dpl.TuplePattern):
         yield from pattern.fields
     elif isinstance(pattern, dpl.TupleGetItemPattern):
         yield pattern.tuple
-    elif isinstance(pattern, dpl.AttrPattern | dpl.DataTypePattern | dpl.TypePattern | dpl.ShapePattern):
+    elif isinstance(pattern, dpl.AttrPattern | dpl.DataTypePattern | dpl.StructInfoPattern | dpl.ShapePattern):
         yield pattern.pattern
     elif isinstance(pattern, dpl.NotPattern):
         yield pattern.reject

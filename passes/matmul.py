@@ -19,7 +19,10 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class _Fused:
-    """``activation(a @ weight + bias) + residual``; ``weight [n, k]`` if transposed, else ``[k, n]``."""
+    """``activation(a @ weight + bias) + residual``; ``weight [n, k]`` if transposed, else ``[k, n]``.
+
+    Whatever the graph rounds or casts in between, the kernel keeps in float32: the result is at least as precise.
+    """
 
     a: relax.Expr
     weight: relax.Expr
@@ -141,7 +144,7 @@ def _is_read_once(graph: Graph, expr: relax.Expr) -> bool:
 
 
 def _before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
-    """``expr`` before casts and reshapes that keep its last axis, as long as nothing else reads what was cast or reshaped."""
+    """``expr`` before casts, and reshapes that keep its last axis, of what nothing else reads."""
     while (call := graph.call(expr, "relax.reshape", "relax.astype")) is not None:
         inner = call.args[0]
         if call.op.name == "relax.astype":

@@ -12,11 +12,11 @@ from tvm.relax.dpl import is_op, is_tuple_get_item, wildcard
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.layout import as_dtype, as_matrix, restored
+from tkc.passes.matching import matched
 from tkc.passes.patterns import any_of, maybe, maybe_cast
-from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
 from tkc.passes.views import Index, IndexSpace, broadcast_index, view_source
 
-_DTYPES = ("float32", "float16", "bfloat16")
 _MASK_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.broadcast_to", "relax.repeat")
 
 _RANKED, _SCORES, _EPSILON, _SCALE = wildcard(), wildcard(), wildcard(), wildcard()
@@ -74,18 +74,18 @@ def _gate_call(match: Match) -> KernelCall | Refusal | None:
     if ("epsilon" in match and epsilon is None) or ("scale" in match and scale is None):
         return None
     logits = graph.before_widening(weighted.logits)
-    num_experts = static(shape(logits)[-1])
-    if num_experts is None:
+    num_experts, top_k = static(shape(logits)[-1]), static(shape(match.var)[-1])
+    if num_experts is None or top_k is None:
         return Refusal(f"its number of experts, {shape(logits)[-1]}, is not constant")
-    for name in (dtype(logits), dtype(match.var)):
-        if name not in _DTYPES:
-            return Refusal(f"it computes in {name}, and the kernel in {', '.join(_DTYPES)}")
+    logits_dtype, weights_dtype = dtype(logits), dtype(match.var)
+    if not is_kernel_float(logits_dtype) or not is_kernel_float(weights_dtype):
+        return unfit_dtype(weights_dtype if is_kernel_float(logits_dtype) else logits_dtype)
     indices = _index_variables(match)
     parameters = MoeGateParameters(
         num_experts=num_experts,
-        top_k=static(shape(match.var)[-1]),
+        top_k=top_k,
         scoring=weighted.scoring,
-        logits_dtype=dtype(logits),
+        logits_dtype=logits_dtype,
         bias=bias is not None,
         num_groups=limit.num_groups,
         top_groups=limit.top_groups,
@@ -93,12 +93,12 @@ def _gate_call(match: Match) -> KernelCall | Refusal | None:
         normalize="normalized" in match or "softmax_of_best" in match,
         epsilon=epsilon or 0.0,
         scale=1.0 if scale is None else float(scale),
-        weights_dtype=dtype(match.var),
-        indices_dtype=dtype(indices[0]) if indices else "int64",
+        weights_dtype=weights_dtype,
+        indices_dtype="int32" if indices and dtype(indices[0]) == "int32" else "int64",
     )
     inputs = [as_matrix(logits)]
     if bias is not None:
-        inputs.append(as_dtype(relax.op.reshape(bias, (num_experts,)) if len(shape(bias)) > 1 else bias, "float32"))
+        inputs.append(relax.op.reshape(as_dtype(bias, "float32"), (num_experts,)))
     replaces = {match.var: restored(0, match.var), **{var: restored(1, var) for var in indices}}
     return KernelCall(parameters, tuple(inputs), replaces)
 
@@ -120,12 +120,12 @@ def _softplus_operand(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
     """``x`` where ``expr`` is ``log(1 + exp(x))``, which for large ``x`` may be given as ``x`` itself."""
     if (call := graph.call(expr, "relax.nn.softplus")) is not None:
         return call.args[0] if call.attrs.beta == 1 else None
-    found = _SOFTPLUS.extract_matched_expr(expr, graph.var2val)
+    found = matched(graph, _SOFTPLUS, expr)
     if found is None or graph.constant(found[_ONE]) != 1:
         return None
     threshold = graph.constant(found[_THRESHOLD]) if _THRESHOLD in found else None
     is_exact = _THRESHOLD not in found or (threshold is not None and threshold >= _SOFTPLUS_IS_IDENTITY)
-    return graph.variable(found[_LOGITS]) if is_exact else None
+    return found[_LOGITS] if is_exact else None
 
 
 def _biased_scores(graph: Graph, ranks: relax.Expr) -> tuple[_Scores | None, relax.Expr | None]:
@@ -150,9 +150,10 @@ def _weighted_scores(match: Match, ranked: _Scores | None) -> _Scores | None:
     """The scores that the weights are taken from; ``None`` where there are none, so that this is no gate."""
     if "gather" in match:
         return _scores_of(match.graph, match["scores"])
-    for name, scoring in (("softmax_of_best", "softmax"), ("sigmoid_of_best", "sigmoid")):
-        if name in match:
-            return _Scores(match[name], scoring, match["ranked"])
+    if "softmax_of_best" in match:
+        return _Scores(match["softmax_of_best"], "softmax", match["ranked"])
+    if "sigmoid_of_best" in match:
+        return _Scores(match["sigmoid_of_best"], "sigmoid", match["ranked"])
     return ranked
 
 
@@ -185,10 +186,12 @@ def _unfit_weights(match: Match, weighted: _Scores, ranked: _Scores | None, bias
         return "its weights contain the bias that experts are ranked with" if biased else None
     if graph.value(match["gather"]).attrs.axis % rank != rank - 1:
         return "weights are gathered along another axis than the experts'"
-    if ranked is None:
-        return "experts are ranked by other numbers than the scores that weights come from"
-    same = graph.value(ranked.value).same_as(graph.value(weighted.value))
-    return None if same else "experts are ranked by other scores than their weights come from"
+    if ranked is None:  # unmasked logits have the order of their scores
+        ranks, scored = match["ranked"], weighted.logits
+    else:
+        ranks, scored = ranked.value, weighted.value
+    same = graph.same(graph.through_casts(ranks), graph.through_casts(scored))
+    return None if same else "experts are ranked by other numbers than the scores that their weights come from"
 
 
 def _unfit_sum(match: Match) -> str | None:
@@ -215,7 +218,9 @@ def _index_variables(match: Match) -> list[relax.Var]:
 
 
 def _group_limit(graph: Graph, ranked: relax.Expr) -> tuple[_GroupLimit | Refusal, relax.Expr]:
-    """Which groups ``ranked`` limits the choice to, and the ranks before that: ``ranked`` itself where there is no limit."""
+    """Which groups ``ranked`` limits the choice to, and the ranks before that (``ranked`` itself without a limit)."""
+    if graph.call(graph.through(ranked, "relax.astype", *_MASK_VIEWS), "relax.where", "relax.multiply") is None:
+        return _GroupLimit(), ranked
     space = IndexSpace.of(graph)
     index = tuple(space.variable(f"i{axis}", dim) for axis, dim in enumerate(shape(ranked)))
     limited, at = _followed(graph, space, ranked, index)
@@ -307,7 +312,7 @@ def _top_of_last_axis(graph: Graph, expr: relax.Expr) -> relax.Call | None:
 def _is_sum_of_best_two(
     graph: Graph, space: IndexSpace, group_ranks: relax.Expr, ranks: relax.Expr, group_size: int
 ) -> bool:
-    """Whether ``group_ranks [..., groups]`` are sums of the two largest of each ``group_size`` neighbours of ``ranks``."""
+    """Whether ``group_ranks [..., groups]`` sum the two largest of each ``group_size`` neighbours of ``ranks``."""
     total = graph.call(graph.through_casts(group_ranks), "relax.sum")
     if total is None or total.attrs.axis is None:
         return False

@@ -25,22 +25,23 @@ def _permute_call(match: Match) -> KernelCall | Refusal | None:
         return None
     if match.root.attrs.descending:
         return Refusal("it sorts experts in descending order")
-    if dtype(experts) not in ("int32", "int64"):
-        return Refusal(f"experts are given as {dtype(experts)}, and the kernel takes int32 and int64")
+    name = dtype(experts)
+    if name != "int32" and name != "int64":
+        return Refusal(f"experts are given as {name}, and the kernel takes int32 and int64")
     ascending = [var for var in graph.users(order) if _picks(graph, var, experts, order)]
     replaced = {order: _ORDER, **dict.fromkeys(ascending, _SORTED)}
     replaced |= {var: _INVERSE for var in graph.users(order) if _inverts(graph, var, order)}
     for source in (experts, *ascending):
         replaced |= {var: _OFFSETS for var in _running_counts(graph, source, num_experts)}
     return KernelCall(
-        MoePermuteParameters(num_experts, dtype(experts)),
+        MoePermuteParameters(num_experts, name),
         (experts,),
         {var: restored(output, var) for var, output in replaced.items()},
     )
 
 
 def _bound(graph: Graph, experts: relax.Expr) -> int | None:
-    """How many experts there are at the most: ``experts`` are indices that ``topk`` chose along an axis of this size."""
+    """How many experts there can be: the size of the axis along which ``topk`` chose ``experts``, if it did."""
     indices = graph.value(graph.through(experts, "relax.reshape", "relax.flatten", "relax.astype"))
     in_pair = isinstance(indices, relax.TupleGetItem)
     top = graph.call(indices.tuple_value if in_pair else indices, "relax.topk")
@@ -57,9 +58,9 @@ def _picks(graph: Graph, var: relax.Var, data: relax.Expr, order: relax.Expr) ->
 
 
 def _inverts(graph: Graph, var: relax.Var, order: relax.Expr) -> bool:
-    """Whether ``var`` is the inverse permutation of ``order``: its ``argsort``, or ``0, 1, 2, ...`` written at its positions."""
+    """Whether ``var`` is the inverse of ``order``: its ``argsort``, or ``0, 1, 2, ...`` written at its positions."""
     if (argsort := graph.call(var, "relax.argsort")) is not None:
-        return not argsort.attrs.descending
+        return not argsort.attrs.descending and graph.same(argsort.args[0], order)
     scatter = graph.call(var, "relax.scatter_elements")
     if scatter is None or scatter.attrs.reduction != "update" or not graph.same(scatter.args[1], order):
         return False

@@ -1,8 +1,8 @@
 """Small pattern builders that the rules share.
 
 Relax's matcher takes the first alternative of an ``|`` that fits and does not come back to it, so builders put the
-more specific alternative first. It matches ``add`` and ``multiply`` with their operands in either order by itself, and one pattern object
-used twice stands for one value.
+more specific alternative first. It matches ``add`` and ``multiply`` with their operands in either order by itself,
+and one pattern object used twice stands for one value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ def maybe_cast(pattern: DFPattern) -> DFPattern:
 def maybe(name: str, pattern: DFPattern) -> DFPattern:
     """``pattern``, or the one-tensor operator ``name`` of it; further arguments of the operator may be anything."""
     return is_op(name)(pattern, varg_default_wildcard=True) | pattern
-
-
-def commutative(name: str, left: DFPattern, right: DFPattern) -> DFPattern:
-    """The operator ``name`` with its operands in either order."""
-    return is_op(name)(left, right) | is_op(name)(right, left)
 
 
 def silu(x: DFPattern) -> DFPattern:

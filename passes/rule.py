@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeGuard, get_args
 
-from tvm import IRModule, arith, relax, tirx
+from tvm import IRModule, relax, tirx
 from tvm.relax.dpl import DFPattern
 
 from tkc.kernels import Target
 from tkc.passes.graph import Graph
 from tkc.passes.matching import matched
+
+KernelFloat = Literal["float32", "float16", "bfloat16"]
 
 Restore = Callable[[Sequence[relax.Expr]], relax.Expr]
 """From a kernel's outputs to the value of one variable that the call replaces (a reshape back, a cast)."""
@@ -39,11 +41,6 @@ class Match:
         """The module that holds the function."""
         return self.graph.module
 
-    @property
-    def analyzer(self) -> arith.Analyzer:
-        """An analyzer for the function's sizes."""
-        return self.graph.analyzer
-
     def __getitem__(self, name: str) -> relax.Expr:
         return self.parts[name]
 
@@ -55,8 +52,9 @@ class Match:
 class KernelCall:
     """A call of a rule's kernel.
 
-    ``inputs`` may be new expressions over the graph's variables (a reshape to two dimensions). ``replaces`` has an entry for
-    each bound variable that the call computes. ``sizes`` gives those run-time sizes of the kernel that no input shows.
+    ``inputs`` may be new expressions over the graph's variables (a reshape to two dimensions). ``replaces`` has an
+    entry for each bound variable that the call computes. ``sizes`` gives those run-time sizes of the kernel that no
+    input shows.
     """
 
     parameters: Any
@@ -72,12 +70,22 @@ class Refusal:
     reason: str
 
 
+def is_kernel_float(name: str) -> TypeGuard[KernelFloat]:
+    """Whether kernels compute on tensors of the dtype ``name``."""
+    return name in get_args(KernelFloat)
+
+
+def unfit_dtype(name: str) -> Refusal:
+    """The refusal of floating-point tensors that no kernel takes."""
+    return Refusal(f"it computes in {name}, and the kernel in {', '.join(get_args(KernelFloat))}")
+
+
 @dataclass(frozen=True)
 class Rule:
     """``pattern``, rooted at the value to replace, and what becomes of its matches.
 
-    ``parts`` names the sub-patterns that ``check`` wants to see. ``check`` returns the call, a :class:`Refusal` for a near
-    miss (it goes to the report), or ``None`` where the match only looks alike on the surface.
+    ``parts`` names the sub-patterns that ``check`` wants to see. ``check`` returns the call, a :class:`Refusal` for a
+    near miss (it goes to the report), or ``None`` where the match only looks alike on the surface.
     """
 
     name: str

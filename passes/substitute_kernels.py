@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 
@@ -25,7 +25,7 @@ Configure = Callable[[KernelSpec[Any, Any], Any, Target], Any]
 
 @dataclass(frozen=True)
 class Substitution:
-    """Equal kernel calls that one rule put into one function; ``variables`` are the graph's names of what they compute."""
+    """Equal kernel calls that one rule put into one function; ``variables`` name in the graph what they compute."""
 
     rule: str
     kernel: str
@@ -81,8 +81,9 @@ def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, in
 class SubstituteKernels:
     """Applies ``rules``, in their order, to every dataflow block of a module, then drops what nothing reads any more.
 
-    ``kernels``: ``"auto"`` substitutes where a kernel exists and its spec expects it to pay, ``"all"`` wherever one exists,
-    ``"none"`` nowhere. ``report`` is filled with what was substituted and what was refused.
+    ``kernels``: ``"auto"`` substitutes where a kernel exists and its spec expects it to pay, ``"all"`` wherever one
+    exists, ``"none"`` nowhere. ``report`` is filled with what was substituted and what was refused. ``configure``
+    chooses a kernel's configuration.
     """
 
     def __init__(
@@ -165,9 +166,8 @@ class _Writer:
         rewrite = BlockRewrite(block, self.graph.function.params)
         for var in rewrite.unsettled():
             match = self.rule.match(var, self.graph, self.settings.target)
-            outcome = None if match is None else self.rule.check(match)
-            if isinstance(outcome, KernelCall):
-                outcome = self._replacement(var, outcome, rewrite)
+            call = None if match is None else self.rule.check(match)
+            outcome = self._replacement(var, call, rewrite) if isinstance(call, KernelCall) else call
             if isinstance(outcome, Refusal):
                 self.refusals[var] = outcome.reason
             elif outcome is not None:
@@ -187,22 +187,19 @@ class _Writer:
         request = self._request(call.parameters)
         if isinstance(request, Refusal):
             return request
-        reads = list(dict.fromkeys(var for value in call.inputs for var in relax.analysis.free_vars(value)))
-        if not rewrite.admits(call.replaces, reads):
-            return Refusal("its results are needed to compute its inputs, or do not stand in the same dataflow block")
-        inputs = _types(call.inputs, reads)
+        inputs = _types(call.inputs)
         try:
             sizes = bound_sizes(request.spec.inputs(request.parameters), inputs, call.sizes, self.graph.analyzer)
         except UnfitInput as error:
             return Refusal(str(error))
         bindings = self._bindings(call, request, output_types(request, sizes))
-        symbolic = {
-            size
-            for info in (*inputs, bindings[0].var.struct_info)
-            for size in relax.analysis.tir_vars_in_struct_info(info)
-        }
+        made = {binding.var for binding in bindings}
+        reads = [var for binding in bindings for var in relax.analysis.free_vars(binding.value) if var not in made]
+        replacement = Replacement(tuple(call.replaces), bindings, reads, _sizes((*inputs, bindings[0].var.struct_info)))
+        if not rewrite.admits(replacement):
+            return Refusal("its results are needed to compute its inputs, or do not stand in the same dataflow block")
         self.written.append(_WrittenCall(root, call.parameters))
-        return Replacement(tuple(call.replaces), bindings, reads, symbolic)
+        return replacement
 
     def _bindings(
         self, call: KernelCall, request: KernelRequest, types: list[relax.TensorStructInfo]
@@ -220,9 +217,14 @@ class _Writer:
         return bindings
 
 
-def _types(values: Sequence[relax.Expr], reads: Sequence[relax.Var]) -> list[relax.StructInfo]:
-    """The types of expressions over the variables ``reads``, which may not have been deduced yet."""
+def _types(values: Sequence[relax.Expr]) -> list[relax.StructInfo]:
+    """The types of expressions, which may not have been deduced yet."""
     builder = relax.BlockBuilder()
-    sizes = {size for var in reads for size in relax.analysis.tir_vars_in_struct_info(var.struct_info)}
-    with builder.testing_scope(list(sizes)):
+    read = (var.struct_info for value in values for var in relax.analysis.free_vars(value))
+    with builder.testing_scope(_sizes(read)):
         return [builder.normalize(value).struct_info for value in values]
+
+
+def _sizes(infos: Iterable[relax.StructInfo]) -> list[tirx.Var]:
+    """The symbolic sizes in types, once each."""
+    return list(dict.fromkeys(size for info in infos for size in relax.analysis.tir_vars_in_struct_info(info)))

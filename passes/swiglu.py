@@ -12,15 +12,15 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 
 from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, SwiGLUParameters
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
-from tkc.passes.layout import as_matrix, restored
+from tkc.passes.layout import as_matrix, product, restored
+from tkc.passes.matching import matched
 from tkc.passes.patterns import any_of, maybe, maybe_cast, silu
-from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
 
-_DTYPES = ("float32", "float16", "bfloat16")
 _FLOAT32_MAX = float(np.finfo("float32").max)
 
 
-def _product(gate: DFPattern, up: DFPattern) -> DFPattern:
+def _factors(gate: DFPattern, up: DFPattern) -> DFPattern:
     """``silu(gate) * up``, however its two or three factors are grouped."""
     multiply, sigmoid = is_op("relax.multiply"), maybe_cast(is_op("relax.sigmoid")(maybe_cast(gate)))
     return any_of(
@@ -33,7 +33,7 @@ def _product(gate: DFPattern, up: DFPattern) -> DFPattern:
 
 
 _GATE, _UP = wildcard(), wildcard()
-_SWIGLU = _product(_GATE, _UP)
+_SWIGLU = _factors(_GATE, _UP)
 
 
 def _plain_call(match: Match) -> KernelCall | Refusal | None:
@@ -60,8 +60,8 @@ def _operands(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> _Ope
     channels = static(shape(gate)[-1])
     if channels is None:
         return Refusal(f"its number of channels, {shape(gate)[-1]}, is not constant")
-    if name not in _DTYPES:
-        return Refusal(f"it computes in {name}, and the kernel in {', '.join(_DTYPES)}")
+    if not is_kernel_float(name):
+        return unfit_dtype(name)
     parameters = SwiGLUParameters(channels, name)
     packed = _packed(graph, gate, up, parameters)
     if packed is not None:
@@ -74,8 +74,9 @@ def _operands(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> _Ope
 
 def _packed(graph: Graph, gate: relax.Expr, up: relax.Expr, parameters: SwiGLUParameters) -> relax.Expr | None:
     """The tensor whose first half is ``gate`` and whose second half is ``up``, if there is one."""
-    pieces = [graph.last_axis_slice(graph.before_widening(operand)) for operand in (gate, up)]
-    if None in pieces or [piece.begin for piece in pieces] != [0, parameters.channels]:
+    halves = [graph.last_axis_slice(graph.before_widening(operand)) for operand in (gate, up)]
+    pieces = [piece for piece in halves if piece is not None]
+    if [piece.begin for piece in pieces] != [0, parameters.channels]:
         return None
     first, second = (graph.before_widening(piece.source, parameters.dtype) for piece in pieces)
     if first is None or second is None or not graph.variable(first).same_as(graph.variable(second)):
@@ -191,7 +192,7 @@ def _quantized_call(match: Match) -> KernelCall | Refusal | None:
         return None
     values, divisor, scale = divided
     base = graph.through_views_and_casts(values)
-    found = _SWIGLU.extract_matched_expr(base, graph.var2val)
+    found = matched(graph, _SWIGLU, base)
     if found is None:
         return None
     reason = _unfit_scale(graph, scale, values, divisor, base) or _unfit_bounds(match, quantized, scale)
@@ -200,7 +201,7 @@ def _quantized_call(match: Match) -> KernelCall | Refusal | None:
     shared = _shared(graph, base, values, scale)
     if isinstance(shared, Refusal):
         return shared
-    gate, up = (graph.variable(found[part]) for part in (_GATE, _UP))
+    gate, up = found[_GATE], found[_UP]
     operands = _operands(graph, gate, up, _narrowest(graph, gate, up))
     if operands is None or isinstance(operands, Refusal):
         return operands
@@ -218,7 +219,7 @@ def _quantized_call(match: Match) -> KernelCall | Refusal | None:
 
 def _divided(graph: Graph, quotient: relax.Expr) -> tuple[relax.Expr, relax.Expr, _Scale] | None:
     """The values, what they are divided by or multiplied with, and the scale that this is."""
-    call = graph.call(quotient, "relax.divide", "relax.multiply")
+    call = graph.value(quotient)
     by_reciprocal = call.op.name == "relax.multiply"
     for values, divisor in [call.args, call.args[::-1]] if by_reciprocal else [call.args]:
         scale = _scale(graph, divisor)
@@ -229,7 +230,7 @@ def _divided(graph: Graph, quotient: relax.Expr) -> tuple[relax.Expr, relax.Expr
 
 def _unfit_scale(graph: Graph, scale: _Scale, values: relax.Expr, divisor: relax.Expr, base: relax.Expr) -> str | None:
     """Why ``scale`` is not that of ``values``, a view of ``base``, or has no lower bound; ``None`` if all is well."""
-    maximum = graph.call(scale.amax, "relax.max")
+    maximum = graph.value(scale.amax)
     magnitudes = graph.call(graph.through_views_and_casts(maximum.args[0]), "relax.abs")
     if magnitudes is None:
         return "its scales come from maxima that are not of magnitudes"
@@ -250,9 +251,11 @@ def _unfit_bounds(match: Match, quantized: str, scale: _Scale) -> str | None:
     limit = FP8_MAX[quantized]
     if not isclose(scale.factor, 1 / limit, rel_tol=1e-6):
         return f"its scales are the largest magnitude divided by {1 / scale.factor:g}, and the kernel's by {limit:g}"
-    bounds = [match.graph.constant(match[name]) for name in ("low", "high") if name in match]
-    if bounds and (None in bounds or bounds[0] > -limit or bounds[1] < limit):
-        return f"it clamps to {bounds}, inside the range of {quantized}"
+    if "low" not in match:
+        return None
+    low, high = (match.graph.constant(match[name]) for name in ("low", "high"))
+    if low is None or high is None or low > -limit or high < limit:
+        return f"it clamps to [{low}, {high}], inside the range of {quantized}"
     return None
 
 
@@ -267,7 +270,7 @@ def _shared(
 ) -> Literal["token", "group", "block", "channel"] | Refusal:
     """What shares a scale: ``base`` was viewed as ``values``, whose reduced axes do."""
     whole, dims = shape(base), shape(values)
-    reduced = _reduced_axes(graph.call(scale.amax, "relax.max"))
+    reduced = _reduced_axes(graph.value(scale.amax))
     last = len(dims) - 1
     if graph.same_shape(whole, dims):
         if reduced == {last}:
@@ -293,21 +296,22 @@ def _narrowest(graph: Graph, gate: relax.Expr, up: relax.Expr) -> str:
 
 def _variables(graph: Graph, scale: _Scale) -> list[relax.Var]:
     """Every variable that holds ``scale``, in whatever shape."""
-    found, pending, seen = [], list(graph.users(scale.amax)), set()
+    elements = product(shape(scale.amax))
+    found, pending = {}, list(graph.users(scale.amax))
     while pending:
         var = pending.pop()
-        held = None if var in seen else _scale(graph, var)
-        seen.add(var)
-        if held is None or not held.amax.same_as(scale.amax):
+        if var in found or not has_known_shape(var) or not graph.equal(product(shape(var)), elements):
             continue
+        found[var] = _scale(graph, var)
         pending.extend(graph.users(var))
-        if not held.inverted and held.power_of_two == scale.power_of_two and _same_numbers(held, scale):
-            found.append(var)
-    return found
+    return [var for var, held in found.items() if held is not None and _same(held, scale)]
 
 
-def _same_numbers(left: _Scale, right: _Scale) -> bool:
-    return all(isclose(*pair, rel_tol=1e-6) for pair in ((left.factor, right.factor), (left.minimum, right.minimum)))
+def _same(left: _Scale, right: _Scale) -> bool:
+    """Whether two scales are equal, but for what rounding may have done to their constants."""
+    exact = replace(left, factor=right.factor, minimum=right.minimum)
+    numbers = ((left.factor, right.factor), (left.minimum, right.minimum))
+    return exact == right and all(isclose(*pair, rel_tol=1e-6) for pair in numbers)
 
 
 QUANTIZED_SWIGLU = Rule(

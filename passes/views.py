@@ -27,8 +27,7 @@ class IndexSpace:
     @classmethod
     def of(cls, graph: Graph) -> IndexSpace:
         """The space over the symbolic sizes of the graph's function."""
-        infos = [var.struct_info for var in (*graph.function.params, *graph.var2val)]
-        return cls(dict.fromkeys(var for info in infos for var in relax.analysis.tir_vars_in_struct_info(info)))
+        return cls(graph.sizes)
 
     def assume_natural(self, var: tirx.Var) -> None:
         """Tells the analyzer that ``var`` is zero or more."""
@@ -161,7 +160,7 @@ def _reshaped(call: relax.Call, index: Index, space: IndexSpace) -> Index | None
 def _equal_groups(
     old: Sequence[tirx.PrimExpr], new: Sequence[tirx.PrimExpr], space: IndexSpace
 ) -> list[tuple[slice, slice]] | None:
-    """The finest cut of both lists of sizes into as many groups with equal products; ``None`` if the totals may differ."""
+    """The finest cut of both lists into groups with equal products; ``None`` if the totals may differ."""
     old_products, new_products = (list(accumulate(dims, mul, initial=int64(1))) for dims in (old, new))
     cuts = [(0, 0)]
     for i, product in enumerate(old_products):

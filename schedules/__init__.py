@@ -1,1 +1,1 @@
-"""Schedules for whatever substitution leaves: the tuning database, rules, and a fallback."""
+"""Schedules for the TensorIR functions that no prebuilt kernel replaces: rules per target, and the tuning database."""

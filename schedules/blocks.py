@@ -15,8 +15,8 @@ from tvm.tirx.stmt_functor import post_order_visit
 _COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos")
 
 
-def top_level_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
-    """The blocks right below the root, in program order; empty if the function is not one root block."""
+def child_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """The blocks below the root, in program order; empty if the function is not one root block."""
     body = sch.mod["main"].body
     if not isinstance(body, tirx.SBlockRealize):
         return []
@@ -44,10 +44,18 @@ def is_reduction(block: tirx.SBlock) -> bool:
     return block.init is not None and "R" in iterator_kinds(block) and set(iterator_kinds(block)) <= {"S", "R"}
 
 
-def reads_along(block: tirx.SBlock, iterator: int) -> bool:
-    """Whether the innermost dimension of something ``block`` reads runs with its iterator of that index."""
+def reads_along(block: tirx.SBlock, iterator: int, across: int | None = None) -> bool:
+    """Whether the innermost dimension of something ``block`` reads runs with its iterator of that index.
+
+    Of what it reads, only what varies with the iterator ``across`` counts, if that is given.
+    """
     variable = block.iter_vars[iterator].var
-    return any(variable in undefined_vars(read.region[-1].min) for read in block.reads if len(read.region))
+    for read in block.reads:
+        varies = [undefined_vars(dimension.min) for dimension in read.region]
+        needed = across is None or any(block.iter_vars[across].var in variables for variables in varies)
+        if varies and variable in varies[-1] and needed:
+            return True
+    return False
 
 
 def is_costly(block: tirx.SBlock) -> bool:
@@ -63,17 +71,17 @@ def nodes(statement: tirx.Stmt | tirx.PrimExpr) -> Iterator[object]:
     return iter(found)
 
 
-def inline_injective(sch: s_tir.Schedule) -> None:
-    """Inline injective blocks into their consumers, wherever that repeats no costly work."""
-    for block in top_level_blocks(sch):
+def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
+    """Inline those of ``blocks`` that are injective into their consumers, wherever that repeats no costly work."""
+    for block in blocks:
         statement = sch.get(block)
         if not is_injective(statement):
             continue
         consumers = [sch.get(consumer) for consumer in sch.get_consumers(block)]
         repeated = any(len(consumer.iter_vars) > len(statement.iter_vars) for consumer in consumers)
-        if not consumers or (repeated and is_costly(statement)):
-            continue
-        attempt(sch.compute_inline, block)
+        reduced = any(is_reduction(consumer) for consumer in consumers)
+        if consumers and not (repeated and is_costly(statement)) and not (reduced and divides_by_sizes(statement)):
+            attempt(sch.compute_inline, block)
 
 
 def loop_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
@@ -95,9 +103,43 @@ def attempt(primitive: Callable[[SBlockRV], object], block: SBlockRV) -> bool:
     return True
 
 
-def partition_tail(sch: s_tir.Schedule, loop: LoopRV) -> None:
-    """Make the last iterations of ``loop``, if they need guards, a loop of their own, so that the others have none."""
+def partition_tail(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
+    """Make the last iterations of ``loop``, if they need guards, a loop of their own, so that the others have none.
+
+    ``block`` is what the loop runs. TVM 0.25 tries to partition by every comparison it finds, and fails on those of data.
+    """
+    if _compares_data(sch.get(block)):
+        return
     sch.annotate(loop, "pragma_loop_partition_hint", 1)
-    # TVM 0.25's LoopPartition replaces the variable of a loop of one iteration by a 32-bit zero, whatever its type,
-    # unless the loop has an annotation.
+    # LoopPartition replaces the variable of a loop of one iteration by a 32-bit zero, whatever its type, unless the
+    # loop has an annotation.
     sch.annotate(loop, "tkc.partitioned", 1)
+
+
+def _compares_data(block: tirx.SBlock) -> bool:
+    comparisons = tirx.LT | tirx.LE | tirx.GT | tirx.GE | tirx.EQ | tirx.NE
+    return any(
+        isinstance(node, comparisons) and any(isinstance(part, tirx.BufferLoad) for part in nodes(node))
+        for node in nodes(block.body)
+    )
+
+
+def divides_by_sizes(block: tirx.SBlock) -> bool:
+    """Whether ``block`` finds its indices by dividing by sizes known only at run time, which costs more than a load."""
+    divisions = tirx.FloorDiv | tirx.FloorMod
+    return any(isinstance(node, divisions) and static(node.b) is None for node in nodes(block.body))
+
+
+def launches_threads(statement: tirx.Stmt) -> bool:
+    """Whether GPU threads are launched somewhere in ``statement``."""
+    return any(
+        (isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent")
+        or (isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING)
+        for node in nodes(statement)
+    )
+
+
+def top_level_statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:
+    """What the root block does, one loop nest or block after the other."""
+    body = func.body.block.body if isinstance(func.body, tirx.SBlockRealize) else func.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]

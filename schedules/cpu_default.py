@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import math
 
-from tvm import arith, s_tir, tirx
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target, codegen
-
 from tkc.schedules.blocks import (
+    child_blocks,
     inline_injective,
     is_injective,
     is_reduction,
@@ -22,10 +18,13 @@ from tkc.schedules.blocks import (
     partition_tail,
     reads_along,
     static,
-    top_level_blocks,
 )
 from tkc.schedules.cpu_matmul import is_matmul, schedule_matmul
 from tkc.schedules.pad_reduction import pad_reductions
+from tvm import arith, s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target, codegen
 
 # Waking the other cores costs microseconds; below this many elements one core is done sooner.
 _SERIAL_ELEMENTS = 4096
@@ -40,7 +39,7 @@ def schedule_cpu_matmul(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule |
     sch = _normalized(func, target)
     if sch is None:
         return None
-    products = [block for block in top_level_blocks(sch) if is_matmul(sch.get(block))]
+    products = [block for block in child_blocks(sch) if is_matmul(sch.get(block))]
     if not products:
         return None
     for block in products:
@@ -59,7 +58,7 @@ def _normalized(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None:
         return None
-    blocks = [sch.get(block) for block in top_level_blocks(sch)]
+    blocks = [sch.get(block) for block in child_blocks(sch)]
     if not blocks or not all(is_injective(block) or is_reduction(block) for block in blocks):
         return None
     return s_tir.Schedule(pad_reductions(sch.mod["main"], 2 * _lanes(target), is_matmul))
@@ -72,8 +71,8 @@ def _lanes(target: Target) -> int:
 
 def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:
     """``sch`` with every block that is not yet parallel scheduled too."""
-    inline_injective(sch)
-    blocks = [block for block in top_level_blocks(sch) if not _is_parallel(sch, block)]
+    inline_injective(sch, [block for block in child_blocks(sch) if not _is_parallel(sch, block)])
+    blocks = [block for block in child_blocks(sch) if not _is_parallel(sch, block)]
     together = _schedule_together(sch, blocks, target) if len(blocks) > 1 else None
     if together is not None:
         return together
@@ -101,21 +100,34 @@ def _schedule_together(sch: s_tir.Schedule, blocks: list[SBlockRV], target: Targ
 
 def _row_loops(sch: s_tir.Schedule, block: SBlockRV) -> int:
     """How many leading loops count rows: the spatial ones, but not the one that vectors run along."""
-    kinds = iterator_kinds(sch.get(block))
-    leading = len(kinds) - len(kinds.lstrip("S"))
+    leading = _leading_spatial(sch, block)
     return leading if _reduces_along_vectors(sch.get(block)) else max(leading - 1, 0)
 
 
+def _leading_spatial(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    kinds = iterator_kinds(sch.get(block))
+    return len(kinds) - len(kinds.lstrip("S"))
+
+
 def _reduces_along_vectors(block: tirx.SBlock) -> bool:
-    return iterator_kinds(block).endswith("R") and reads_along(block, -1)
+    """Whether what is reduced lies contiguous along the last reduction iterator, and not along the last spatial one."""
+    kinds = iterator_kinds(block)
+    if not kinds.endswith("R"):
+        return False
+    return reads_along(block, -1) and ("S" not in kinds or not reads_along(block, kinds.rindex("S"), across=-1))
 
 
 def _common_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
-    """How many leading row loops all ``blocks`` share, judged by their extents."""
+    """How many leading row loops all ``blocks`` share, judged by their extents.
+
+    A result of one element a row (a mean, say) has only row loops, so reductions decide, if there are any.
+    """
     analyzer = arith.Analyzer()
-    rows = [[sch.get(loop).extent for loop in sch.get_loops(block)[: _row_loops(sch, block)]] for block in blocks]
+    reductions = [block for block in blocks if is_reduction(sch.get(block))]
+    most = min(_row_loops(sch, block) for block in reductions or blocks)
+    rows = [[sch.get(loop).extent for loop in sch.get_loops(block)[: _leading_spatial(sch, block)]] for block in blocks]
     common = 0
-    for extents in zip(*rows, strict=False):
+    for extents in list(zip(*rows, strict=False))[:most]:
         if not all(analyzer.can_prove_equal(extents[0], extent) for extent in extents):
             break
         common += 1
@@ -173,16 +185,18 @@ def _vectorize(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
     _, *loops = sch.get_loops(block)
     _, *kinds = loop_kinds(sch, block)
     reductions = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S" and static(sch.get(loop).extent) != 1]
+    spatial = [
+        loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S" and static(sch.get(loop).extent) != 1
+    ]
     if not spatial:
         return
     vectors = [spatial[-1]]
     extent = static(sch.get(spatial[-1]).extent)
     if extent is None or extent > 2 * lanes:
         vectors = sch.split(spatial[-1], [None, lanes])
-        partition_tail(sch, vectors[0])
+        partition_tail(sch, block, vectors[0])
     sch.vectorize(vectors[-1])
     if reductions:
         sch.reorder(*reductions, *vectors)
-        partition_tail(sch, reductions[-1])
+        partition_tail(sch, block, reductions[-1])
         sch.decompose_reduction(block, reductions[0])

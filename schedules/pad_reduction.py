@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tkc.schedules.blocks import is_reduction, reads_along, static
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform
-
-from tkc.schedules.blocks import is_reduction, reads_along, static
 
 _NEUTRAL: dict[type, Callable[[str], tirx.PrimExpr]] = {
     tirx.Add: lambda dtype: tirx.const(0, dtype),
@@ -44,7 +43,11 @@ def pad_reductions(func: tirx.PrimFunc, lanes: int, keep: Callable[[tirx.SBlock]
 
 
 def _can_pad(block: tirx.SBlock) -> bool:
-    if not is_reduction(block) or block.iter_vars[-1].iter_type != tirx.IterVar.CommReduce or not reads_along(block, -1):
+    if (
+        not is_reduction(block)
+        or block.iter_vars[-1].iter_type != tirx.IterVar.CommReduce
+        or not reads_along(block, -1)
+    ):
         return False
     store = block.body
     return (
@@ -64,5 +67,13 @@ def _pad_block(block: tirx.SBlock, length: tirx.PrimExpr) -> tirx.SBlock:
     store = tirx.BufferStore(block.body.buffer, type(combined)(combined.a, guarded), block.body.indices)
     longer = tirx.IterVar((last.dom.min, length), last.var, last.iter_type)
     return tirx.SBlock(
-        [*others, longer], block.reads, block.writes, block.name_hint, store, block.init, block.alloc_buffers, [], block.annotations
+        [*others, longer],
+        block.reads,
+        block.writes,
+        block.name_hint,
+        store,
+        block.init,
+        block.alloc_buffers,
+        [],
+        block.annotations,
     )

@@ -83,7 +83,8 @@ def _erf(x: tirx.PrimExpr) -> tirx.PrimExpr:
         t = _f32(1.0) / (magnitude * _f32(0.3275911) + _f32(1.0))
         tail = _let(t, lambda t: _polynomial(t, coefficients)) * _exp(-magnitude * magnitude)
         series = tuple(
-            2 / math.sqrt(math.pi) * (-1) ** power / (math.factorial(power) * (2 * power + 1)) for power in range(6, -1, -1)
+            2 / math.sqrt(math.pi) * (-1) ** power / (math.factorial(power) * (2 * power + 1))
+            for power in range(6, -1, -1)
         )
         near = x * _let(x * x, lambda square: _polynomial(square, series))
         return tirx.Select(magnitude < _f32(0.5), near, _with_sign_of(x, _f32(1.0) - tail))

@@ -57,6 +57,8 @@ def generation_stages(
                 transform.FoldConstant(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
+                # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
+                transform.RewriteDataflowReshape(),
                 transform.DeadCodeElimination(),
             ),
         ),
@@ -66,7 +68,6 @@ def generation_stages(
         PassStage(
             "lower",
             (
-                transform.RewriteDataflowReshape(),
                 transform.ToNonDataflow(),
                 transform.RemovePurityChecking(),
                 transform.CallTIRRewrite(),

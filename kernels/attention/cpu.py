@@ -4,42 +4,31 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr
-
 from tkc.kernels.attention.softmax import exponent, finite
 from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.tensors import mask_entry
+from tkc.kernels.cpu_math import exp
 from tkc.kernels.matmul.register_tile import register_tile
 from tkc.kernels.matmul.tiling import Tiling
+from tkc.kernels.narrow_floats import from_float32, to_float32
+from tvm.tirx import Buffer, PrimExpr
 
-LANES = 16
-ROWS = 4
+Product = Callable[[int, PrimExpr, PrimExpr], PrimExpr]
 
-_SCORE_TILE = Tiling(ROWS, 4, LANES, stages=1, threads=1)
+# What the registers hold: rows, keys beside each other, and parts of a sum along the head.
+ROWS, KEYS, LANES = 4, 4, 16
 
-# 2**x on [-1/2, 1/2] to float32's precision.
-_EXP2 = [float(c) for c in numpy.polynomial.Chebyshev.interpolate(numpy.exp2, 6, [-0.5, 0.5]).convert(kind=numpy.polynomial.Polynomial).coef]
-_SMALLEST_EXPONENT = -126.0
-
-
-def exp2(x: PrimExpr) -> PrimExpr:
-    """``2**x`` for ``x <= 0`` in arithmetic that a C compiler vectorizes; 0 where it would be subnormal."""
-    whole = T.floor(x + 0.5)
-    fraction = x - whole
-    power = _EXP2[-1]
-    for coefficient in reversed(_EXP2[:-1]):
-        power = power * fraction + coefficient
-    scale = T.reinterpret("float32", (T.cast(whole, "int32") + 127) << 23)
-    return T.if_then_else(x < _SMALLEST_EXPONENT, 0.0, power * scale)
+# The steps in which lanes are folded into one.
+_HALVES = [LANES >> step for step in range(1, LANES.bit_length())]
 
 
 @dataclass(frozen=True)
 class Rows:
     """What a tile of queries that share their keys reads and writes, by row of the tile.
 
-    ``query(row, column)``, ``key(key, column)`` and ``value(key, column)`` are elements in float32;
-    ``masked(score, row, key)`` is the score or minus infinity; ``out(row)`` is the position of the row's result.
+    ``query(row, column)``, ``key(key, column)`` and ``value(key, column)`` are elements as they are stored,
+    ``masked(score, row, key)`` is the score or minus infinity, ``out(row)`` is the position of the row's result.
     """
 
     query: Callable[[PrimExpr, PrimExpr], PrimExpr]
@@ -49,20 +38,35 @@ class Rows:
     out: Callable[[PrimExpr], tuple[PrimExpr, ...]]
 
 
+def stored_mask_entry(
+    p: AttentionParameters, mask: Buffer, batch: PrimExpr, head: PrimExpr, query: PrimExpr, key: PrimExpr
+) -> PrimExpr | None:
+    """As :func:`mask_entry`, an additive mask's from the form in which the C target stores it."""
+    entry = mask_entry(p, mask, batch, head, query, key)
+    return to_float32(entry, p.dtype) if p.mask == "additive" else entry
+
+
 @T.macro
 def attend_rows(
-    p: AttentionParameters, num_rows: int, block_keys: int, keys: PrimExpr, visible_keys: PrimExpr, rows: Rows, out: Buffer
+    p: AttentionParameters,
+    num_rows: int,
+    block_keys: int,
+    keys: PrimExpr,
+    visible_keys: PrimExpr,
+    rows: Rows,
+    out: Buffer,
 ):
-    """Attention of ``num_rows`` queries, a multiple of ``ROWS``, over the first ``visible_keys`` of ``keys``, to ``out``."""
-    columns = math.gcd(p.value_head_size, 32)
-    value_tile = Tiling(ROWS, columns, 1, stages=1, threads=1)
+    """Attention of ``num_rows`` queries over the first ``visible_keys`` of ``keys``, into ``out``.
+
+    ``num_rows`` is at most ``ROWS`` or a multiple of it, ``block_keys`` a multiple of ``LANES``.
+    """
+    tile_rows = min(ROWS, num_rows)
+    columns = math.gcd(p.value_head_size, 2 * LANES)
     acc = T.alloc_local((num_rows, p.value_head_size), "float32")
     maximum = T.alloc_local((num_rows,), "float32")
     total = T.alloc_local((num_rows,), "float32")
-    scores = T.alloc_local((ROWS, block_keys), "float32")
-    rescale = T.alloc_local((ROWS,), "float32")
-    lanes = T.alloc_local((LANES,), "float32")
-    shift = T.alloc_local((1,), "float32")
+    scores = T.alloc_local((tile_rows, block_keys), "float32")
+    rescale = T.alloc_local((tile_rows,), "float32")
     for row in T.serial(num_rows):
         maximum[row] = -T.infinity("float32")
         total[row] = 0.0
@@ -71,58 +75,86 @@ def attend_rows(
 
     for block in T.serial(T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
-        for tile in T.serial(num_rows // ROWS):
-            first_row = tile * ROWS
-            for group in T.serial(block_keys // _SCORE_TILE.block_n):
-                group_key = first_key + group * _SCORE_TILE.block_n
+        # All rows pass the block before the next one, which keeps it in the cache.
+        for tile in T.serial(num_rows // tile_rows):
+            first_row = tile * tile_rows
+            for key_tile in T.serial(block_keys // KEYS):
+                tile_key = first_key + key_tile * KEYS
                 sums = register_tile(
-                    _SCORE_TILE,
+                    Tiling(tile_rows, KEYS, LANES, stages=1, threads=1),
                     p.head_size,
-                    lambda i, depth, j: rows.query(first_row + i, depth) * rows.key(T.min(group_key + j, keys - 1), depth),
+                    _score_product(p, rows, first_row, tile_key, keys - 1),
                 )
-                for i, row_sums in enumerate(sums):
-                    for j in T.serial(_SCORE_TILE.block_n):
-                        scores[i, group * _SCORE_TILE.block_n + j] = rows.masked(row_sums[j, 0], first_row + i, group_key + j)
-
-            for i in T.serial(ROWS):
-                for lane in T.serial(LANES):
-                    lanes[lane] = scores[i, lane]
-                for chunk in T.serial(1, block_keys // LANES):
-                    for lane in T.serial(LANES):
-                        lanes[lane] = T.max(lanes[lane], scores[i, chunk * LANES + lane])
-                for half in [LANES >> step for step in range(1, LANES.bit_length())]:
-                    for lane in T.serial(half):
-                        lanes[lane] = T.max(lanes[lane], lanes[lane + half])
-                lanes[0] = T.max(lanes[0], maximum[first_row + i])
-                shift[0] = finite(lanes[0])
-                rescale[i] = exp2(exponent(p, maximum[first_row + i], shift[0]))
-                maximum[first_row + i] = lanes[0]
-                for lane in T.serial(LANES):
-                    lanes[lane] = 0.0
-                for chunk in T.serial(block_keys // LANES):
-                    for lane in T.serial(LANES):
-                        scores[i, chunk * LANES + lane] = exp2(
-                            exponent(p, scores[i, chunk * LANES + lane], shift[0])
-                        )
-                        lanes[lane] += scores[i, chunk * LANES + lane]
-                for half in [LANES >> step for step in range(1, LANES.bit_length())]:
-                    for lane in T.serial(half):
-                        lanes[lane] += lanes[lane + half]
-                total[first_row + i] = total[first_row + i] * rescale[i] + lanes[0]
-
-            for group in T.serial(p.value_head_size // columns):
+                for i, products in enumerate(sums):
+                    for j in T.serial(KEYS):
+                        scores[i, key_tile * KEYS + j] = rows.masked(products[j, 0], first_row + i, tile_key + j)
+            for i in T.serial(tile_rows):
+                softmax_step(p, i, scores, rescale, first_row + i, maximum, total)
+            for column_tile in T.serial(p.value_head_size // columns):
+                first_column = column_tile * columns
                 sums = register_tile(
-                    value_tile,
+                    Tiling(tile_rows, columns, 1, stages=1, threads=1),
                     T.min(block_keys, keys - first_key),
-                    lambda i, depth, j: scores[i, depth] * rows.value(first_key + depth, group * columns + j),
+                    _weighted_value(p, rows, scores, first_key, first_column),
                 )
-                for i, row_sums in enumerate(sums):
+                for i, products in enumerate(sums):
                     for j in T.serial(columns):
-                        acc[first_row + i, group * columns + j] = (
-                            acc[first_row + i, group * columns + j] * rescale[i] + row_sums[j, 0]
+                        acc[first_row + i, first_column + j] = (
+                            acc[first_row + i, first_column + j] * rescale[i] + products[j, 0]
                         )
 
     for row in T.serial(num_rows):
         for column in T.serial(p.value_head_size):
             mean = T.if_then_else(total[row] > 0, acc[row, column] / total[row], 0.0)
-            out[(*rows.out(row), column)] = T.cast(mean, p.dtype)
+            out[(*rows.out(row), column)] = from_float32(mean, p.dtype)
+
+
+def _score_product(
+    p: AttentionParameters, rows: Rows, first_row: PrimExpr, first_key: PrimExpr, last_key: PrimExpr
+) -> Product:
+    def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
+        key = T.min(first_key + j, last_key)  # the scores of keys beyond the last are masked
+        return to_float32(rows.query(first_row + i, depth), p.dtype) * to_float32(rows.key(key, depth), p.dtype)
+
+    return product
+
+
+def _weighted_value(
+    p: AttentionParameters, rows: Rows, weights: Buffer, first_key: PrimExpr, first_column: PrimExpr
+) -> Product:
+    def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
+        return weights[i, depth] * to_float32(rows.value(first_key + depth, first_column + j), p.dtype)
+
+    return product
+
+
+@T.macro
+def softmax_step(
+    p: AttentionParameters, i: PrimExpr, scores: Buffer, rescale: Buffer, row: PrimExpr, maximum: Buffer, total: Buffer
+):
+    """Turn row ``i`` of ``scores`` into weights; update the row's maximum and total; note how to rescale its output."""
+    lanes = T.alloc_local((LANES,), "float32")
+    shift = T.alloc_local((1,), "float32")
+    chunks = scores.shape[1] // LANES
+    for lane in T.serial(LANES):
+        lanes[lane] = maximum[row]
+    for chunk in T.serial(chunks):
+        for lane in T.serial(LANES):
+            lanes[lane] = T.max(lanes[lane], scores[i, chunk * LANES + lane])
+    for half in _HALVES:
+        for lane in T.serial(half):
+            lanes[lane] = T.max(lanes[lane], lanes[lane + half])
+    shift[0] = finite(lanes[0])
+    rescale[i] = exp(exponent(p, maximum[row], shift[0], 1.0))
+    maximum[row] = lanes[0]
+
+    for lane in T.serial(LANES):
+        lanes[lane] = 0.0
+    for chunk in T.serial(chunks):
+        for lane in T.serial(LANES):
+            scores[i, chunk * LANES + lane] = exp(exponent(p, scores[i, chunk * LANES + lane], shift[0], 1.0))
+            lanes[lane] += scores[i, chunk * LANES + lane]
+    for half in _HALVES:
+        for lane in T.serial(half):
+            lanes[lane] += lanes[lane + half]
+    total[row] = total[row] * rescale[i] + lanes[0]

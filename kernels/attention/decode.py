@@ -4,53 +4,54 @@ Each block serves all query heads of one key/value head, so that every key and v
 keys: Dao et al., "Flash-Decoding for long-context inference", 2023).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import tilelang.language as T
-from tilelang import tvm
-
-from tkc.kernels.attention.signature import prim_func
-from tkc.kernels.attention.softmax import exponent, finite, masked_score
+from tkc.kernels.attention.cpu import ROWS, Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.signature import annotations
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
 from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
-from tkc.kernels.attention.tensors import heads, length, position, rows
+from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
+from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
+from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 _COMBINE_THREADS = 128
 
 
-def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> tvm.tirx.PrimFunc:
+def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
     """The kernel over the spec's inputs, output and workspaces."""
+    return (_cuda if target.is_cuda else _cpu)(parameters, configuration)
+
+
+def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     spec = AttentionDecode()
-    tensors = (
-        *spec.inputs(parameters),
-        *spec.outputs(parameters),
-        *spec.workspaces(parameters, configuration),
-    )
-    return prim_func("attention_decode", tensors, _cuda(parameters, configuration))
-
-
-def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]:
+    args = annotations((*spec.inputs(p), *spec.outputs(p), *spec.workspaces(p, c)))
     block_keys, splits = c.block_keys, c.splits
     group = p.num_heads // p.num_kv_heads
     block_rows = block_heads(p)
     head_tiles = T.ceildiv(group, block_rows)
     masked = p.mask is not None
-    # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each other's waits;
-    # the warps that TileLang sets aside for bulk copies would take the registers those need.
-    by_threads = {"disable_tma": True}
     full_col = T.GemmWarpPolicy.FullCol
 
-    @T.macro
-    def attend(q, k, v, out, partial_out, partial_max, partial_sum, mask=None):
-        # The first query under a top-left mask sees the first key alone.
-        keys = 1 if p.causal == "top_left" else length(k, p.k_layout)
+    @T.prim_func
+    def attention_decode(
+        q: args.q,
+        k: args.k,
+        v: args.v,
+        mask: args.mask,
+        out: args.out,
+        partial_out: args.partial_out,
+        partial_max: args.partial_max,
+        partial_sum: args.partial_sum,
+    ):
+        T.annotate_compile_flags(FAST_EXPONENTIAL)
+        keys = _visible_keys(p, k)
         split_blocks = T.ceildiv(T.ceildiv(keys, block_keys), splits)
         with T.Kernel(splits, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
             kv_head = tile // head_tiles
             first_row = tile % head_tiles * block_rows
             first_head = kv_head * group + first_row
+            # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each
+            # other's waits; the warps that TileLang sets aside for bulk copies would take the registers those need.
             q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
             k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
             v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
@@ -65,7 +66,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
             total = T.alloc_fragment([block_rows], "float32")
 
             # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
-            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile, annotations=by_threads)
+            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile, disable_tma=True)
             T.clear(acc)
             T.clear(total)
             T.fill(maximum, -T.infinity("float32"))
@@ -75,16 +76,15 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
             blocks = T.max(1, T.min(split_blocks, T.ceildiv(keys, block_keys) - first_block))
             for block in T.Pipelined(blocks, num_stages=1):
                 first_key = (first_block + block) * block_keys
-                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile, annotations=by_threads)
+                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile, disable_tma=True)
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_col, clear_accum=True)
                 if masked or first_key + block_keys > keys:
                     for i, j in T.Parallel(block_rows, block_keys):
                         visible = first_key + j < keys
                         if masked:
                             visible = visible & (first_row + i < group)
-                        scores[i, j] = masked_score(
-                            p, scores[i, j], visible, mask, batch, first_head + i, 0, first_key + j
-                        )
+                        entry = mask_entry(p, mask, batch, first_head + i, 0, first_key + j)
+                        scores[i, j] = masked_score(p, scores[i, j], visible, entry)
                 T.copy(maximum, previous)
                 T.reduce_max(scores, maximum, dim=1, clear=False)
                 for i in T.Parallel(block_rows):
@@ -99,7 +99,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_rows, p.value_head_size):
                     acc[i, j] *= rescale[i]
-                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile, annotations=by_threads)
+                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile, disable_tma=True)
                 T.gemm(weights, v_tile, acc, policy=full_col)
 
             for i, j in T.Parallel(block_rows, p.value_head_size):
@@ -125,4 +125,45 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> Callable[..., None]
             for j in T.Parallel(p.value_head_size):
                 out[(*position(p.out_layout, batch, head, 0), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
 
-    return attend
+    return attention_decode
+
+
+def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
+    spec = AttentionDecode()
+    args = annotations((*spec.inputs(p), *spec.outputs(p)), storage_dtype)
+    group = p.num_heads // p.num_kv_heads
+    num_rows = group if group < ROWS else T.ceildiv(group, ROWS) * ROWS
+
+    @T.prim_func
+    def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+        with T.Kernel(p.num_kv_heads, q.shape[0]) as (kv_head, batch):
+            heads_of = _group_rows(p, q, k, v, mask, batch, kv_head)
+            attend_rows(p, num_rows, c.block_keys, length(k, p.k_layout), _visible_keys(p, k), heads_of, out)
+
+    return attention_decode
+
+
+def _group_rows(
+    p: AttentionParameters, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, batch: Var, kv_head: Var
+) -> Rows:
+    """The query heads that share one key/value head."""
+    group = p.num_heads // p.num_kv_heads
+
+    def head(row: PrimExpr) -> PrimExpr:
+        # Rows beyond the group repeat its last head, which stores equal values more than once.
+        return kv_head * group + T.min(row, group - 1)
+
+    return Rows(
+        query=lambda row, column: element(q, p.q_layout, batch, head(row), 0, column),
+        key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+        value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
+        masked=lambda score, row, key: masked_score(
+            p, score, key < _visible_keys(p, k), stored_mask_entry(p, mask, batch, head(row), 0, key)
+        ),
+        out=lambda row: position(p.out_layout, batch, head(row), 0),
+    )
+
+
+def _visible_keys(p: AttentionParameters, k: Buffer) -> PrimExpr | int:
+    """The first query under a top-left mask sees the first key alone; else the one query is the last."""
+    return 1 if p.causal == "top_left" else length(k, p.k_layout)

@@ -5,22 +5,25 @@ never leave the registers (Dao, "FlashAttention-2", 2023).
 """
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
-
-from tkc.kernels.attention.cpu import Rows, attend_rows
+from tkc.kernels.attention.cpu import Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
-from tkc.kernels.attention.tensors import element, length, position, rows
+from tkc.kernels.attention.tensors import element, length, mask_entry, position, rows
+from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
+from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 
 def define(parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target) -> PrimFunc:
     """The kernel over the spec's inputs and output."""
-    return (_cuda if target.is_cuda else _cpu)(parameters, configuration)
+    if not target.is_cuda:
+        return _cpu(parameters, configuration)
+    # Warps set aside for bulk copies pay where they can leave their registers to the others, which Hopper alone can.
+    return _cuda(parameters, configuration, disable_tma=target.arch != "sm_90a")
 
 
-def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
+def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) -> PrimFunc:
     spec = AttentionPrefill()
     args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
@@ -29,13 +32,14 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     full_row = T.GemmWarpPolicy.FullRow
 
     @T.prim_func
-    def attention_prefill(q: args["q"], k: args["k"], v: args["v"], mask: args.get("mask"), out: args["out"]):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+        T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         diagonal = _diagonal(p, queries, keys)
-        with T.Kernel(T.ceildiv(queries, block_queries), p.num_heads, q.shape[0], threads=c.threads) as (x, head, batch):
-            # Under a causal mask the last tiles have the most to do, so they go first.
-            tile = T.ceildiv(queries, block_queries) - 1 - x if causal else x
-            first_query = tile * block_queries
+        num_tiles = T.ceildiv(queries, block_queries)
+        with T.Kernel(num_tiles, p.num_heads, q.shape[0], threads=c.threads) as (tile, head, batch):
+            # Under a causal mask the last queries have the most to do, so they go first.
+            first_query = (num_tiles - 1 - tile if causal else tile) * block_queries
             q_tile = T.alloc_shared([block_queries, p.head_size], p.dtype)
             k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
             v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
@@ -50,7 +54,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             tile_sum = T.alloc_fragment([block_queries], "float32")
             total = T.alloc_fragment([block_queries], "float32")
 
-            T.copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile)
+            T.copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, disable_tma=disable_tma)
             T.clear(acc)
             T.clear(total)
             T.fill(maximum, -T.infinity("float32"))
@@ -61,7 +65,9 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                 blocks = T.max(1, T.min(blocks, T.ceildiv(first_query + block_queries + diagonal, block_keys)))
             for block in T.Pipelined(blocks, num_stages=c.stages):
                 first_key = block * block_keys
-                T.copy(rows(k, p.k_layout, batch, head // group, first_key, block_keys), k_tile)
+                T.copy(
+                    rows(k, p.k_layout, batch, head // group, first_key, block_keys), k_tile, disable_tma=disable_tma
+                )
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
 
                 # Most tiles see all their keys; only the others pay for a mask.
@@ -75,9 +81,8 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                             visible = visible & (first_key + j <= first_query + i + diagonal)
                         if masked:
                             visible = visible & (first_query + i < queries)
-                        scores[i, j] = masked_score(
-                            p, scores[i, j], visible, mask, batch, head, first_query + i, first_key + j
-                        )
+                        entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
+                        scores[i, j] = masked_score(p, scores[i, j], visible, entry)
 
                 T.copy(maximum, previous)
                 T.reduce_max(scores, maximum, dim=1, clear=False)
@@ -93,23 +98,25 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_queries, p.value_head_size):
                     acc[i, j] *= rescale[i]
-                T.copy(rows(v, p.v_layout, batch, head // group, first_key, block_keys), v_tile)
+                T.copy(
+                    rows(v, p.v_layout, batch, head // group, first_key, block_keys), v_tile, disable_tma=disable_tma
+                )
                 T.gemm(weights, v_tile, acc, policy=full_row)
 
             for i, j in T.Parallel(block_queries, p.value_head_size):
                 acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
             T.copy(acc, out_tile)
-            T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))
+            T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries), disable_tma=disable_tma)
 
     return attention_prefill
 
 
 def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     spec = AttentionPrefill()
-    args = annotations((*spec.inputs(p), *spec.outputs(p)))
+    args = annotations((*spec.inputs(p), *spec.outputs(p)), storage_dtype)
 
     @T.prim_func
-    def attention_prefill(q: args["q"], k: args["k"], v: args["v"], mask: args.get("mask"), out: args["out"]):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         with T.Kernel(T.ceildiv(queries, c.block_queries), p.num_heads, q.shape[0]) as (tile, head, batch):
             first_query = tile * c.block_queries
@@ -136,7 +143,7 @@ def _tile_rows(
         visible = key < keys
         if p.causal is not None:
             visible = visible & (key <= query(row) + _diagonal(p, queries, keys))
-        return masked_score(p, score, visible, mask, batch, head, query(row), key)
+        return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
 
     return Rows(
         query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from tkc.kernels.attention.spec import AttentionParameters, Layout
 
 
@@ -21,10 +20,8 @@ def attention(
     value = _heads_first(v, parameters.v_layout).repeat_interleave(group, dim=1)
 
     scores = query @ key.transpose(-1, -2) * parameters.scale
-    if parameters.mask == "additive":
-        scores = scores + mask.float()
-    elif parameters.mask == "bool":
-        scores = scores.masked_fill(~mask, -torch.inf)
+    if mask is not None:
+        scores = scores + mask.float() if parameters.mask == "additive" else scores.masked_fill(~mask, -torch.inf)
     if parameters.causal is not None:
         scores = scores.masked_fill(~_causal_mask(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
 

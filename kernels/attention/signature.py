@@ -1,20 +1,22 @@
 """The arguments of a TileLang function, as a kernel spec declares them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 
 import tilelang.language as T
-
 from tkc.kernels.spec import TensorType
+from tvm.tirx import Var
 
 
-def annotations(tensors: Iterable[TensorType]) -> dict[str, Any]:
-    """By name, what to annotate a ``T.prim_func``'s argument with; a named size is one int32 variable in all of them."""
-    sizes: dict[str, Any] = {}
+def annotations(tensors: Iterable[TensorType], storage: Callable[[str], str] = str) -> SimpleNamespace:
+    """What to annotate a ``T.prim_func``'s arguments with, by their names; ``mask`` is ``None`` if there is none.
 
-    def size(dim: int | str) -> Any:
+    A named size is one int32 variable in all of them. ``storage`` says in which dtype the function sees a declared one.
+    """
+    sizes: dict[str, Var] = {}
+
+    def size(dim: int | str) -> int | Var:
         return sizes.setdefault(dim, T.dynamic(dim)) if isinstance(dim, str) else dim
 
-    return {tensor.name: T.Tensor([size(dim) for dim in tensor.shape], tensor.dtype) for tensor in tensors}
+    found = {tensor.name: T.Tensor([size(d) for d in tensor.shape], storage(tensor.dtype)) for tensor in tensors}
+    return SimpleNamespace(**{"mask": None} | found)

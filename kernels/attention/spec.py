@@ -122,8 +122,8 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
 
 
 class AttentionPrefill(_Attention[PrefillConfiguration]):
-    """``q [batch, queries, num_heads, head_size]``, ``k`` and ``v`` with ``keys`` and ``num_kv_heads`` (each in its layout)
-    to ``out [batch, queries, num_heads, value_head_size]``."""
+    """``q [batch, queries, num_heads, head_size]``, ``k`` and ``v`` with ``keys`` and ``num_kv_heads``
+    to ``out [batch, queries, num_heads, value_head_size]``, each in its layout."""
 
     name = "attention.prefill"
     configuration_type = PrefillConfiguration
@@ -131,9 +131,11 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
 
     @property
     def definition_module(self) -> str:
+        """The module beside this one that holds prefill alone."""
         return "tkc.kernels.attention.prefill"
 
     def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[PrefillConfiguration, ...]:
+        """The tilings whose tiles fit into the target's shared memory, and whose scores and output into registers."""
         if not target.is_cuda:
             return (PrefillConfiguration(block_queries=32, block_keys=64, stages=1, threads=1),)
         candidates, registers = (_HOPPER_PREFILL, 224) if target.arch == "sm_90a" else (_OTHER_PREFILL, 200)
@@ -155,10 +157,13 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
     @property
     def definition_module(self) -> str:
+        """The module beside this one that holds decoding alone."""
         return "tkc.kernels.attention.decode"
 
     def workspaces(self, parameters: AttentionParameters, configuration: DecodeConfiguration) -> tuple[TensorType, ...]:
         """What each split leaves to combine: its weighted sum of values, its largest score, and its sum of weights."""
+        if configuration.splits == 1:
+            return ()
         per_split = ("batch", parameters.num_heads, configuration.splits)
         return (
             TensorType("partial_out", (*per_split, parameters.value_head_size), "float32"),
@@ -167,14 +172,13 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
         )
 
     def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[DecodeConfiguration, ...]:
+        """The tilings whose tiles fit into the target's shared memory."""
         if not target.is_cuda:
             return (DecodeConfiguration(block_keys=64, splits=1, threads=1),)
         # Each warp takes an equal part of the value columns, in units of 8.
         threads = 128 if parameters.value_head_size % 32 == 0 else 64
         return tuple(
-            replace(c, threads=threads)
-            for c in _DECODE
-            if _decode_shared_memory(parameters, c) <= target.shared_memory
+            replace(c, threads=threads) for c in _DECODE if _decode_shared_memory(parameters, c) <= target.shared_memory
         )
 
 
@@ -225,10 +229,10 @@ def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
 
 
 def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
-    """Bytes of the query tile and of the key and value tiles in flight; the output reuses them."""
+    """Bytes of the query tile and of the key and value tiles in flight, whose place the output takes at the end."""
     p, c = parameters, configuration
-    tile = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
-    return tile * _BYTES[p.dtype] + _BARRIERS
+    inputs = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
+    return max(inputs, c.block_queries * p.value_head_size) * _BYTES[p.dtype] + _BARRIERS
 
 
 def _prefill_registers(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
@@ -245,6 +249,6 @@ def _decode_shared_memory(parameters: AttentionParameters, configuration: Decode
 
 
 def block_heads(parameters: AttentionParameters) -> int:
-    """Query heads in a decoding tile: those of one key/value head, rounded up to the 16 rows of a matrix instruction."""
+    """Query heads in a decoding tile: one key/value head's, rounded up to the 16 rows of a matrix instruction."""
     group = parameters.num_heads // parameters.num_kv_heads
     return min(64, -(-group // 16) * 16)

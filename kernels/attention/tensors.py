@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import tilelang.language as T
+from tkc.kernels.attention.spec import AttentionParameters, Layout
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
-
-from tkc.kernels.attention.spec import Layout
 
 
 def position(layout: Layout, batch: Any, head: Any, row: Any) -> tuple[Any, Any, Any]:
@@ -26,8 +24,15 @@ def heads(tensor: Buffer, layout: Layout, batch: Any, start: Any, count: int) ->
 
 
 def element(tensor: Buffer, layout: Layout, batch: Any, head: Any, row: Any, column: Any) -> PrimExpr:
-    """One element in float32."""
-    return T.cast(tensor[(*position(layout, batch, head, row), column)], "float32")
+    """One element."""
+    return tensor[(*position(layout, batch, head, row), column)]
+
+
+def mask_entry(p: AttentionParameters, mask: Buffer, batch: Any, head: Any, query: Any, key: Any) -> PrimExpr | None:
+    """The mask's element for a score, if there is a mask."""
+    if p.mask is None:
+        return None
+    return mask[batch if p.mask_per_batch else 0, head if p.mask_per_head else 0, query, key]
 
 
 def length(tensor: Buffer, layout: Layout) -> PrimExpr:

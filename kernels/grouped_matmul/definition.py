@@ -3,13 +3,12 @@
 import dataclasses
 
 import tilelang.language as T
-from tvm.tirx import PrimExpr, PrimFunc
-
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulConfiguration, GroupedMatmulParameters
-from tkc.kernels.matmul.definition import WARP_GROUP
-from tkc.kernels.matmul.register_tile import register_tile
-from tkc.kernels.matmul.tiling import loadable_by_tma
+from tkc.kernels.matmul.register_tile import Product, register_tile
+from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
+from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 
 def define(parameters: GroupedMatmulParameters, configuration: GroupedMatmulConfiguration, target: Target) -> PrimFunc:
@@ -24,23 +23,15 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
     m = T.dynamic("m", "int32")
     transposed = p.weight_layout == "gnk"
     tma = loadable_by_tma((p.k, p.k if transposed else p.n))
-    warp_specialized = tma and target.compute_capability == 90
+    warp_specialized = tma and target.compute_capability >= 90
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
-    def start(offsets, group):
+    def start(offsets: Buffer, group: PrimExpr) -> PrimExpr:
         return T.if_then_else(group == 0, 0, offsets[T.max(group - 1, 0)])
 
-    def first_slot(offsets, group):
+    def first_slot(offsets: Buffer, group: PrimExpr) -> PrimExpr:
+        """The block row of a group's first tile; the next group's comes late enough for all its tiles."""
         return start(offsets, group) // c.block_m + group
-
-    @T.macro
-    def accumulate(a, b, a_shared, b_shared, acc, group, row, depth, column):
-        T.copy(a[row, depth], a_shared, disable_tma=not tma)
-        if transposed:
-            T.copy(b[group, column, depth], b_shared, disable_tma=not tma)
-        else:
-            T.copy(b[group, depth, column], b_shared, disable_tma=not tma)
-        T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
 
     @T.prim_func
     def grouped_matmul(
@@ -49,8 +40,11 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
         offsets: T.Tensor((p.groups,), "int32"),
         out: T.Tensor((m, p.n), p.dtype),
     ):
-        with T.Kernel(T.ceildiv(p.n, c.block_n), m // c.block_m + p.groups + 1, threads=c.threads) as (column_tile, slot):
-            if c.threads == WARP_GROUP:
+        with T.Kernel(T.ceildiv(p.n, c.block_n), m // c.block_m + p.groups + 1, threads=c.threads) as (
+            column_tile,
+            slot,
+        ):
+            if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
@@ -71,12 +65,16 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
             steps = T.ceildiv(p.k, c.block_k)
             T.clear(acc)
             # Warp specialization takes no loop under a condition, and the cp.async pipeline none of unknown length.
-            if warp_specialized:
-                for step in T.Pipelined(T.if_then_else(live, steps, 0), num_stages=c.stages):
-                    accumulate(a, b, a_shared, b_shared, acc, group, row, step * c.block_k, column)
-            elif live:
-                for step in T.Pipelined(steps, num_stages=c.stages):
-                    accumulate(a, b, a_shared, b_shared, acc, group, row, step * c.block_k, column)
+            if warp_specialized or live:
+                extent = T.if_then_else(live, steps, 0) if warp_specialized else steps
+                for step in T.Pipelined(extent, num_stages=c.stages):
+                    depth = step * c.block_k
+                    T.copy(a[row, depth], a_shared, disable_tma=not tma)
+                    if transposed:
+                        T.copy(b[group, column, depth], b_shared, disable_tma=not tma)
+                    else:
+                        T.copy(b[group, depth, column], b_shared, disable_tma=not tma)
+                    T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             T.copy(acc, out_shared)
             if row + c.block_m <= end:
                 T.copy(out_shared, out[row, column])
@@ -90,16 +88,21 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
 
 def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
     m = T.dynamic("m", "int32")
+    stored = storage_dtype(p.dtype)
 
-    def weight(depth: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        return (column, depth) if p.weight_layout == "gnk" else (depth, column)
+    def products(a: Buffer, rows: list[PrimExpr], b: Buffer, group: PrimExpr, column: PrimExpr) -> Product:
+        def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
+            weight = b[group, column + j, depth] if p.weight_layout == "gnk" else b[group, depth, column + j]
+            return to_float32(a[rows[i], depth], p.dtype) * to_float32(weight, p.dtype)
+
+        return product
 
     @T.prim_func
     def grouped_matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n), p.dtype),
+        a: T.Tensor((m, p.k), stored),
+        b: T.Tensor((p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n), stored),
         offsets: T.Tensor((p.groups,), "int32"),
-        out: T.Tensor((m, p.n), p.dtype),
+        out: T.Tensor((m, p.n), stored),
     ):
         with T.Kernel(p.groups) as group:
             start = T.min(T.if_then_else(group == 0, 0, offsets[T.max(group - 1, 0)]), m)
@@ -110,17 +113,12 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                 rows = [T.min(start + row_tile * c.block_m + i, end - 1) for i in range(c.block_m)]
                 for row in rows:
                     T.assume(T.And(row >= 0, row < m))
-                sums = register_tile(
-                    c,
-                    p.k,
-                    lambda i, depth, j: T.cast(a[rows[i], depth], "float32")
-                    * T.cast(b[(group, *weight(depth, column + j))], "float32"),
-                )
+                sums = register_tile(c, p.k, products(a, rows, b, group, column))
                 for row, row_sums in zip(rows, sums, strict=True):
                     for j in T.serial(c.block_n):
-                        out[row, column + j] = T.cast(row_sums[j, 0], p.dtype)
+                        out[row, column + j] = from_float32(row_sums[j, 0], p.dtype)
             if group == p.groups - 1:
                 for i, j in T.grid(m - end, p.n):
-                    out[end + i, j] = T.cast(0, p.dtype)
+                    out[end + i, j] = T.cast(0, stored)
 
     return grouped_matmul

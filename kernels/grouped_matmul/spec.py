@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, unsupported_dtype
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -46,19 +46,24 @@ _TILINGS = {
     ),
 }
 
-GroupedMatmulConfiguration = Tiling
+GroupedMatmulConfiguration: TypeAlias = Tiling
 
 
 class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfiguration]):
-    """``a [m, k]`` sorted by group, ``b [groups, n, k]`` or ``[groups, k, n]``, ``offsets [groups]`` (int32: where each group's
-    rows end, as ``torch._grouped_mm``'s ``offs``) to ``out [m, n]``; rows past the last offset are zero."""
+    """``a [m, k]`` sorted by group and ``b [groups, n, k]`` or ``[groups, k, n]`` to ``out [m, n]``.
+
+    ``offsets [groups]`` (int32) says where each group's rows end, as ``torch._grouped_mm``'s ``offs``; rows past the
+    last offset are zero.
+    """
 
     name = "matmul.grouped"
     parameters_type = GroupedMatmulParameters
     configuration_type = GroupedMatmulConfiguration
 
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
-        return unsupported_dtype((parameters.dtype,), target)
+        if target.is_cuda and parameters.dtype == "float32":
+            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        return None
 
     def inputs(self, parameters: GroupedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters

@@ -4,23 +4,21 @@ import dataclasses
 import math
 
 import tilelang.language as T
-from tvm.tirx import PrimExpr, PrimFunc
-
-from tkc.kernels.matmul.register_tile import register_tile
+from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import loadable_by_tma
+from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
+from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
-
-WARP_GROUP = 128
 
 
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
     if target.is_cuda:
-        return _cuda(parameters, configuration)
+        return _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
@@ -39,7 +37,7 @@ def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
     return x
 
 
-def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
+def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     m = T.dynamic("m", "int32")
     out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
@@ -56,7 +54,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     ):
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
-            if c.threads == WARP_GROUP:
+            if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
@@ -89,33 +87,33 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
 def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     m = T.dynamic("m", "int32")
     out_dtype = p.out_dtype or p.dtype
+    stored, out_stored = storage_dtype(p.dtype), storage_dtype(out_dtype)
 
-    def weight(depth: PrimExpr, column: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        return (column, depth) if p.weight_layout == "nk" else (depth, column)
+    def products(a: Buffer, rows: list[PrimExpr], b: Buffer, column: PrimExpr) -> Product:
+        def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
+            weight = b[column + j, depth] if p.weight_layout == "nk" else b[depth, column + j]
+            return to_float32(a[rows[i], depth], p.dtype) * to_float32(weight, p.dtype)
+
+        return product
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), p.dtype),
-        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
-        out: T.Tensor((m, p.n), out_dtype),
+        a: T.Tensor((m, p.k), stored),
+        b: T.Tensor((p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), stored),
+        bias: T.Tensor((p.n,), stored) if p.bias else None,
+        residual: T.Tensor((m, p.n), out_stored) if p.residual else None,
+        out: T.Tensor((m, p.n), out_stored),
     ):
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
             # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
             column = T.min(column_tile * c.block_n, p.n - c.block_n)
             rows = [T.min(row_tile * c.block_m + i, m - 1) for i in range(c.block_m)]
-            sums = register_tile(
-                c,
-                p.k,
-                lambda i, depth, j: T.cast(a[rows[i], depth], "float32")
-                * T.cast(b[weight(depth, column + j)], "float32"),
-            )
+            sums = register_tile(c, p.k, products(a, rows, b, column))
             for row, row_sums in zip(rows, sums, strict=True):
                 for j in T.serial(c.block_n):
-                    x = row_sums[j, 0] + T.cast(bias[column + j], "float32") if p.bias else row_sums[j, 0]
+                    x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
                     y = activated(x, p.activation)
-                    y = y + T.cast(residual[row, column + j], "float32") if p.residual else y
-                    out[row, column + j] = T.cast(y, out_dtype)
+                    y = y + to_float32(residual[row, column + j], out_dtype) if p.residual else y
+                    out[row, column + j] = from_float32(y, out_dtype)
 
     return matmul

@@ -3,17 +3,18 @@
 from collections.abc import Callable
 
 import tilelang.language as T
+from tkc.kernels.matmul.tiling import Tiling
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.matmul.tiling import Tiling
+Product = Callable[[int, PrimExpr, PrimExpr], PrimExpr]
 
 
 @T.macro
-def register_tile(c: Tiling, k: int, product: Callable[[int, PrimExpr, PrimExpr], PrimExpr]) -> list[Buffer]:
+def register_tile(c: Tiling, k: int, product: Product) -> list[Buffer]:
     """Sums of ``product(row, depth, column)`` over ``k`` depths: per row, a buffer that holds them in ``[column, 0]``.
 
     ``block_k`` > 1 sums as many interleaved parts of ``k``, the lanes of a vector register, for weights that are
-    contiguous along ``k``. The rows are unrolled here because compilers keep only one row's sums in registers otherwise.
+    contiguous along ``k``. The rows are unrolled here: left to a compiler, only one row's sums stay in registers.
     """
     lanes = c.block_k
     sums = [T.alloc_local((c.block_n, lanes), "float32") for _ in range(c.block_m)]

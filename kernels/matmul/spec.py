@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, unsupported_dtype
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatmulParameters:
-    """``activation(a @ b + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf)."""
+    """``activation(a @ b + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf).
+
+    ``residual`` has the output's dtype: ``out_dtype``, or ``dtype`` where that is ``None``.
+    """
 
     n: int
     k: int
@@ -53,18 +56,20 @@ _TILINGS = {
     ),
 }
 
-MatmulConfiguration = Tiling
+MatmulConfiguration: TypeAlias = Tiling
 
 
 class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
-    """``a [m, k]``, ``b [n, k]`` or ``[k, n]``, ``bias [n]``, ``residual [m, n]`` (in ``out_dtype``) to ``out [m, n]``."""
+    """``a [m, k]``, ``b [n, k]`` or ``[k, n]``, ``bias [n]``, ``residual [m, n]`` to ``out [m, n]``."""
 
     name = "matmul"
     parameters_type = MatmulParameters
     configuration_type = MatmulConfiguration
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
-        return unsupported_dtype((parameters.dtype, parameters.out_dtype), target)
+        if target.is_cuda and parameters.dtype == "float32":
+            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        return None
 
     def inputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
         p = parameters

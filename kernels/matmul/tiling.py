@@ -16,6 +16,8 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 # A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
 TMA_ELEMENTS = 8
 
+WARPGROUP = 128
+
 # The rows of one WGMMA instruction; for fewer, a tile is multiplied by mma.sync.
 WGMMA_ROWS = 64
 
@@ -40,23 +42,23 @@ class Tiling:
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory: the staged 16-bit input tiles, whose place the output tile (32 bits at most) takes over."""
+        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most)."""
         inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
         return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
-
-
-def unsupported_dtype(dtypes: Sequence[str | None], target: Target) -> str | None:
-    """Why a product of these dtypes, the operands' first, cannot run on ``target``; ``None`` if it can."""
-    if target.is_cuda and dtypes[0] == "float32":
-        return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
-    if not target.is_cuda and "bfloat16" in dtypes:
-        return "TileLang's code for the CPU has no bfloat16; use float32"
-    return None
 
 
 def loadable_by_tma(strides: Sequence[int]) -> bool:
     """Whether tensor maps can describe 16-bit operands with these row strides (in elements)."""
     return all(stride % TMA_ELEMENTS == 0 for stride in strides)
+
+
+def shifts_registers(tiling: Tiling, target: Target) -> bool:
+    """Whether warps that only load should hand registers to those that multiply.
+
+    Only sm_90a has the instruction. A single warpgroup that multiplies has enough without, and so keeps room for a
+    second block on the multiprocessor.
+    """
+    return target.compute_capability == 90 and tiling.threads > WARPGROUP
 
 
 def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target) -> tuple[Tiling, ...]:
@@ -70,8 +72,7 @@ def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: T
     usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory <= capacity
-        and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
+        if tiling.shared_memory <= capacity and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
     )
     narrowest = min(tiling.block_n for tiling in usable)
     return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))

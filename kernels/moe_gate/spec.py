@@ -107,18 +107,21 @@ def _power_of_two(limit: int) -> int:
 
 
 class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
-    """``logits [tokens, num_experts]`` (and ``bias [num_experts]``, float32) to ``weights`` and ``indices [tokens, top_k]``."""
+    """``logits [tokens, num_experts]`` (and ``bias [num_experts]``, float32) to ``weights`` and
+    ``indices [tokens, top_k]``."""
 
     name = "moe.topk_gate"
     parameters_type = MoeGateParameters
     configuration_type = MoeGateConfiguration
 
     def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
+        """``logits``, and ``bias`` if there is one."""
         logits = TensorType("logits", ("tokens", parameters.num_experts), parameters.logits_dtype)
         bias = TensorType("bias", (parameters.num_experts,), "float32")
         return (logits, bias) if parameters.bias else (logits,)
 
     def outputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
+        """``weights`` and ``indices``."""
         return (
             TensorType("weights", ("tokens", parameters.top_k), parameters.weights_dtype),
             TensorType("indices", ("tokens", parameters.top_k), parameters.indices_dtype),

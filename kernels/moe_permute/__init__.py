@@ -1,0 +1,1 @@
+"""Ordering token copies by their expert."""

@@ -109,7 +109,9 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
     return moe_permute
 
 
-def _copy_index(c: MoePermuteConfiguration, block: PrimExpr, thread: PrimExpr, rounds: PrimExpr, i: PrimExpr) -> PrimExpr:
+def _copy_index(
+    c: MoePermuteConfiguration, block: PrimExpr, thread: PrimExpr, rounds: PrimExpr, i: PrimExpr
+) -> PrimExpr:
     """The copy a thread handles in round ``i``: each warp goes through a contiguous share, in order."""
     warp = block * (c.threads // WARP) + thread // WARP
     return (warp * rounds + i) * WARP + thread % WARP

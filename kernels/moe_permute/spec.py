@@ -42,9 +42,11 @@ class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
     configuration_type = MoePermuteConfiguration
 
     def inputs(self, parameters: MoePermuteParameters) -> tuple[TensorType, ...]:
+        """``experts``."""
         return (TensorType("experts", ("copies",), parameters.indices_dtype),)
 
     def outputs(self, parameters: MoePermuteParameters) -> tuple[TensorType, ...]:
+        """``sorted``, ``order``, ``inverse`` and ``offsets``."""
         index = parameters.indices_dtype
         return (
             TensorType("sorted", ("copies",), index),

@@ -1,0 +1,1 @@
+"""SwiGLU, plain or quantized to FP8."""

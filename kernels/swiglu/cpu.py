@@ -17,11 +17,11 @@ def tiles(p: SwiGLUParameters) -> PrimFunc:
 
     @T.prim_func
     def swiglu(
-        gate: types.get("gate"),
-        up: types.get("up"),
-        gate_up: types.get("gate_up"),
-        out: types["out"],
-        scales: types.get("scales"),
+        gate: types.gate,
+        up: types.up,
+        gate_up: types.gate_up,
+        out: types.out,
+        scales: types.scales,
     ):
         tokens = out.shape[0]
         with T.Kernel(T.ceildiv(tokens, rows), tiles_per_row) as (row_tile, column_tile):
@@ -49,7 +49,8 @@ def tiles(p: SwiGLUParameters) -> PrimFunc:
                     scales[row_tile, column_tile] = scale[0]
                 for r in T.serial(num_rows):
                     for j in T.serial(num_columns):
-                        out[row_tile * rows + r, first_channel + j] = _quantized(p, values[r, j], scale[0])
+                        quotient = values[r, j] / scale[0]
+                        out[row_tile * rows + r, first_channel + j] = from_float32(quotient, p.quantized_dtype)
 
     return swiglu
 
@@ -60,11 +61,11 @@ def channels(p: SwiGLUParameters) -> PrimFunc:
 
     @T.prim_func
     def swiglu(
-        gate: types.get("gate"),
-        up: types.get("up"),
-        gate_up: types.get("gate_up"),
-        out: types["out"],
-        scales: types["scales"],
+        gate: types.gate,
+        up: types.up,
+        gate_up: types.gate_up,
+        out: types.out,
+        scales: types.scales,
         partial_amax: T.Tensor((1, p.channels), "float32"),
     ):
         tokens = out.shape[0]
@@ -73,17 +74,20 @@ def channels(p: SwiGLUParameters) -> PrimFunc:
                 partial_amax[0, j] = 0.0
             for token in T.serial(tokens):
                 for j in T.serial(p.channels):
-                    bits = _magnitude_bits(_value(p, gate, up, gate_up, token, j))
+                    value = _value(p, gate, up, gate_up, token, j)
+                    bits = _magnitude_bits(value)
                     partial_amax[0, j] = T.max(partial_amax[0, j], T.reinterpret(bits, "float32"))
             for j in T.serial(p.channels):
                 scales[j] = scale_of(p, partial_amax[0, j])
             for token in T.serial(tokens):
                 for j in T.serial(p.channels):
-                    out[token, j] = _quantized(p, _value(p, gate, up, gate_up, token, j), scales[j])
+                    quotient = _value(p, gate, up, gate_up, token, j) / scales[j]
+                    out[token, j] = from_float32(quotient, p.quantized_dtype)
 
     return swiglu
 
 
+@T.macro
 def _value(
     p: SwiGLUParameters,
     gate: Buffer | None,
@@ -101,7 +105,3 @@ def _magnitude_bits(value: PrimExpr) -> PrimExpr:
     """The bits of ``abs(value)``, zero for NaN: integers that order as the magnitudes and that compilers vectorize."""
     bits = T.reinterpret(value, "int32") & 0x7FFFFFFF
     return T.if_then_else(T.isnan(value), 0, bits)
-
-
-def _quantized(p: SwiGLUParameters, value: PrimExpr, scale: PrimExpr) -> PrimExpr:
-    return from_float32(value / scale, p.quantized_dtype)

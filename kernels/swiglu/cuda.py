@@ -20,11 +20,11 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
 
     @T.prim_func
     def swiglu(
-        gate: types.get("gate"),
-        up: types.get("up"),
-        gate_up: types.get("gate_up"),
-        out: types["out"],
-        scales: types.get("scales"),
+        gate: types.gate,
+        up: types.up,
+        gate_up: types.gate_up,
+        out: types.out,
+        scales: types.scales,
     ):
         num_groups = out.shape[0] * per_token
         with T.Kernel(T.max(T.ceildiv(num_groups, at_once * c.vectors), 1), threads=c.threads) as block:
@@ -73,11 +73,11 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
 
     @T.prim_func
     def swiglu(
-        gate: types.get("gate"),
-        up: types.get("up"),
-        gate_up: types.get("gate_up"),
-        out: types["out"],
-        scales: types["scales"],
+        gate: types.gate,
+        up: types.up,
+        gate_up: types.gate_up,
+        out: types.out,
+        scales: types.scales,
     ):
         tokens = out.shape[0]
         with T.Kernel(T.max(T.ceildiv(tokens, rows), 1) * tiles_per_row, threads=c.threads) as tile:
@@ -134,11 +134,11 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
 
     @T.prim_func
     def swiglu(
-        gate: types.get("gate"),
-        up: types.get("up"),
-        gate_up: types.get("gate_up"),
-        out: types["out"],
-        scales: types["scales"],
+        gate: types.gate,
+        up: types.up,
+        gate_up: types.gate_up,
+        out: types.out,
+        scales: types.scales,
         partial_amax: T.Tensor((c.partials, p.channels), "float32"),
     ):
         tokens = out.shape[0]

@@ -63,12 +63,14 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
     configuration_type = SwiGLUConfiguration
 
     def inputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
+        """``gate_up`` if packed, else ``gate`` and ``up``."""
         if parameters.packed:
             return (TensorType("gate_up", ("tokens", 2 * parameters.channels), parameters.dtype),)
         shape = ("tokens", parameters.channels)
         return (TensorType("gate", shape, parameters.dtype), TensorType("up", shape, parameters.dtype))
 
     def outputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
+        """``out``, and ``scales`` if quantized."""
         shape = ("tokens", parameters.channels)
         if parameters.scale is None:
             return (TensorType("out", shape, parameters.dtype),)

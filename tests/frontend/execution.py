@@ -1,20 +1,23 @@
-"""Runs an imported model on the CPU with TVM alone, without TKC's passes, to tell whether the import is right."""
+"""Runs an imported model on the CPU, without rules, kernels and schedules, to tell whether the import is right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 import tvm
 from tvm import relax
 
 from tkc.frontend.model import ImportedModel
+from tkc.passes.lower_attention import LowerAttention
+from tkc.passes.widen_products import WidenProducts
 
 
 def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     """The model as a function from its flattened tensor inputs to its flattened outputs."""
-    module = relax.get_pipeline("zero")(imported.module)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    module = relax.get_pipeline("zero")(WidenProducts()(LowerAttention()(imported.module)))
+    quickly_built = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+    machine = relax.VirtualMachine(tvm.compile(module, target=quickly_built), tvm.cpu())
     weights = _to_tvm(imported.parameters.values())
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -39,5 +42,5 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
 
 
-def _to_tvm(tensors: Sequence[torch.Tensor]) -> list[tvm.runtime.Tensor]:
+def _to_tvm(tensors: Iterable[torch.Tensor]) -> list[tvm.runtime.Tensor]:
     return [tvm.runtime.from_dlpack(tensor.detach().contiguous()) for tensor in tensors]

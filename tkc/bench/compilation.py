@@ -19,7 +19,7 @@ import torch
 from tkc.bench.models import MODELS
 from tkc.compiler import compile
 layers, target = int(sys.argv[1]), sys.argv[2]
-case = MODELS["llama-3-8b"](layers, 64, 1, torch.device("cpu"), torch.bfloat16)
+case = MODELS["llama-3-8b"](layers, torch.device("cpu"), torch.bfloat16)
 weights = sum(p.nbytes for p in case.model.parameters())
 
 start = time.perf_counter()

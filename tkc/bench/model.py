@@ -27,11 +27,11 @@ def bench_model(
 ) -> list[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
-    Errors are those of each contender against a float32 run of PyTorch, largest deviation over largest magnitude.
+    Errors are those of each contender against a float32 run of PyTorch, by the norm of the difference over the norm.
     """
     if name not in MODELS:
         raise UsageError(f"there is no benchmark model {name!r}; choose one of {', '.join(MODELS)}")
-    first = MODELS[name](layers, tokens[0], batch, device, dtype)
+    first = MODELS[name](layers, device, dtype)
     built: dict[str, Executable] = {}
     seconds: dict[str, float] = {}
     for choice in kernels:
@@ -74,7 +74,7 @@ def _row(
     ours = next(iter(milliseconds.values()))
     error = notes[f"{next(iter(built))} error"]
     return Row(
-        f"{case.name.split(',')[0]}, {batch} × {tokens} tokens",
+        f"{case.name}, {len(case.model.layers)} layers, {batch} × {tokens} tokens",
         milliseconds,
         milliseconds["eager"] / ours,
         error,
@@ -83,4 +83,4 @@ def _row(
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((result.float() - reference).abs().max() / reference.abs().max())
+    return float(torch.linalg.vector_norm(result.float() - reference) / torch.linalg.vector_norm(reference))

@@ -12,7 +12,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Benchmarked:
-    """A model with its inputs. ``dynamic_shapes`` leaves batch and sequence symbolic."""
+    """A model with the inputs to export it with; ``dynamic_shapes`` leaves batch and sequence symbolic."""
 
     name: str
     model: nn.Module
@@ -20,7 +20,7 @@ class Benchmarked:
     dynamic_shapes: dict[str, Any]
 
 
-def llama_3_8b_layers(layers: int, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+def llama_3_8b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
     """Decoder layers of Llama-3-8B's shape: hidden 4096, 32 query and 8 key/value heads, 14336 wide."""
     from transformers import LlamaConfig, LlamaModel
 
@@ -34,10 +34,10 @@ def llama_3_8b_layers(layers: int, tokens: int, batch: int, device: torch.device
         max_position_embeddings=8192,
         rope_theta=500000.0,
     )
-    return _causal("llama-3-8b", LlamaModel, config, layers, tokens, batch, device, dtype)
+    return _causal("llama-3-8b", LlamaModel, config, device, dtype)
 
 
-def qwen3_30b_a3b_layers(layers: int, tokens: int, batch: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
     """Decoder layers of Qwen3-30B-A3B's shape: hidden 2048, 32 and 4 heads of 128, 128 experts of 768, top 8."""
     from transformers import Qwen3MoeConfig, Qwen3MoeModel
 
@@ -55,10 +55,10 @@ def qwen3_30b_a3b_layers(layers: int, tokens: int, batch: int, device: torch.dev
         norm_topk_prob=True,
         max_position_embeddings=8192,
     )
-    return _causal("qwen3-30b-a3b", Qwen3MoeModel, config, layers, tokens, batch, device, dtype)
+    return _causal("qwen3-30b-a3b", Qwen3MoeModel, config, device, dtype)
 
 
-Factory = Callable[[int, int, int, torch.device, torch.dtype], Benchmarked]
+Factory = Callable[[int, torch.device, torch.dtype], Benchmarked]
 MODELS: dict[str, Factory] = {"llama-3-8b": llama_3_8b_layers, "qwen3-30b-a3b": qwen3_30b_a3b_layers}
 
 
@@ -66,9 +66,6 @@ def _causal(
     name: str,
     model_type: type[nn.Module],
     config: Any,
-    layers: int,
-    tokens: int,
-    batch: int,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Benchmarked:
@@ -81,12 +78,7 @@ def _causal(
             model = model_type(config).eval()
         finally:
             torch.set_default_dtype(default)
-        ids = torch.randint(0, config.vocab_size, (batch, tokens))
+        ids = torch.randint(0, config.vocab_size, (2, 64))  # export fixes sizes of 1
     sizes = {0: torch.export.Dim("batch", max=256), 1: torch.export.Dim("sequence", min=2, max=8192)}
     kwargs = {"input_ids": ids, "use_cache": False}
-    return Benchmarked(
-        f"{name}, {layers} layers, {batch} × {tokens} tokens, {dtype}",
-        model,
-        kwargs,
-        {"input_ids": sizes, "use_cache": None},
-    )
+    return Benchmarked(name, model, kwargs, {"input_ids": sizes, "use_cache": None})

@@ -97,13 +97,15 @@ class KernelBuilder:
             return self._cache.store(request, library)
 
     def _take(self) -> _Worker:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            worker = _Worker()
-            with self._lock:
-                self._workers.append(worker)
-            return worker
+        with contextlib.suppress(queue.Empty):
+            while True:
+                worker = self._idle.get_nowait()
+                if worker.alive:  # a failed build ends all workers, idle ones too
+                    return worker
+        worker = _Worker()
+        with self._lock:
+            self._workers.append(worker)
+        return worker
 
 
 class _Worker:

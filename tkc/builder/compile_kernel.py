@@ -15,6 +15,7 @@ from tilelang.backend.module import create_backend_context
 from tilelang.cuda.backend import tilelang_callback_cuda_compile
 from tilelang.engine.lower import device_codegen_without_compile, lower, lower_to_host_device_ir
 from tilelang.env import TILELANG_TEMPLATE_PATH
+from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
 from tkc.kernels import KernelRequest, TensorType
@@ -58,7 +59,10 @@ def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
     target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
     with target:
         artifact = lower(function, target=target, enable_host_codegen=True)
-        machine_code = tilelang_callback_cuda_compile(artifact.kernel_source, target)
+        # What the definition asked for by T.annotate_compile_flags; `lower` leaves that to its caller.
+        flags = [str(flag) for flag in function.attrs.get("tilelang_compile_flags", ())]
+        settings = {PassConfigKey.TL_DEVICE_COMPILE_FLAGS: flags}
+        machine_code = tilelang_callback_cuda_compile(artifact.kernel_source, target, settings)
     stub, cubin, table = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".inc"))
     stub.write_text(artifact.rt_mod.inspect_source())
     cubin.write_bytes(machine_code)
@@ -104,7 +108,8 @@ def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
     buffers = [function.buffer_map[var] for var in function.params]
     code = library.with_suffix(".cc")
     code.write_text(source + _cpu_entry(request, name, parameter_names, buffers))
-    flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", str(code)]
+    # TileLang reinterprets values through pointers of another type, hence no strict aliasing.
+    flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", str(code)]
     _link(flags, [*_runtime_includes(), Path(TILELANG_TEMPLATE_PATH)], [], library)
 
 

@@ -145,7 +145,9 @@ def _dims(value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, int, str]]:
     """Each named dimension: its tensor, its axis, its name. ``spec`` has the structure of ``value``."""
     if isinstance(value, torch.Tensor):
         axes = spec.items() if isinstance(spec, dict) else enumerate(spec or ())
-        yield from ((value, axis, dim.__name__) for axis, dim in axes if isinstance(dim, torch.export.Dim))
+        dims = ((axis, dim.__name__) for axis, dim in axes if isinstance(dim, torch.export.Dim))
+        # A derived dimension is named after its formula (2*rows + 1), which is no name.
+        yield from ((value, axis, name) for axis, name in dims if name.isidentifier())
     elif isinstance(value, dict) and isinstance(spec, dict):
         for key in spec:
             yield from _dims(value[key], spec[key])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from tvm import relax
 
 from tkc.errors import UnsupportedModelError, UsageError
-from tkc.frontend.model import ImportedModel, Signature
+from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, identifiers, input_types, signature_of
@@ -65,8 +65,12 @@ def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedMode
     proto, directory = _read(model)
     _check_opset(proto)
     weights, proto = _separate_weights(proto, directory)
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    algebra = SizeAlgebra()
+    types = input_types(inputs, algebra)
     proto = _expanded(_upgraded(proto))
-    module, weights, signature = _to_relax(proto, weights)
+    module, weights = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
+    signature = signature_of(proto.graph, module["main"], inputs, algebra)
     return ImportedModel(module, {name: _to_torch(array) for name, array in weights.items()}, signature)
 
 
@@ -128,6 +132,10 @@ def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[d
         array = _read_tensor(tensor, directory)
         if array.nbytes < CONSTANT_BYTES:
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
+            # The inliner looks for types among the values alone.
+            light.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
         else:
             weights[tensor.name] = array
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -217,6 +225,7 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(proto)
         inlined = onnx.inliner.inline_local_functions(proto) if local else proto
+        inlined = onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=True)
         inlined = onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
         raise UnsupportedModelError(f"The model is no valid ONNX: {str(error).strip()}") from error
@@ -224,12 +233,25 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     return inlined
 
 
+def _with_defaults(proto: onnx.ModelProto, operators: set[tuple[str, str]]) -> onnx.ModelProto:
+    """The model with the default attributes of these operators written out, which the inliner leaves away."""
+    versions = _opsets(proto)
+    for node in _nodes(proto.graph):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in operators:
+            given = {attribute.name for attribute in node.attribute}
+            schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+            missing = (attribute for name, attribute in schema.attributes.items() if name not in given)
+            node.attribute.extend(attribute.default_value for attribute in missing if attribute.default_value.name)
+    return proto
+
+
 def _expandable_operators() -> set[tuple[str, str]]:
     """The operators that ONNX defines as functions, without those that are better converted as they are."""
     functions = {
         (schema.domain, schema.name)
         for schema in onnx.defs.get_all_schemas_with_history()
-        if schema.has_function or schema.has_context_dependent_function
+        if schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
     }
     return {key for key in functions if key[1] in _BETTER_EXPANDED or not _has_converter(*key)}
 
@@ -269,21 +291,19 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def _to_relax(
-    proto: onnx.ModelProto, weights: Mapping[str, np.ndarray]
-) -> tuple[tvm.IRModule, dict[str, np.ndarray], Signature]:
-    """The module, the weights it uses, and the signature."""
-    algebra = SizeAlgebra()
-    inputs = [value for value in proto.graph.input if value.name not in weights]
-    types = input_types(inputs, algebra)
+    proto: onnx.ModelProto,
+    names: Sequence[str],
+    types: Sequence[relax.TensorStructInfo],
+    weights: Mapping[str, np.ndarray],
+    algebra: SizeAlgebra,
+) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     while True:
+        resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            module, kept = _build(
-                proto, dict(zip([value.name for value in inputs], types, strict=True)), weights, algebra
-            )
+            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra)
         except SizesLearned:
-            types = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
-        else:
-            return module, kept, signature_of(proto.graph, module["main"], inputs, algebra)
+            continue
 
 
 def _build(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 from tvm import relax, tirx
 
-from tkc.frontend.onnx_graph import ConversionError, Node, shape_of
-from tkc.frontend.onnx_sizes import Size, UndecidedError
+from tkc.frontend.onnx_graph import ConversionError, Node, Value, expression_of, shape_of
+from tkc.frontend.onnx_sizes import Known, Size, UndecidedError, pack_sizes
 
-Converted = relax.Expr | Sequence[relax.Expr]
-Converter = Callable[[Node], Converted]
+Converted: TypeAlias = relax.Expr | Sequence[relax.Expr] | Known
+Converter: TypeAlias = Callable[[Node], Converted]
 
 _EXACT = frozenset({"float32", "float64"})
 
@@ -27,11 +28,6 @@ def _axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ConversionError(f"has axis {axis} for a tensor of {rank} dimensions")
     return axis % rank
-
-
-def _inferred(node: Node, tensor: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
-    """``tensor`` known to have ``sizes``; new names where an expression would be computed again and again."""
-    return node.builder.match_cast(tensor, relax.TensorStructInfo(list(sizes), tensor.struct_info.dtype))
 
 
 # Constants and shapes
@@ -70,18 +66,20 @@ def _quotient(node: Node, total: Size, part: Size) -> Size:
 
 def _reshape_at_run_time(node: Node, keep_zero: bool) -> Converted:
     """Reshape to sizes that the model computes: 0 keeps the input's size, -1 takes what is left."""
-    count = _length(node, 1)
-    asked = node.run_time_sizes(node.tensor(1), count)
-    shape = node.shape(0)
-    kept = asked if keep_zero else [
-        tirx.Select(size == 0, tirx.const(0, "int64") + shape[i], size) if i < len(shape) else size
-        for i, size in enumerate(asked)
-    ]  # fmt: skip
-    others = math.prod(tirx.Select(size == -1, tirx.const(1, "int64"), size) for size in kept)
-    total = node.algebra.product(shape)
-    resolved = [tirx.Select(size == -1, total // others, size) for size in kept]
-    sizes = [tirx.Var(f"{asked[i].name}_resolved", "int64") for i in range(count)]
-    return _inferred(node, node.emit(relax.op.reshape(node.tensor(0), resolved)), sizes)
+    count, shape, target = _length(node, 1), node.shape(0), node.tensor(1)
+    one = _scalar(1, "int64")
+    if not keep_zero:
+        kept = _vector(node, [*shape, *[1] * count][:count])
+        target = node.emit(relax.op.where(relax.op.equal(target, _scalar(0, "int64")), kept, target))
+    is_open = node.emit(relax.op.equal(target, _scalar(-1, "int64")))
+    others = node.emit(relax.op.prod(relax.op.where(is_open, one, target)))
+    rest = relax.op.floor_divide(_vector(node, [node.algebra.product(shape)]), relax.op.maximum(others, one))
+    resolved = node.emit(relax.op.where(is_open, rest, target))
+    return relax.op.reshape(node.tensor(0), node.run_time_sizes(resolved, count))
+
+
+def _vector(node: Node, sizes: Sequence[Size]) -> relax.Expr:
+    return expression_of(Value(pack_sizes(sizes)), node.builder)
 
 
 def _length(node: Node, position: int) -> int:
@@ -123,12 +121,18 @@ def _flatten(node: Node) -> Converted:
     return relax.op.reshape(node.tensor(0), [node.algebra.product(shape[:axis]), node.algebra.product(shape[axis:])])
 
 
+def _at_run_time(node: Node, *positions: int) -> bool:
+    """Whether one of these inputs is given, but known to the running model alone."""
+    return any(node.has(position) and node.sizes(position) is None for position in positions)
+
+
 def _squeeze(node: Node) -> Converted:
-    axes = node.axes(1)
-    return relax.op.squeeze(node.tensor(0), axes)
+    return node.stock() if _at_run_time(node, 1) else relax.op.squeeze(node.tensor(0), node.axes(1))
 
 
 def _unsqueeze(node: Node) -> Converted:
+    if _at_run_time(node, 1):
+        return node.stock()
     axes = node.axes(1)
     if axes is None:
         raise ConversionError("lacks its axes")
@@ -144,12 +148,18 @@ def _constant_of_shape(node: Node) -> Converted:
     return relax.op.full(list(sizes), relax.const(fill.reshape(()), str(fill.dtype)), str(fill.dtype))
 
 
+def _eye_like(node: Node) -> Converted:
+    data_type = node.attribute("dtype")
+    dtype = node.dtype(0) if data_type is None else str(onnx.helper.tensor_dtype_to_np_dtype(data_type))
+    rows, columns = node.shape(0)
+    return relax.op.eye(rows, columns, node.attribute("k", 0), dtype)
+
+
 def _range(node: Node) -> Converted:
-    bounds = [node.sizes(i) for i in range(3)]
+    bounds = [bound[0] for bound in (node.sizes(i) for i in range(3)) if bound is not None]
     dtype = node.dtype(0)
-    if all(bound is not None for bound in bounds) and dtype in ("int32", "int64"):
-        start, limit, delta = (bound[0] for bound in bounds)
-        return relax.op.arange(start, limit, delta, dtype)
+    if len(bounds) == 3 and dtype in ("int32", "int64"):
+        return relax.op.arange(*bounds, dtype)
     start, limit, delta = (node.emit(relax.op.astype(node.tensor(i), "float64")) for i in range(3))
     count = node.emit(relax.op.ceil(relax.op.divide(relax.op.subtract(limit, start), delta)))
     count = relax.op.astype(relax.op.maximum(count, _scalar(0.0, "float64")), "int64")
@@ -160,16 +170,15 @@ def _range(node: Node) -> Converted:
 
 def _slice(node: Node) -> Converted:
     if "starts" in node.attributes:
-        starts, ends = list(node.attributes["starts"]), list(node.attributes["ends"])
-        axes, steps = node.attributes.get("axes"), None
+        starts, ends = node.attribute("starts"), node.attribute("ends")
     else:
         starts, ends = node.sizes(1), node.sizes(2)
-        axes, steps = node.constant(3, "its axes"), node.constant(4, "its steps")
-    if starts is None or ends is None:
+    if starts is None or ends is None or _at_run_time(node, 3, 4):
         return node.stock()
     shape = node.shape(0)
-    axes = range(len(starts)) if axes is None else [_axis(int(axis), len(shape)) for axis in axes]
-    steps = [1] * len(starts) if steps is None else [int(step) for step in steps]
+    axes = [_axis(axis, len(shape)) for axis in node.axes(3) or range(len(starts))]
+    given = node.constant(4, "its steps")
+    steps = [1] * len(starts) if given is None else given.tolist()
     begins, stops = [], []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
@@ -178,8 +187,8 @@ def _slice(node: Node) -> Converted:
         begins.append(begin)
         stops.append(stop)
     if any(step < 0 for step in steps):
-        return relax.op.strided_slice(node.tensor(0), list(axes), begins, stops, steps)
-    return relax.op.strided_slice(node.tensor(0), list(axes), begins, stops, steps, assume_inbound=True)
+        return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps)
+    return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps, assume_inbound=True)
 
 
 def _bounds(node: Node, start: Size, end: Size, size: Size, step: int) -> tuple[Size, Size]:
@@ -231,14 +240,17 @@ def _split(node: Node) -> Converted:
 
 
 def _concat(node: Node) -> Converted:
+    axis = _axis(node.attribute("axis", 1), node.rank(0))
     tensors = [node.tensor(i) for i in range(len(node.inputs))]
-    return relax.op.concat(tensors, _axis(node.attribute("axis", 1), node.rank(0)))
+    # An empty part adds nothing, and TVM cannot schedule the loops that would compute it.
+    parts = [tensor for i, tensor in enumerate(tensors) if not _is(node.shape(i)[axis], 0)] or tensors[:1]
+    return relax.op.concat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def _tile(node: Node) -> Converted:
     repeats = node.sizes(1)
     if repeats is None:
-        raise ConversionError("needs its repeats to be known")
+        return node.stock()
     if all(isinstance(repeat, int) for repeat in repeats):
         return relax.op.tile(node.tensor(0), repeats)
     shape = node.shape(0)
@@ -253,11 +265,11 @@ _PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect",
 
 def _pad(node: Node) -> Converted:
     rank = node.rank(0)
-    pads = list(node.attributes["pads"]) if "pads" in node.attributes else node.constant(1, "its pads").tolist()
-    axes = node.constant(3, "its axes")
-    axes = list(range(rank)) if axes is None else [_axis(int(axis), rank) for axis in axes]
-    value = node.constant(2, "its padding value")
-    value = node.attribute("value", 0.0) if value is None else value.item()
+    given = node.constant(1, "its pads")
+    pads = list(node.attributes["pads"]) if given is None else given.tolist()
+    axes = [_axis(axis, rank) for axis in node.axes(3) or range(rank)]
+    fill = node.constant(2, "its padding value")
+    value = node.attribute("value", 0.0) if fill is None else fill.item()
     mode = node.attribute("mode", "constant")
     widths = [(0, 0)] * rank
     for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
@@ -296,8 +308,8 @@ def _from_front_indices(node: Node, indices: relax.Expr, size: Size) -> relax.Ex
 def _size_scalar(node: Node, size: Size, dtype: str) -> relax.Expr:
     if isinstance(size, int):
         return _scalar(size, dtype)
-    vector = node.emit(relax.op.arange(size, size + 1, 1, "int64"))
-    return node.emit(relax.op.astype(relax.op.reshape(vector, ()), dtype))
+    scalar = node.emit(relax.op.reshape(_vector(node, [size]), ()))
+    return scalar if dtype == "int64" else node.emit(relax.op.astype(scalar, dtype))
 
 
 def _gather_elements(node: Node) -> Converted:
@@ -312,8 +324,7 @@ def _gather_nd(node: Node) -> Converted:
     depth = node.shape(1)[-1]
     if not isinstance(depth, int):
         raise ConversionError("needs the last dimension of its indices to be fixed")
-    lengths = [_size_scalar(node, size, "int64") for size in shape[batch : batch + depth]]
-    length = node.emit(relax.op.stack(lengths, 0)) if len(lengths) > 1 else lengths[0]
+    length = _vector(node, shape[batch : batch + depth])
     negative = relax.op.less(indices, _scalar(0, "int64"))
     indices = node.emit(relax.op.where(negative, relax.op.add(indices, length), indices))
     return relax.op.gather_nd(node.tensor(0), indices, batch)
@@ -335,6 +346,14 @@ def _one_hot(node: Node) -> Converted:
         for i in range(2)
     )
     return relax.op.where(hit, on, off)
+
+
+def _top_k(node: Node) -> Converted:
+    count = [node.attribute("k")] if "k" in node.attributes else node.sizes(1)
+    if count is None or not isinstance(count[0], int):
+        raise ConversionError("needs its k to be a constant")
+    axis, largest = _axis(node.attribute("axis", -1), node.rank(0)), bool(node.attribute("largest", 1))
+    return relax.op.topk(node.tensor(0), count[0], axis, "both", largest, "int64")
 
 
 def _trilu(node: Node) -> Converted:
@@ -375,10 +394,20 @@ def _mean(node: Node) -> Converted:
 
 
 def _cast(node: Node) -> Converted:
-    target = str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
+    return _cast_to(node, str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to"))))
+
+
+def _cast_to(node: Node, target: str) -> relax.Expr:
     if target == "bool":
         return relax.op.not_equal(node.tensor(0), _scalar(0, node.dtype(0)))
     return relax.op.astype(node.tensor(0), target)
+
+
+def _cast_like(node: Node) -> Converted:
+    value = node.value(0)
+    if value is not None and value.known is not None and not value.known.symbolic:
+        return Known.constant(value.known.values.astype(node.dtype(1)))
+    return _cast_to(node, node.dtype(1))
 
 
 def _clip(node: Node) -> Converted:
@@ -525,8 +554,6 @@ def _attention(node: Node) -> Converted:
     if node.has(5):
         value = node.emit(relax.op.concat([node.tensor(5), value], 2))
     present = key, value
-    if node.has(6):
-        raise ConversionError("has sequence lengths of its own for padded keys, which cannot be converted")
     heads, width = _fixed_heads(node, query), shape_of(query, node.algebra)[3]
     scores_dtype = node.dtype(0)
     scale = node.attribute("scale", 1.0 / float(width) ** 0.5)
@@ -538,12 +565,9 @@ def _attention(node: Node) -> Converted:
     if cap:
         bounded = relax.op.tanh(relax.op.divide(scores, _scalar(cap, scores_dtype)))
         scores = node.emit(relax.op.multiply(bounded, _scalar(cap, scores_dtype)))
-    traced[1 if node.opset < 24 else 2] = scores
-    if node.has(3) or node.attribute("is_causal", 0):
-        scores = _masked(node, scores, node.has(4))
-    traced[2 if node.opset < 24 else 1] = scores
-    weights = node.emit(_softmax(node, scores))
-    traced[3] = weights
+    traced[1] = scores
+    scores = traced[2] = _masked(node, scores)
+    weights = traced[3] = node.emit(_softmax(node, scores))
     result = node.emit(relax.op.matmul(weights, _repeat_heads(node, value, heads)))
     if node.rank(0) == 3:
         batch, _, length, depth = shape_of(result, node.algebra)
@@ -575,22 +599,38 @@ def _repeat_heads(node: Node, tensor: relax.Expr, heads: int) -> relax.Expr:
     return tensor if groups == 1 else node.emit(relax.op.repeat(tensor, groups, 1))
 
 
-def _masked(node: Node, scores: relax.Expr, has_past: bool) -> relax.Expr:
-    queries, keys = shape_of(scores, node.algebra)[2:]
+def _masked(node: Node, scores: relax.Expr) -> relax.Expr:
+    """The scores with the mask added, and negative infinity where a key is hidden."""
     dtype = scores.struct_info.dtype
     lowest = _scalar(-np.inf, dtype)
-    if node.has(3):
-        mask = node.tensor(3)
-        if mask.struct_info.dtype == "bool":
-            scores = node.emit(relax.op.where(_widen_mask(node, keys, False), scores, lowest))
-        else:
-            scores = node.emit(relax.op.add(scores, _widen_mask(node, keys, -np.inf)))
-    if node.attribute("is_causal", 0):
-        past = node.algebra.simplify(keys - queries) if has_past else 0
-        row = node.emit(relax.op.reshape(relax.op.arange(past, past + queries, 1, "int64"), [queries, 1]))
-        visible = relax.op.less_equal(relax.op.arange(0, keys, 1, "int64"), row)
-        scores = node.emit(relax.op.where(visible, scores, lowest))
+    keys = shape_of(scores, node.algebra)[3]
+    if node.has(3) and node.dtype(3) != "bool":
+        scores = node.emit(relax.op.add(scores, _widen_mask(node, keys, -np.inf)))
+    elif node.has(3):
+        scores = node.emit(relax.op.where(_widen_mask(node, keys, False), scores, lowest))
+    for visible in _visible_keys(node, scores):
+        scores = node.emit(relax.op.where(node.emit(visible), scores, lowest))
     return scores
+
+
+def _visible_keys(node: Node, scores: relax.Expr) -> Iterator[relax.Expr]:
+    """Conditions on keys, each to broadcast over (batch, heads, queries, keys): causality, windows, padding."""
+    queries, keys = shape_of(scores, node.algebra)[2:]
+    past = node.shape(4)[2] if node.has(4) else 0
+    column = node.emit(relax.op.arange(0, keys, 1, "int64"))
+    row = node.emit(relax.op.arange(past, node.algebra.simplify(past + queries), 1, "int64"))
+    row = node.emit(relax.op.reshape(row, [queries, 1]))
+    if node.has(6):
+        lengths = node.emit(relax.op.reshape(node.tensor(6), [node.shape(6)[0], 1, 1, 1]))
+        row = node.emit(relax.op.add(row, relax.op.subtract(lengths, _size_scalar(node, queries, "int64"))))
+        yield relax.op.less(column, lengths)
+    if node.attribute("is_causal", 0):
+        yield relax.op.less_equal(column, row)
+    left, right = (node.attribute(f"{side}_window_size", -1) for side in ("left", "right"))
+    if left >= 0:
+        yield relax.op.greater_equal(column, relax.op.subtract(row, _scalar(left, "int64")))
+    if right >= 0:
+        yield relax.op.less_equal(column, relax.op.add(row, _scalar(right, "int64")))
 
 
 def _widen_mask(node: Node, keys: Size, fill: float) -> relax.Expr:
@@ -604,12 +644,17 @@ def _widen_mask(node: Node, keys: Size, fill: float) -> relax.Expr:
 
 
 def _softmax(node: Node, scores: relax.Expr) -> relax.Expr:
+    """Softmax over the keys, in the precision asked for; 0 for a query that a mask leaves without keys."""
     dtype = scores.struct_info.dtype
     precision = node.attribute("softmax_precision")
     inner = dtype if precision is None else str(onnx.helper.tensor_dtype_to_np_dtype(precision))
-    if inner == dtype:
-        return relax.op.nn.softmax(scores, -1)
-    return relax.op.astype(node.emit(relax.op.nn.softmax(node.emit(relax.op.astype(scores, inner)), -1)), dtype)
+    if inner != dtype:
+        scores = node.emit(relax.op.astype(scores, inner))
+    weights = node.emit(relax.op.nn.softmax(scores, -1))
+    if node.has(3) or node.has(6):
+        comparable = weights if inner in _EXACT else node.emit(relax.op.astype(weights, "float32"))
+        weights = node.emit(relax.op.where(relax.op.isnan(comparable), _scalar(0, inner), weights))
+    return relax.op.astype(weights, dtype) if inner != dtype else weights
 
 
 # Quantized operators, by what they mean: numbers with a scale and a zero point
@@ -649,17 +694,30 @@ def _qlinear_matmul(node: Node) -> Converted:
     return _quantized(node, node.emit(relax.op.matmul(left, right)), 6, 7)
 
 
+def _qlinear_conv(node: Node) -> Converted:
+    data, weight = _dequantized(node, 0, 1, 2, 1), _dequantized(node, 3, 4, 5, 0)
+    plain = dataclasses.replace(node, inputs=[Value(expression=data), Value(expression=weight)])
+    result = node.emit(plain.stock("Conv"))
+    if node.has(8):
+        scale = relax.op.multiply(node.tensor(1), node.tensor(4))
+        bias = node.emit(relax.op.multiply(relax.op.astype(node.tensor(8), "float32"), scale))
+        result = node.emit(relax.op.add(result, _along(node, bias, node.rank(0), 1)))
+    return _quantized(node, result, 6, 7)
+
+
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", name): converter
     for name, converter in {
         **dict.fromkeys(_REDUCTIONS, _reduce),
         "Attention": _attention,
         "Cast": _cast,
+        "CastLike": _cast_like,
         "Clip": _clip,
         "Concat": _concat,
         "ConstantOfShape": _constant_of_shape,
         "Dropout": _dropout,
         "Expand": _expand,
+        "EyeLike": _eye_like,
         "Flatten": _flatten,
         "Gather": _gather,
         "GatherElements": _gather_elements,
@@ -674,6 +732,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         "PRelu": _prelu,
         "Pad": _pad,
         "Pow": _pow,
+        "QLinearConv": _qlinear_conv,
         "QLinearMatMul": _qlinear_matmul,
         "RMSNormalization": _rms_normalization,
         "Range": _range,
@@ -685,6 +744,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         "Squeeze": _squeeze,
         "Sum": _chain(relax.op.add),
         "Tile": _tile,
+        "TopK": _top_k,
         "Trilu": _trilu,
         "Unsqueeze": _unsqueeze,
     }.items()

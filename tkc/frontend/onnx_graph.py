@@ -81,9 +81,13 @@ class Node:
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
+    def value(self, position: int) -> Value | None:
+        """An input; ``None`` where it is left out."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
     def has(self, position: int) -> bool:
         """Whether the input is given."""
-        return position < len(self.inputs) and self.inputs[position] is not None
+        return self.value(position) is not None
 
     def wants(self, position: int) -> bool:
         """Whether the graph uses this output."""
@@ -91,13 +95,14 @@ class Node:
 
     def tensor(self, position: int) -> relax.Expr:
         """An input as Relax expression."""
-        if not self.has(position):
+        value = self.value(position)
+        if value is None:
             raise ConversionError(f"lacks input {position}")
-        return expression_of(self.inputs[position], self.builder)
+        return expression_of(value, self.builder)
 
     def sizes(self, position: int) -> list[Size] | None:
         """The elements of an integer input, symbolic ones too; ``None`` where only the running model has them."""
-        value = self.inputs[position] if self.has(position) else None
+        value = self.value(position)
         if value is None:
             return None
         if value.known is not None:
@@ -106,9 +111,9 @@ class Node:
 
     def constant(self, position: int, what: str) -> np.ndarray | None:
         """The numbers of an input, ``None`` if left out; ``what`` names them in the error if they are no constant."""
-        if not self.has(position):
+        value = self.value(position)
+        if value is None:
             return None
-        value = self.inputs[position]
         if value.weight is not None:
             return value.weight
         if value.known is None or value.known.symbolic:
@@ -150,9 +155,9 @@ class Node:
         self.builder.match_cast(shape, relax.ShapeStructInfo(sizes))
         return sizes
 
-    def stock(self) -> relax.Expr:
-        """What Apache TVM's own converter makes of the node."""
-        converter = stock_converters(self.proto.domain).get(self.proto.op_type)
+    def stock(self, operator: str | None = None) -> relax.Expr:
+        """What Apache TVM's own converter, of this operator or of another, makes of the inputs and attributes."""
+        converter = stock_converters(self.proto.domain).get(operator or self.proto.op_type)
         if converter is None:
             raise ConversionError("has no converter for these inputs")
         inputs = onnx_frontend.onnx_input([self.tensor(i) if self.has(i) else None for i in range(len(self.inputs))])
@@ -171,8 +176,8 @@ def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
-    if value.expression is None:
-        known = value.known
+    known = value.known
+    if value.expression is None and known is not None:
         value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values, known.dtype)
     return value.expression
 
@@ -220,7 +225,7 @@ class GraphImporter:
             self._add_if(node)
             return
         inputs = [self.values[name] if name else None for name in node.input]
-        opset = self.opsets.get(node.domain, 1)
+        opset = self.opsets.get(_plain_domain(node.domain), 1)
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
@@ -242,7 +247,7 @@ class GraphImporter:
     def _known_outputs(
         self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
     ) -> Sequence[Value] | None:
-        if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS:
+        if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS and inputs[0] is not None:
             known = self._shape_arithmetic(node, inputs[0])
         elif all(value is None or value.known is not None for value in inputs):
             known = fold(node, opset, [None if value is None else value.known for value in inputs], self.algebra)
@@ -263,8 +268,10 @@ class GraphImporter:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         return (pack_sizes(shape[attributes.get("start", 0) : attributes.get("end", len(shape))]),)
 
-    def _values(self, node: onnx.NodeProto, result: relax.Expr | Sequence[relax.Expr]) -> list[Value]:
+    def _values(self, node: onnx.NodeProto, result: relax.Expr | Sequence[relax.Expr] | Known) -> list[Value]:
         """The values of a node's named outputs, each expression bound once so that every use shares it."""
+        if isinstance(result, Known):
+            return [Value(result)]
         if isinstance(result, relax.ShapeExpr):
             return [Value(pack_sizes([self.algebra.simplify(size) for size in result.values]))]
         if isinstance(result, relax.PrimValue):

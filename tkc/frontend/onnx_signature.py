@@ -46,7 +46,9 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
         if isinstance(dim, int):
             return dim
         expression = _parse_dimension(dim)
-        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)} if expression else set()
+        if expression is None:
+            return size(dim)
+        names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
         return _evaluate_dimension(expression, size) if names and names <= plain else size(dim)
 
     # Plain names first: Relax reads a size off the dimension that is nothing else.

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -14,7 +15,7 @@ from tvm import arith, tirx
 
 from tkc.frontend.model import SizeRange
 
-Size = int | tirx.PrimExpr
+Size: TypeAlias = int | tirx.PrimExpr
 
 # Beyond this a result is computed at run time: folding would only make the compiled model larger.
 FOLDED_ELEMENTS = 1 << 16
@@ -213,7 +214,7 @@ def _evaluate(node: onnx.NodeProto, opset: int, arrays: Sequence[np.ndarray | No
         input=[onnx.ValueInfoProto(name=name) for name in feeds],
         output=[onnx.ValueInfoProto(name=name) for name in names],
     )
-    return onnx.reference.ReferenceEvaluator(graph, opsets={"": opset}).run(names, feeds)
+    return list(onnx.reference.ReferenceEvaluator(graph, opsets={"": opset}).run(names, feeds))
 
 
 def _fold_moves(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:

@@ -30,8 +30,8 @@ def scaled_dot_product_attention(
     - ``is_causal`` is ``causal_mask="TopLeft"``.
     - A boolean mask (true keeps) is the bias ``where(mask, 0, -inf)``; an additive one is the bias itself.
       The bias has four dimensions, of which the first three may be 1.
-    - After an operator with a mask, ``where(visible, result, 0)``, where ``visible`` is
-      ``max(bias, over the keys) > -inf``: PyTorch gives zeros where a query sees no key at all.
+    - After an operator with a mask, ``where(visible, result, 0)``, where ``visible`` says whether any key is seen
+      (kept, or has a bias above ``-inf``): PyTorch gives zeros where a query sees none.
     - Fewer key/value heads (``enable_gqa``) are repeated by ``expand_dims``, ``broadcast_to`` and ``reshape``.
     """
     if dropout:
@@ -77,19 +77,24 @@ def _repeat_heads(b: Emitter, x: relax.Expr, heads: Size) -> relax.Expr:
 
 def _bias_and_visible(b: Emitter, mask: relax.Expr, dtype: str, rank: int, keys: Size) -> tuple[relax.Expr, relax.Expr]:
     """The mask as a four-dimensional tensor to add, and whether a query sees any key ``[batch, queries, heads, 1]``."""
-    if mask.struct_info.dtype == "bool":
-        mask = b.emit(relax.op.where(mask, relax.const(0, dtype), relax.const(-math.inf, dtype)))
-    dims = mask.struct_info.ndim
-    if dims < 4:
-        # [keys], [queries, keys] and, for inputs without heads, [batch, queries, keys]
-        axes = [1] if (dims, rank) == (3, 3) else list(range(4 - dims))
-        mask = b.emit(relax.op.expand_dims(mask, axes))
+    if mask.struct_info.ndim < 4:
+        mask = b.emit(relax.op.expand_dims(mask, _missing_axes(mask.struct_info.ndim, rank)))
     shape = list(mask.struct_info.shape)
     if b.equal(shape[3], 1):
         mask = b.emit(relax.op.broadcast_to(mask, [*shape[:3], keys]))
-    most = b.emit(relax.op.max(mask, axis=[3], keepdims=True))
-    seen = b.emit(relax.op.greater(most, relax.const(-math.inf, dtype)))
-    return mask, b.emit(relax.op.permute_dims(seen, [0, 2, 1, 3]))
+    hidden = relax.const(-math.inf, dtype)
+    if mask.struct_info.dtype == "bool":
+        seen, bias = mask, b.emit(relax.op.where(mask, relax.const(0, dtype), hidden))
+    else:
+        seen, bias = b.emit(relax.op.greater(mask, hidden)), mask
+    # A maximum of truth values: TVM's maximum of nothing but -inf is a finite number.
+    visible = b.emit(relax.op.max(b.emit(relax.op.astype(seen, "int8")), axis=[3], keepdims=True))
+    return bias, b.emit(relax.op.permute_dims(b.emit(relax.op.astype(visible, "bool")), [0, 2, 1, 3]))
+
+
+def _missing_axes(dims: int, rank: int) -> list[int]:
+    """Where a mask lacks dimensions: ``[queries, keys]``, or ``[batch, queries, keys]`` of inputs without heads."""
+    return [1] if (dims, rank) == (3, 3) else list(range(4 - dims))
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -39,10 +39,10 @@ def new_full(b: Emitter, _: Any, __: Any, value: Any, *___: Any) -> relax.Expr:
 def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
     if "int" in b.dtype and not any(isinstance(bound, float) for bound in (start, end, step)):
         # The length is PyTorch's, which for symbolic bounds is simpler than what follows from them.
-        length = b.simplified(b.shape[0] * step)
+        past_last = b.simplified((b.shape[0] - 1) * step + (1 if step > 0 else -1))
         if isinstance(start, int):
-            return op.arange(start, b.simplified(start + length), step, dtype=b.dtype)
-        return op.add(b.emit(op.arange(0, length, step, dtype=b.dtype)), b.tensor(start, b.dtype))
+            return op.arange(start, b.simplified(start + past_last), step, dtype=b.dtype)
+        return op.add(b.emit(op.arange(0, past_last, step, dtype=b.dtype)), b.tensor(start, b.dtype))
     index = b.emit(op.arange(b.shape[0], dtype="int64"))
     real = "float64" if b.dtype == "float64" else "float32"
     scaled = b.emit(op.multiply(b.cast(index, real), b.tensor(step, real)))

@@ -30,15 +30,16 @@ def _predicate(function: Callable[[relax.Expr], relax.Expr]) -> Converter:
 
 def _arithmetic(function: Binary) -> Converter:
     """Both operands in the dtype of the result."""
-    return lambda b, x, y, *_: function(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
+    return lambda b, x, y, *_: function(b.tensor(x, _numeric(b.dtype)), b.tensor(y, _numeric(b.dtype)))
 
 
 def _scaled(function: Binary) -> Converter:
     """As :func:`_arithmetic`, the second operand times ``alpha``."""
 
     def convert(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
-        x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
-        return function(x, y if alpha == 1 else b.emit(op.multiply(y, b.tensor(alpha, b.dtype))))
+        dtype = _numeric(b.dtype)
+        x, y = b.tensor(x, dtype), b.tensor(y, dtype)
+        return function(x, y if alpha == 1 else b.emit(op.multiply(y, b.tensor(alpha, dtype))))
 
     return convert
 
@@ -47,9 +48,7 @@ def _comparison(function: Binary) -> Converter:
     """Both operands in the dtype that PyTorch promotes them to."""
 
     def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
-        dtype = b.promoted()
-        if dtype == "bool":
-            dtype = "int8"
+        dtype = _numeric(b.promoted())
         return function(b.tensor(x, dtype), b.tensor(y, dtype))
 
     return convert
@@ -65,6 +64,11 @@ def _bitwise(integers: Binary, booleans: Binary) -> Converter:
 
 def _logical(function: Binary) -> Converter:
     return lambda b, x, y: function(b.tensor(x, "bool"), b.tensor(y, "bool"))
+
+
+def _numeric(dtype: str) -> str:
+    """The dtype to calculate in: truth values, which TVM does not calculate with, as small numbers."""
+    return "int8" if dtype == "bool" else dtype
 
 
 def _is_floating(dtype: str) -> bool:
@@ -322,8 +326,17 @@ CONVERTERS: dict[str, Converter] = {
         "default",
     ),
     **{f"aten.to.{overload}": cast for overload in ("dtype", "dtype_layout", "device", "other")},
-    "aten.__and__.Tensor": _bitwise(op.bitwise_and, op.logical_and),
-    "aten.__or__.Tensor": _bitwise(op.bitwise_or, op.logical_or),
+    **_table(
+        {
+            "__and__": _bitwise(op.bitwise_and, op.logical_and),
+            "__or__": _bitwise(op.bitwise_or, op.logical_or),
+            "__xor__": _bitwise(op.bitwise_xor, op.logical_xor),
+            "__lshift__": _arithmetic(op.left_shift),
+            "__rshift__": _arithmetic(op.right_shift),
+        },
+        "Tensor",
+        "Scalar",
+    ),
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

@@ -35,7 +35,7 @@ def _never_negative(index: Any) -> bool:
         return False
     if isinstance(index.meta["val"], torch.SymInt):
         return statically_known_true(index.meta["val"] >= 0)
-    arguments = index.args
+    arguments: Any = index.args
     name = _operator(index)
     if name == "getitem":
         source, position = arguments
@@ -172,8 +172,8 @@ def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
 
 
 def embedding(b: Emitter, weight: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
-    """The rows of ``weight`` at ``indices``; not a number where there is no such row."""
-    return op.take(weight, indices, 0, mode="nan")
+    """The rows of ``weight`` at ``indices``; the nearest row where there is none, never memory outside the table."""
+    return op.take(weight, indices, 0, mode="clip")
 
 
 def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> relax.Expr:

@@ -69,6 +69,22 @@ def batch_norm(
     return [out if bias is None else op.add(out, along(bias)), None, None]
 
 
+def instance_norm(
+    b: Emitter,
+    x: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[relax.Expr | None]:
+    """Batch normalization by the statistics of ``x`` itself, which instance normalization is made of."""
+    wide = b.wide(x)
+    axes = [axis for axis in range(x.struct_info.ndim) if axis != 1]
+    mean = b.emit(op.mean(wide, axes))
+    return batch_norm(b, x, weight, bias, mean, b.emit(op.variance(wide, axes)), momentum, eps)
+
+
 def group_norm(
     b: Emitter,
     x: relax.Expr,
@@ -100,5 +116,6 @@ CONVERTERS: dict[str, Converter] = {
     "aten.layer_norm.default": layer_norm,
     "aten.rms_norm.default": rms_norm,
     "aten._native_batch_norm_legit_no_training.default": batch_norm,
+    "aten._native_batch_norm_legit.no_stats": instance_norm,
     "aten.native_group_norm.default": group_norm,
 }

@@ -55,7 +55,7 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     if ranks != (2, 3) or offsets is None:
         raise b.unsupported("only a 2-D by 3-D grouped product with offsets is supported.")
     layout = "gkn"
-    source = _transposed_view(b.node.args[1])
+    source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]
     if source is not None:
         weight, layout = b.env[source], "gnk"
     attributes = {"tkc.op": "grouped_matmul", "tkc.weight_layout": layout}
@@ -63,12 +63,15 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     return b.emit_te("grouped_matmul", product, a, weight, b.cast(offsets, "int32"), **attributes)
 
 
-def _transposed_view(node: Any) -> fx.Node | None:
-    """The tensor of which ``node`` is a view with the last two dimensions swapped, if it is one."""
-    if not (isinstance(node, fx.Node) and node.target is torch.ops.aten.permute.default):
-        return None
-    source, order = node.args
-    return source if [axis % 3 for axis in order] == [0, 2, 1] else None  # type: ignore[union-attr,return-value]
+def _transposed_view(node: fx.Node) -> fx.Node | None:
+    """The three-dimensional tensor of which ``node`` is a view with the last two dimensions swapped, if it is one."""
+    aten = torch.ops.aten
+    arguments: Any = node.args
+    if node.target is aten.transpose.int and {axis % 3 for axis in arguments[1:]} == {1, 2}:
+        return arguments[0]
+    if node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]:
+        return arguments[0]
+    return None
 
 
 def _grouped_product_gnk(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor) -> te.Tensor:

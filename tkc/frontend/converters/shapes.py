@@ -191,7 +191,7 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
     if all(isinstance(width, int) and width == 0 for width in widths):
         return x
     if all(isinstance(width, int) for width in widths):
-        return op.nn.pad(x, widths, value)
+        return op.nn.pad(x, widths, "constant", value)
     for dim in range(rank):
         before, after = widths[2 * dim : 2 * dim + 2]
         x = _padded(b, x, dim, before, after, value)
@@ -228,7 +228,7 @@ def diff(
 
 def _differences(b: Emitter, segments: list[relax.Expr], dim: int) -> list[relax.Expr]:
     """The differences inside each segment and across their borders, in order."""
-    minus = op.not_equal if segments[0].struct_info.dtype == "bool" else op.subtract
+    minus = op.logical_xor if segments[0].struct_info.dtype == "bool" else op.subtract
     out: list[relax.Expr] = []
     for i, segment in enumerate(segments):
         size = segment.struct_info.shape[dim]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -12,7 +13,7 @@ from tvm import tirx
 
 from tkc.errors import UnsupportedModelError
 
-Size = int | tirx.PrimExpr
+Size: TypeAlias = "int | tirx.PrimExpr"
 """A size: known, or an expression over the model's symbolic sizes (int64)."""
 
 

@@ -1,0 +1,92 @@
+"""Elementwise, gathering and layout-changing functions on the GPU: a thread an element, or 16 bytes of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
+from tvm import DataType, s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
+
+_THREADS = 256
+_VECTOR_BYTES = 16
+# The widest vector CUDA code generation has types for in every dtype.
+_MOST_LANES = 8
+
+
+def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """Schedule a function of injective blocks only; ``None`` for any other."""
+    sch = s_tir.Schedule(func)
+    if normalize_prim_func(sch) is None or not all(is_injective(sch.get(block)) for block in child_blocks(sch)):
+        return None
+    inline_injective(sch, child_blocks(sch))
+    for block in child_blocks(sch):
+        _bind(sch, block)
+    return sch
+
+
+def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    lanes, loops = _lanes(sch, block), sch.get_loops(block)
+    if lanes == 1:
+        _bind_threads(sch, sch.fuse(*loops) if loops else sch.add_unit_loop(block))
+        return
+    vector, lane = sch.split(loops[-1], [None, lanes])
+    thread = _bind_threads(sch, sch.fuse(*loops[:-1], vector))
+    # Whole vectors are only copied; CUDA has no arithmetic on most of them.
+    copies = [sch.cache_read(block, index, "local") for index in _contiguous_reads(sch.get(block))]
+    for copy in copies:
+        sch.compute_at(copy, thread)
+    copies.append(sch.cache_write(block, 0, "local"))
+    sch.reverse_compute_at(copies[-1], thread)
+    for copy in copies:
+        sch.vectorize(sch.get_loops(copy)[-1])
+    sch.unroll(lane)
+
+
+def _bind_threads(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
+    group, thread = sch.split(loop, [None, _THREADS])
+    sch.bind(group, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return thread
+
+
+def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many elements one thread can move as one vector: the most whose loads and stores are all aligned."""
+    statement = sch.get(block)
+    loops = sch.get_loops(block)
+    extent = static(sch.get(loops[-1]).extent) if loops else None
+    if extent is None or not _runs_contiguously(statement):
+        return 1
+    widest = max(DataType(region.buffer.dtype).itemsize for region in (*statement.reads, *statement.writes))
+    lanes = min(_VECTOR_BYTES // widest, _MOST_LANES)
+    while extent % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _runs_contiguously(block: tirx.SBlock) -> bool:
+    """Whether every access either does not depend on the last iterator or has it, alone, as its innermost index."""
+    last = block.iter_vars[-1].var
+    accesses = [node for node in nodes(block.body) if isinstance(node, tirx.BufferLoad | tirx.BufferStore)]
+    branches = any(isinstance(node, tirx.Call) and node.op.name == "tirx.if_then_else" for node in nodes(block.body))
+    return not branches and all(
+        not any(last in undefined_vars(index) for index in access.indices) or _is_contiguous(access.indices, last)
+        for access in accesses
+    )
+
+
+def _contiguous_reads(block: tirx.SBlock) -> list[int]:
+    """Which of the block's reads run along its last iterator."""
+    last = block.iter_vars[-1].var
+    return [index for index, read in enumerate(block.reads) if _is_contiguous([part.min for part in read.region], last)]
+
+
+def _is_contiguous(indices: Sequence[tirx.PrimExpr], last: tirx.Var) -> bool:
+    return (
+        len(indices) > 0
+        and indices[-1].same_as(last)
+        and not any(last in undefined_vars(index) for index in indices[:-1])
+    )

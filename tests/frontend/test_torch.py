@@ -1,0 +1,340 @@
+"""Importing PyTorch models: real transformers, every way to call a model, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import execution
+import models
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.model import Constant, SizeRange, TensorSpec
+from tkc.frontend.torch import import_torch
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time() -> None:
+    torch.manual_seed(0)
+
+
+def outputs_of(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
+    """The model's flattened outputs by PyTorch."""
+    with torch.no_grad():
+        return pytree.tree_leaves(model(**inputs))
+
+
+def tensors(inputs: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of ``inputs``."""
+    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
+def test_transformer_agrees_with_pytorch(case: models.Case) -> None:
+    """One import serves every batch and sequence size, and computes what PyTorch does."""
+    model = case.model()
+    imported = import_torch(model, (), case.inputs(2, 7), case.dynamic_shapes)
+    named = {dim.__name__ for axes in case.dynamic_shapes.values() for dim in (axes or {}).values()}
+    assert set(imported.signature.sizes) == named
+    run = execution.executable(imported)
+    for batch, sequence in ((2, 7), (3, 13)):
+        inputs = case.inputs(batch, sequence)
+        pairs = zip(run(*tensors(inputs)), outputs_of(model, inputs), strict=True)
+        assert max(execution.relative_error(*pair) for pair in pairs) < 1e-4
+
+
+@pytest.mark.parametrize("case", models.MOE_CASES, ids=lambda case: case.name)
+def test_experts_are_grouped_products(case: models.Case) -> None:
+    """Each layer's experts are two grouped products over sorted tokens, with the weight as the model stores it."""
+    layers = 1 + case.options.get("first_k_dense_replace", 0)
+    imported = import_torch(case.model(num_hidden_layers=layers), (), case.inputs(2, 7), case.dynamic_shapes)
+    found = [function.attrs for function in imported.module.functions.values() if "tkc.op" in (function.attrs or {})]
+    layouts = [attrs["tkc.weight_layout"] for attrs in found if attrs["tkc.op"] == "grouped_matmul"]
+    assert layouts == ["gnk", "gnk"]
+    assert imported.module.script().count("cls.grouped_matmul") == 2
+
+
+def test_attention_of_matrix_products_agrees_with_pytorch() -> None:
+    """A model with eager attention has no attention operator, and agrees all the same."""
+    case = models.LLAMA
+    model = case.model(attn_implementation="eager", num_hidden_layers=1)
+    imported = import_torch(model, (), case.inputs(2, 7), case.dynamic_shapes)
+    assert "R.nn.attention" not in imported.module.script()
+    inputs = case.inputs(3, 5)
+    (found,), (expected,) = execution.executable(imported)(*tensors(inputs)), outputs_of(model, inputs)
+    assert execution.relative_error(found, expected) < 1e-4
+
+
+def test_bfloat16_model_computes_in_bfloat16() -> None:
+    """Weights, activations and results are bfloat16, and close to the float32 model."""
+    case = models.QWEN3_MOE
+    imported = import_torch(case.model(torch.bfloat16), (), case.inputs(2, 7), case.dynamic_shapes)
+    weights = {name: tensor.dtype for name, tensor in imported.parameters.items() if "weight" in name or "proj" in name}
+    assert set(weights.values()) == {torch.bfloat16}
+    inputs = case.inputs(2, 7)
+    (found,), (expected,) = execution.executable(imported)(*tensors(inputs)), outputs_of(case.model(), inputs)
+    assert found.dtype == torch.bfloat16
+    assert execution.relative_error(found.float(), expected) < 5e-2
+
+
+def test_weights_are_the_models_own_tensors_and_tied_ones_come_once() -> None:
+    """No weight is copied, and one that has two names is one parameter."""
+    case = models.LLAMA
+    model = case.model(tie_word_embeddings=True, num_hidden_layers=1)
+    imported = import_torch(model, (), case.inputs(2, 7), case.dynamic_shapes)
+    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    found = [tensor.data_ptr() for tensor in imported.parameters.values()]
+    assert len(set(found)) == len(found)
+    assert set(found) <= own
+    assert len(found) == len({parameter.data_ptr() for parameter in model.parameters()}) + 1  # the rotary frequencies
+    assert len(imported.module["main"].params) == len(imported.signature.inputs) + len(found)
+
+
+@dataclass
+class Pair:
+    """A user's own result type."""
+
+    total: torch.Tensor
+    parts: list[torch.Tensor]
+
+
+pytree.register_dataclass(Pair, serialized_type_name=f"{__name__}.Pair")
+
+
+class Nested(nn.Module):
+    """Takes and returns structures, and has a buffer and an unused weight."""
+
+    offset: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.arange(4.0))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(7))
+
+    def forward(
+        self, first: torch.Tensor, more: dict[str, Any], *, factor: float = 1.0, last: torch.Tensor | None = None
+    ) -> tuple[Pair, dict[str, torch.Tensor | None]]:
+        """Every input takes part in some output."""
+        left, right = more["pair"]
+        total = first * factor + left - right + self.offset
+        return Pair(total, [left * self.scale, right]), {"last": last, "nothing": None, "double": total.double()}
+
+
+def _nested_call(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    first, left, right, last = (torch.randn(rows, 4) for _ in range(4))
+    return (first, {"pair": (left, right)}), {"last": last, "factor": 0.5}
+
+
+def test_structures_and_keyword_arguments() -> None:
+    """The signature has every leaf in order, and puts results back into the model's structure."""
+    model = Nested()
+    args, kwargs = _nested_call(3)
+    rows = {0: Dim("rows", min=2, max=9)}
+    shapes = {"first": rows, "more": {"pair": (rows, rows)}, "factor": None, "last": rows}
+    imported = import_torch(model, args, kwargs, shapes)
+    signature = imported.signature
+    leaves = pytree.tree_leaves((args, kwargs))
+    assert [leaf.value if isinstance(leaf, Constant) else "tensor" for leaf in signature.leaves] == [
+        "tensor" if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    ]
+    assert all(spec.shape == ("rows", 4) for spec in signature.inputs)
+    assert signature.sizes == {"rows": SizeRange(2, 9)}
+    assert pytree.treespec_loads(signature.in_spec) == pytree.tree_structure((args, kwargs))
+    assert [value.value for _, value in signature.constant_outputs] == [None]
+    assert set(imported.parameters) == {"offset"}
+
+    args, kwargs = _nested_call(5)
+    found: list[Any] = execution.executable(imported)(*tensors((args, kwargs)))
+    for position, constant in signature.constant_outputs:
+        found.insert(position, constant.value)
+    result, named = pytree.tree_unflatten(found, pytree.treespec_loads(signature.out_spec))
+    expected, expected_named = model(*args, **kwargs)
+    assert isinstance(result, Pair)
+    assert torch.allclose(result.total, expected.total)
+    assert torch.equal(result.parts[1], expected.parts[1])
+    assert named["nothing"] is None
+    assert named["double"].dtype == torch.float64
+    assert torch.equal(named["last"], expected_named["last"])
+
+
+class Joined(nn.Module):
+    """Adds a sequence and one of another size."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The elements of both, one after the other."""
+        return torch.cat([x, y])
+
+
+def test_unnamed_sizes_are_called_after_their_input() -> None:
+    """A dimension that the user only marks as dynamic gets a readable name; results show how theirs follows."""
+    examples = torch.randn(3), torch.randn(5)
+    imported = import_torch(Joined(), examples, dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
+    assert [spec.shape for spec in imported.signature.inputs] == [("x_0",), ("y_0",)]
+    assert imported.signature.outputs[0].shape == ("x_0 + y_0",)
+
+
+def test_sizes_that_depend_on_each_other() -> None:
+    """A derived dimension is a size of its own, with bounds that follow from the other's."""
+    rows = Dim("rows", min=3, max=8)
+    imported = import_torch(Joined(), (torch.randn(4), torch.randn(9)), dynamic_shapes=({0: rows}, {0: 2 * rows + 1}))
+    assert imported.signature.sizes == {"rows": SizeRange(3, 8), "y_0": SizeRange(7, 17)}
+    x, y = torch.randn(5), torch.randn(11)
+    assert torch.equal(execution.executable(imported)(x, y)[0], torch.cat([x, y]))
+
+
+def test_size_known_only_through_another() -> None:
+    """A symbol that no input has by itself is computed from the one that depends on it."""
+
+    class Half(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(2, -1).sum(0)
+
+    half = Dim("half", min=2, max=9)
+    imported = import_torch(Half(), (torch.randn(8),), dynamic_shapes=({0: 2 * half},))
+    x = torch.randn(10)
+    (found,) = execution.executable(imported)(x)
+    assert torch.allclose(found, x.reshape(2, -1).sum(0))
+
+
+class Attending(nn.Module):
+    """PyTorch's own transformer layers, which return what they were not asked for as None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The attended sequence, and no weights."""
+        x = self.encoder(x)
+        return self.attention(x, x, x, need_weights=False)
+
+
+def test_pytorch_transformer_layers() -> None:
+    """What PyTorch would run as one fused operator is decomposed; a None result is a constant of the signature."""
+    model = Attending().eval()
+    imported = import_torch(model, (torch.randn(2, 5, 8),), dynamic_shapes=({0: Dim("batch", min=2)},))
+    assert imported.signature.constant_outputs[0][0] == 1
+    x = torch.randn(3, 5, 8)
+    (found,) = execution.executable(imported)(x)
+    assert execution.relative_error(found, model(x)[0].detach()) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama exported with gradients, so that its ``no_grad`` blocks are subgraphs, and saved."""
+    case = models.LLAMA
+    program = torch.export.export(
+        case.model(num_hidden_layers=1), (), case.inputs(2, 7), dynamic_shapes=dict(case.dynamic_shapes)
+    )
+    path = tmp_path_factory.mktemp("programs") / "llama.pt2"
+    torch.export.save(program, path)
+    return path
+
+
+def test_saved_program(saved: Path) -> None:
+    """A .pt2 file is complete: weights, signature, symbolic sizes."""
+    case = models.LLAMA
+    imported = import_torch(saved)
+    assert len(imported.signature.sizes) == 2
+    inputs = case.inputs(3, 9)
+    (found,) = execution.executable(imported)(*tensors(inputs))
+    (expected,) = outputs_of(case.model(num_hidden_layers=1), inputs)
+    assert execution.relative_error(found, expected) < 1e-4
+
+
+def test_exported_program_takes_no_examples(saved: Path) -> None:
+    """What a program already has cannot be given again."""
+    with pytest.raises(UsageError, match="exported already"):
+        import_torch(saved, (torch.ones(1),))
+
+
+@pytest.mark.parametrize("content", ["text", "cut"])
+def test_file_that_is_no_program(saved: Path, tmp_path: Path, content: str) -> None:
+    """The error names the file and says what to do."""
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"not a program" if content == "text" else saved.read_bytes()[:5000])
+    with pytest.raises(UnsupportedModelError, match=r"(?s)model\.pt2.*torch\.export\.save"):
+        import_torch(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A path that is none is the caller's mistake."""
+    with pytest.raises(UsageError, match=r"no file .*absent\.pt2"):
+        import_torch(tmp_path / "absent.pt2")
+
+
+def test_unknown_operators_are_all_listed_with_their_places() -> None:
+    """One error names every operator without a converter, and the modules and lines it comes from."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x) + torch.special.bessel_j0(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + torch.special.i1(x)
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_torch(Outer(), (torch.eye(3),))
+    message = str(caught.value)
+    for operator in ("linalg_inv_ex", "special_bessel_j0", "special_i1"):
+        assert operator in message
+    assert "module 'inner'" in message
+    assert "test_torch.py" in message
+
+
+class Counting(nn.Module):
+    """Keeps a count between calls."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One more each time."""
+        self.count += 1
+        return x + self.count
+
+
+def test_state_that_the_model_changes_is_refused() -> None:
+    """A compiled model has no state: the error names the buffer."""
+    with pytest.raises(UnsupportedModelError, match=r"count.*has no state"):
+        import_torch(Counting(), (torch.ones(3),))
+
+
+def test_model_that_cannot_be_exported_is_refused() -> None:
+    """Control flow over data is reported as what it is."""
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedModelError, match="cannot export Branching"):
+        import_torch(Branching(), (torch.ones(3),))
+
+
+def test_inputs_keep_their_place_when_unused() -> None:
+    """An input that the model ignores is still one of the function's parameters."""
+
+    class First(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x
+
+    imported = import_torch(First(), (torch.ones(2), torch.ones(3)))
+    assert imported.signature.inputs == (TensorSpec("x", (2,), "float32"), TensorSpec("y", (3,), "float32"))
+    assert torch.equal(execution.executable(imported)(torch.ones(2), torch.ones(3))[0], torch.ones(2))

@@ -1,0 +1,150 @@
+"""The grouped matrix product: its kernels against PyTorch over ways to group rows, and the choices its spec makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import tvm_ffi
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tkc.kernels import KernelRequest, Target
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
+from tkc.kernels.matmul.tiling import SHARED_MEMORY
+
+from tkc.builder import KernelBuilder
+
+SPEC = GroupedMatmul()
+CPU = Target("cpu")
+TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
+
+Kernels = dict[GroupedMatmulConfiguration, tvm_ffi.Function]
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[KernelBuilder]:
+    """One builder for the whole file."""
+    with KernelBuilder() as builder:
+        yield builder
+
+
+def build(
+    builder: KernelBuilder,
+    parameters: GroupedMatmulParameters,
+    configurations: Sequence[GroupedMatmulConfiguration],
+    target: Target,
+) -> Kernels:
+    """The callable kernels, by configuration."""
+    libraries = builder.build(KernelRequest(SPEC.name, parameters, c, target) for c in configurations)
+    return {r.configuration: tvm_ffi.load_module(str(lib.path))[r.symbol] for r, lib in libraries.items()}
+
+
+def check(kernels: Kernels, parameters: GroupedMatmulParameters, sizes: Sequence[int], rest: int, device: str) -> None:
+    """Each kernel's output is the reference's, for groups of ``sizes`` rows and ``rest`` rows that belong to none."""
+    p = parameters
+    dtype = getattr(torch, p.dtype)
+    torch.manual_seed(0)
+    a = torch.randn(sum(sizes) + rest, p.k, device=device).to(dtype)
+    shape = (p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n)
+    b = (torch.randn(shape, device=device) * p.k**-0.5).to(dtype)
+    offsets = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
+    (expected,) = SPEC.reference(p, a, b, offsets)
+    for configuration, kernel in kernels.items():
+        out = torch.full_like(expected, float("nan"))
+        kernel(a, b, offsets, out)
+        tolerance = TOLERANCE[p.dtype] * (1 + expected.float().abs().max().item())
+        error = (out.float() - expected.float()).abs().max().item()
+        assert error <= tolerance, f"{p}, {configuration}, sizes {sizes}, rest {rest}: error {error} > {tolerance}"
+
+
+@pytest.mark.parametrize("layout", ["gnk", "gkn"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:
+    """Groups that are empty, shorter than a tile, and longer; rows past the last group become zero."""
+    parameters = GroupedMatmulParameters(groups=5, n=70, k=67, dtype=dtype, weight_layout=layout)
+    configurations = SPEC.configurations(parameters, CPU)[: None if dtype == "float32" else 1]
+    kernels = build(builder, parameters, configurations, CPU)
+    for sizes, rest in (((3, 0, 17, 1, 0), 0), ((0, 0, 0, 0, 0), 4), ((0, 9, 0, 0, 2), 3), ((1, 0, 0, 0, 0), 0)):
+        check(kernels, parameters, sizes, rest, "cpu")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 12), min_size=3, max_size=3), st.integers(0, 5))
+def test_cpu_kernel_takes_any_grouping(builder: KernelBuilder, sizes: list[int], rest: int) -> None:
+    """One build serves every number of rows and every division of them."""
+    parameters = GroupedMatmulParameters(groups=3, n=3, k=5, dtype="float32")
+    kernels = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU)
+    if sum(sizes) + rest > 0:
+        check(kernels, parameters, sizes, rest, "cpu")
+
+
+def test_reference_is_a_loop_over_experts() -> None:
+    """The reference against the plainest way to say it."""
+    parameters = GroupedMatmulParameters(groups=2, n=3, k=4, dtype="float32", weight_layout="gkn")
+    a, b = torch.randn(6, 4), torch.randn(2, 4, 3)
+    (out,) = SPEC.reference(parameters, a, b, torch.tensor([2, 5], dtype=torch.int32))
+    torch.testing.assert_close(out, torch.cat([a[:2] @ b[0], a[2:5] @ b[1], torch.zeros(1, 3)]))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
+def test_configurations_fit_the_architecture(arch: str) -> None:
+    """Each configuration's tiles fit into shared memory; some suit many rows a group, some few."""
+    target = Target("cuda", arch)
+    parameters = GroupedMatmulParameters(128, 1536, 2048, "bfloat16")
+    configurations = SPEC.configurations(parameters, target)
+    assert max(c.shared_memory for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert {16, 32, 64, 128} <= {c.block_m for c in configurations}
+
+
+def test_float32_is_for_the_cpu_alone() -> None:
+    """A GPU refuses float32 with a reason; the CPU takes it."""
+    parameters = GroupedMatmulParameters(2, 8, 8, "float32")
+    assert "TF32" in (SPEC.unsupported(parameters, Target("cuda", "sm_90a")) or "")
+    assert SPEC.unsupported(parameters, CPU) is None and SPEC.beneficial(parameters, CPU) is None
+
+
+def test_work_reads_no_more_weights_than_rows_can_use() -> None:
+    """With fewer rows than groups, one weight a row is the least that is read."""
+    parameters = GroupedMatmulParameters(groups=8, n=4, k=2, dtype="bfloat16")
+    few, many = SPEC.work(parameters, {"m": 3}), SPEC.work(parameters, {"m": 100})
+    assert few.bytes == 2 * (3 * 2 + 3 * 8 + 3 * 4) + 4 * 8
+    assert many.bytes == 2 * (100 * 2 + 8 * 8 + 100 * 4) + 4 * 8
+    assert many.flops == 2 * 100 * 4 * 2
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
+def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
+    """The configuration with the most threads becomes machine code for the architecture."""
+    target = Target("cuda", arch)
+    parameters = GroupedMatmulParameters(groups=16, n=256, k=512, dtype="bfloat16")
+    widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
+    request = KernelRequest(SPEC.name, parameters, widest, target)
+    assert arch.encode() in builder.build([request])[request].path.read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        GroupedMatmulParameters(8, 384, 512, "bfloat16"),
+        GroupedMatmulParameters(8, 200, 264, "float16", "gkn"),
+        GroupedMatmulParameters(5, 100, 99, "bfloat16"),
+        GroupedMatmulParameters(1, 64, 64, "float16"),
+        GroupedMatmulParameters(130, 96, 64, "bfloat16", "gkn"),
+    ],
+    ids=str,
+)
+def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: GroupedMatmulParameters) -> None:
+    """Every configuration for this GPU, over empty, short, long and lopsided groups, and rows without a group."""
+    major, minor = torch.cuda.get_device_capability()
+    target = Target("cuda", f"sm_{major}{minor}{'a' if major == 9 else ''}")
+    kernels = build(builder, parameters, SPEC.configurations(parameters, target), target)
+    groups = parameters.groups
+    generator = torch.Generator().manual_seed(1)
+    scattered = torch.randint(groups, (1021,), generator=generator).bincount(minlength=groups).tolist()
+    alone, uneven = [0] * groups, [37 * (g % 4) for g in range(groups)]
+    alone[groups // 2] = 513
+    for sizes, rest in ((scattered, 0), (alone, 0), (uneven, 300), ([0] * groups, 1), ([1] * groups, 17)):
+        check(kernels, parameters, sizes, rest, "cuda")

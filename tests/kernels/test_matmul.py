@@ -1,0 +1,203 @@
+"""The matrix product with epilogue: its kernels against PyTorch, and the choices its spec makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import tvm_ffi
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tkc.kernels import KernelRequest, Target
+from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.tiling import SHARED_MEMORY
+
+from tkc.builder import KernelBuilder
+
+SPEC = Matmul()
+CPU = Target("cpu")
+HOPPER = Target("cuda", "sm_90a")
+TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
+ROWS = (1, 17, 127, 128, 4097)
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[KernelBuilder]:
+    """One builder for the whole file."""
+    with KernelBuilder() as builder:
+        yield builder
+
+
+def request_for(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> KernelRequest:
+    """The request for one kernel of this family."""
+    return KernelRequest(SPEC.name, parameters, configuration, target)
+
+
+def inputs(parameters: MatmulParameters, m: int, device: str) -> list[torch.Tensor]:
+    """Random inputs, the weight scaled so that the products have the size of one."""
+    torch.manual_seed(m)
+    tensors = []
+    for tensor in SPEC.inputs(parameters):
+        shape = [m if dim == "m" else dim for dim in tensor.shape]
+        scale = parameters.k**-0.5 if tensor.name == "b" else 1.0
+        tensors.append((torch.randn(shape, device=device) * scale).to(getattr(torch, tensor.dtype)))
+    return tensors
+
+
+def check(
+    builder: KernelBuilder,
+    parameters: MatmulParameters,
+    configurations: tuple[MatmulConfiguration, ...],
+    target: Target,
+    rows: tuple[int, ...],
+) -> None:
+    """Each configuration's output is the reference's for each number of rows; one build serves them all."""
+    device = "cuda" if target.is_cuda else "cpu"
+    (out_type,) = SPEC.outputs(parameters)
+    libraries = builder.build(request_for(parameters, c, target) for c in configurations)
+    kernels = {r.configuration: tvm_ffi.load_module(str(lib.path))[r.symbol] for r, lib in libraries.items()}
+    for m in rows:
+        tensors = inputs(parameters, m, device)
+        (expected,) = SPEC.reference(parameters, *tensors)
+        for configuration, kernel in kernels.items():
+            out = torch.full_like(expected, float("nan"))
+            kernel(*tensors, out)
+            tolerance = TOLERANCE[out_type.dtype] * (1 + expected.float().abs().max().item())
+            error = (out.float() - expected.float()).abs().max().item()
+            assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:
+    """Sizes that no tile divides, and fewer rows than one tile."""
+    parameters = MatmulParameters(n=70, k=67, dtype=dtype, weight_layout=layout, bias=True, residual=True)
+    configurations = SPEC.configurations(parameters, CPU)
+    check(builder, parameters, configurations[: None if dtype == "float32" else 1], CPU, rows=(1, 3, 17, 64))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_cpu_activations_agree_with_pytorch(builder: KernelBuilder, activation: str) -> None:
+    """The activation comes after the bias and before the residual."""
+    parameters = MatmulParameters(n=5, k=9, dtype="float32", bias=True, activation=activation, residual=True)
+    check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(6,))
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(1, 20), st.sampled_from(["nk", "kn"]))
+def test_cpu_kernels_take_any_size(builder: KernelBuilder, n: int, k: int, m: int, layout: str) -> None:
+    """Sizes below one tile or one vector register included."""
+    parameters = MatmulParameters(n=n, k=k, dtype="float32", weight_layout=layout)
+    check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(m,))
+
+
+def test_relu_keeps_nan(builder: KernelBuilder) -> None:
+    """A NaN in the input stays one, as in PyTorch."""
+    parameters = MatmulParameters(n=4, k=4, dtype="float32", activation="relu")
+    request = request_for(parameters, SPEC.configurations(parameters, CPU)[0], CPU)
+    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    out = torch.zeros(1, 4)
+    kernel(torch.full((1, 4), float("nan")), torch.ones(4, 4), out)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
+def test_configurations_fit_the_architecture(arch: str) -> None:
+    """Each configuration's tiles fit into shared memory, and there are several to choose from, small ones included."""
+    target = Target("cuda", arch)
+    configurations = SPEC.configurations(MatmulParameters(4096, 4096, "bfloat16"), target)
+    assert max(c.shared_memory for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert len(set(configurations)) == len(configurations) >= 6
+    assert configurations[0].block_m >= 128 and min(c.block_m for c in configurations) == 16
+
+
+def test_operands_that_tma_cannot_load_get_no_wgmma() -> None:
+    """On Hopper, WGMMA is only for operands whose rows start at multiples of 16 bytes."""
+    assert all(c.block_m < 64 for c in SPEC.configurations(MatmulParameters(512, 1001, "bfloat16"), HOPPER))
+    odd_n = MatmulParameters(1001, 512, "bfloat16", weight_layout="kn")
+    assert all(c.block_m < 64 for c in SPEC.configurations(odd_n, HOPPER))
+    assert SPEC.configurations(MatmulParameters(1001, 512, "bfloat16"), HOPPER)[0].block_m == 128
+
+
+def test_support_and_benefit() -> None:
+    """Float32 on a GPU is refused, and the CPU and tiny products are left to the graph compiler, each with a reason."""
+    single, half = MatmulParameters(64, 64, "float32"), MatmulParameters(64, 64, "float16")
+    assert "TF32" in (SPEC.unsupported(single, HOPPER) or "")
+    assert SPEC.unsupported(single, CPU) is None and SPEC.unsupported(half, HOPPER) is None
+    assert SPEC.beneficial(single, CPU) is not None and SPEC.beneficial(half, HOPPER) is None
+    assert "n=4" in (SPEC.beneficial(MatmulParameters(4, 64, "float16"), HOPPER) or "")
+
+
+def test_work_counts_every_tensor() -> None:
+    """FLOPs and bytes of a small product, counted by hand."""
+    work = SPEC.work(MatmulParameters(8, 4, "bfloat16", bias=True, residual=True, out_dtype="float32"), {"m": 2})
+    assert work.flops == 2 * 2 * 8 * 4
+    assert work.bytes == 2 * (2 * 4 + 4 * 8 + 8) + 4 * (2 * 8 + 2 * 8)
+
+
+SOURCE = """
+import json, sys
+import tilelang
+from tvm.target import Target
+from tkc.kernels import KernelRequest
+from tkc.kernels.matmul.definition import define
+request = KernelRequest.from_json(json.load(sys.stdin))
+target = Target({"kind": "cuda", "arch": request.target.arch})
+with target:
+    function = define(request.parameters, request.configuration, request.target)
+    print(tilelang.lower(function, target=target).kernel_source)
+"""
+
+
+@pytest.mark.parametrize("epilogue", [{}, {"bias": True, "activation": "gelu", "residual": True}])
+def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
+    """The default for sm_90a has warps that only load, by TMA, and others that multiply by WGMMA."""
+    parameters = MatmulParameters(4096, 4096, "bfloat16", **epilogue)
+    request = request_for(parameters, SPEC.configurations(parameters, HOPPER)[0], HOPPER)
+    done = subprocess.run(
+        [sys.executable, "-c", SOURCE], input=json.dumps(request.to_json()), capture_output=True, text=True, check=True
+    )
+    for instruction in (
+        "tl::tma_load(a_desc",
+        "tl::tma_load(b_desc",
+        "64, 256, 16",
+        "warpgroup_reg_dealloc",
+        "tma_store",
+    ):
+        assert instruction in done.stdout, instruction
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
+def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
+    """The configuration with the most threads becomes machine code for the architecture."""
+    target = Target("cuda", arch)
+    parameters = MatmulParameters(256, 512, "float16", weight_layout="kn", bias=True)
+    widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
+    request = request_for(parameters, widest, target)
+    assert arch.encode() in builder.build([request])[request].path.read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        MatmulParameters(1024, 512, "bfloat16"),
+        MatmulParameters(1000, 520, "float16", "kn", bias=True, activation="gelu", residual=True),
+        MatmulParameters(264, 200, "bfloat16", "kn", activation="silu", out_dtype="float32"),
+        MatmulParameters(96, 1024, "float16", bias=True, activation="gelu_tanh"),
+        MatmulParameters(1001, 99, "bfloat16", activation="relu", residual=True),
+        MatmulParameters(7, 64, "float16", "kn", bias=True),
+    ],
+    ids=str,
+)
+def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: MatmulParameters) -> None:
+    """Every configuration for this GPU, every epilogue part, and sizes that no tile divides."""
+    major, minor = torch.cuda.get_device_capability()
+    target = Target("cuda", f"sm_{major}{minor}{'a' if major == 9 else ''}")
+    check(builder, parameters, SPEC.configurations(parameters, target), target, ROWS)

@@ -1,0 +1,164 @@
+"""The gate's kernels choose what the reference chooses, for every way of scoring, grouping and weighing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from built_kernel import build, build_for, gpu_requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tkc.builder import KernelBuilder
+from tkc.kernels import SPECS, Target
+from tkc.kernels.moe_gate.reference import moe_gate
+from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateParameters
+
+MIXTRAL = MoeGateParameters(8, 2, "softmax", normalize=True)
+QWEN3_MOE = MoeGateParameters(128, 8, "softmax", "bfloat16", normalize=True, weights_dtype="bfloat16")
+DEEPSEEK_V3 = MoeGateParameters(
+    256,
+    8,
+    "sigmoid",
+    bias=True,
+    num_groups=8,
+    top_groups=4,
+    excluded_rank="zero",
+    normalize=True,
+    epsilon=1e-20,
+    scale=2.5,
+)
+CASES = {
+    "mixtral": MIXTRAL,
+    "qwen3-moe": QWEN3_MOE,
+    "deepseek-v3": DEEPSEEK_V3,
+    "deepseek-v2": MoeGateParameters(160, 6, "softmax", "float16", num_groups=8, top_groups=3, scale=16.0),
+    "qwen2-moe": MoeGateParameters(60, 4, "softmax", indices_dtype="int32"),
+    "sqrt-softplus": MoeGateParameters(384, 6, "sqrt_softplus", bias=True, normalize=True, scale=1.5),
+    "epsilon": MoeGateParameters(64, 6, "softmax", normalize=True, epsilon=1e-2, weights_dtype="float16"),
+    "odd": MoeGateParameters(7, 7, "sigmoid"),
+    "wide": MoeGateParameters(512, 40, "sigmoid", "bfloat16", num_groups=16, top_groups=3),
+}
+SOME = [MIXTRAL, DEEPSEEK_V3, CASES["wide"]]
+CPU = Target.parse("cpu")
+
+
+def inputs_for(parameters: MoeGateParameters, tokens: int, seed: int = 0, device: str = "cpu") -> list[torch.Tensor]:
+    """Normally distributed logits, and a bias if there is one."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(tokens, parameters.num_experts, generator=generator)
+    bias = 0.1 * torch.randn(parameters.num_experts, generator=generator)
+    tensors = [logits.to(getattr(torch, parameters.logits_dtype)), bias] if parameters.bias else [logits]
+    return [tensors[0].to(getattr(torch, parameters.logits_dtype)).to(device), *(t.to(device) for t in tensors[1:])]
+
+
+def assert_agrees(
+    parameters: MoeGateParameters, inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...], exact: bool = False
+) -> None:
+    """The reference's experts and weights, but for a row in a thousand where scores differ by rounding alone."""
+    weights, indices = outputs
+    expected_weights, expected_indices = moe_gate(parameters, *inputs)
+    rows = (indices == expected_indices).all(-1)
+    allowed = 0 if exact or parameters.ranks_logits else len(rows) // 1000
+    assert (~rows).sum() <= allowed, f"rows {(~rows).nonzero().flatten().tolist()[:5]} choose other experts"
+    torch.testing.assert_close(weights[rows], expected_weights[rows], equal_nan=True)
+
+
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_agrees_with_the_reference(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
+    """One build serves every number of tokens."""
+    kernel = build_for(builder, "moe.topk_gate", parameters)
+    for tokens in (0, 1, 17, 300):
+        inputs = inputs_for(parameters, tokens)
+        assert_agrees(parameters, inputs, kernel(*inputs))
+
+
+@pytest.mark.parametrize("parameters", SOME, ids=("mixtral", "deepseek-v3", "wide"))
+@settings(max_examples=25, deadline=None)
+@given(tokens=st.integers(0, 40), levels=st.integers(1, 6), seed=st.integers(0, 2**16))
+def test_ties_go_to_the_smaller_index(
+    builder: KernelBuilder, parameters: MoeGateParameters, tokens: int, levels: int, seed: int
+) -> None:
+    """Logits of few levels tie, and equal ones have equal scores, so that nothing is left to rounding."""
+    logits = torch.randint(0, levels, (tokens, parameters.num_experts), generator=torch.Generator().manual_seed(seed))
+    inputs = [logits.to(getattr(torch, parameters.logits_dtype))]
+    if parameters.bias:
+        inputs.append(torch.zeros(parameters.num_experts))
+    assert_agrees(parameters, inputs, build_for(builder, "moe.topk_gate", parameters)(*inputs), exact=True)
+
+
+@pytest.mark.parametrize("parameters", SOME, ids=("mixtral", "deepseek-v3", "wide"))
+def test_infinities_and_nan_have_their_place(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
+    """NaN ranks first, minus infinity last, and other tokens are not touched by either."""
+    inputs = inputs_for(parameters, 4)
+    inputs[0][1, 3] = torch.nan
+    inputs[0][2] = -torch.inf
+    inputs[0][2, 1] = 1.0
+    outputs = build_for(builder, "moe.topk_gate", parameters)(*inputs)
+    assert outputs[1][1, 0] == 3 and outputs[0][1, 0].isnan()
+    assert outputs[1][2, 0] == 1 or parameters.bias
+    assert_agrees(parameters, inputs, outputs)
+
+
+@settings(max_examples=200)
+@given(
+    groups=st.integers(1, 40),
+    group_size=st.integers(2, 600),
+    lanes=st.sampled_from([8, 16, 32]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_a_layout_gives_each_expert_to_one_lane(groups: int, group_size: int, lanes: int, dtype: str) -> None:
+    """The lanes' experts, one lane after the other, are all experts in ascending order, and vectors are aligned."""
+    parameters = MoeGateParameters(groups * group_size, 1, "sigmoid", dtype, num_groups=groups)
+    layout = ExpertLayout.of(parameters, lanes)
+    if layout is None:
+        return
+    experts: list[int] = []
+    for lane in range(lanes):
+        group, start = lane // layout.lanes_per_group, lane % layout.lanes_per_group * layout.experts_per_lane
+        held = max(0, min(layout.experts_per_lane, layout.group_size - start)) if group < layout.groups else 0
+        assert (group * layout.group_size + start) % layout.vector == 0 and held % layout.vector == 0
+        experts.extend(range(group * layout.group_size + start, group * layout.group_size + start + held))
+    assert experts == list(range(parameters.num_experts))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        (MoeGateParameters(8, 9, "softmax"), "top_k is 9"),
+        (MoeGateParameters(8, 0, "softmax"), "top_k is 0"),
+        (MoeGateParameters(10, 2, "softmax", num_groups=4, top_groups=2), "equal groups"),
+        (MoeGateParameters(8, 2, "softmax", num_groups=4, top_groups=5), "top_groups is 5"),
+        (MoeGateParameters(8, 2, "softmax", num_groups=8, top_groups=2), "only one"),
+        (MoeGateParameters(16, 5, "softmax", num_groups=4, top_groups=1), "too few"),
+    ],
+)
+def test_senseless_choices_are_refused(parameters: MoeGateParameters, reason: str) -> None:
+    """On every target, and with a reason that names what is wrong."""
+    for target in (CPU, Target.parse("cuda:sm_90a")):
+        assert reason in (SPECS["moe.topk_gate"].unsupported(parameters, target) or "")
+
+
+def test_more_experts_than_registers_are_refused_on_cuda_alone() -> None:
+    """The CPU has no such limit."""
+    parameters = MoeGateParameters(4096, 8, "softmax")
+    assert "registers" in (SPECS["moe.topk_gate"].unsupported(parameters, Target.parse("cuda:sm_90a")) or "")
+    assert SPECS["moe.topk_gate"].unsupported(parameters, CPU) is None
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize(("arch", "case"), [("sm_80", "deepseek-v2"), ("sm_90a", "deepseek-v3")])
+def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:
+    """With no GPU needed."""
+    assert build_for(builder, "moe.topk_gate", CASES[case], f"cuda:{arch}").function is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_agrees_on_the_gpu_in_every_configuration(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
+    """Random logits, and logits of few levels, which tie."""
+    for kernel in build(builder, gpu_requests("moe.topk_gate", parameters)):
+        for tokens in (0, 1, 17, 4097, 65536):
+            inputs = inputs_for(parameters, tokens, device="cuda")
+            assert_agrees(parameters, inputs, kernel(*inputs))
+            levels = [inputs[0].round(), *(torch.zeros_like(t) for t in inputs[1:])]
+            assert_agrees(parameters, levels, kernel(*levels), exact=True)

@@ -1,0 +1,83 @@
+"""The expert layers of real models, as the frontend imports them, are kernels from the router to the last product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from reference_execution import substituted
+from torch.export import Dim
+
+from tkc.frontend.torch import import_torch
+from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.substitute_kernels import SubstitutionReport
+
+transformers = pytest.importorskip("transformers")
+
+COMMON = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_experts_per_tok": 2,
+}
+
+MODELS: dict[str, tuple[dict[str, Any], MoeGateParameters]] = {
+    "Mixtral": ({"num_local_experts": 4}, MoeGateParameters(4, 2, "softmax", normalize=True)),
+    "Qwen3Moe": (
+        {"num_experts": 8, "moe_intermediate_size": 16, "norm_topk_prob": True, "head_dim": 8},
+        MoeGateParameters(8, 2, "softmax", normalize=True),
+    ),
+    "DeepseekV3": (
+        {
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 16,
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 0,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+        MoeGateParameters(
+            8, 2, "sigmoid", bias=True, num_groups=4, top_groups=2, normalize=True, epsilon=1e-20, scale=2.5
+        ),
+    ),
+}
+
+
+def report_of(name: str, options: dict[str, Any]) -> SubstitutionReport:
+    """What is substituted in a model with symbolic batch and sequence."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**COMMON, **options)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    axes = {0: Dim("batch", min=1, max=64), 1: Dim("sequence", min=2, max=64)}
+    imported = import_torch(
+        model,
+        (),
+        {"input_ids": torch.randint(0, 32, (2, 9)), "use_cache": False},
+        dynamic_shapes={"input_ids": axes, "use_cache": None},
+    )
+    return substituted(Canonicalize()(imported.module))[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_expert_layers(name: str) -> None:
+    """Each of the two layers has its gate, its permutation, its two grouped products and its SwiGLU."""
+    options, gate = MODELS[name]
+    report = report_of(name, options)
+    counts = Counter[str]()
+    for call in report.substitutions:
+        counts[call.kernel] += call.count
+    expected = {"moe.topk_gate": 2, "moe.permute": 2, "matmul.grouped": 4}
+    assert {kernel: counts[kernel] for kernel in expected} == expected
+    # DeepSeek-V3's shared expert has a SwiGLU of its own.
+    assert counts["swiglu"] == (4 if name == "DeepseekV3" else 2)
+    assert {call.parameters for call in report.substitutions if call.kernel == "moe.topk_gate"} == {gate}

@@ -1,0 +1,284 @@
+"""The engine behind the rules: what is replaced, in which order, where the calls stand, and what the report says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from reference_execution import CPU, checked_substitutions, evaluated, imported, substituted
+from torch import Tensor
+from torch.nn import functional as F
+from tvm import relax, tirx
+from tvm.ir import IRModule
+from tvm.relax import op
+from tvm.relax.dpl import is_op, wildcard
+
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.graph import shape
+from tkc.passes.kernel_call import kernel_prim_func, kernel_request
+from tkc.passes.layout import restored
+from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
+from tkc.passes.swiglu import SWIGLU
+
+CHANNELS = 8
+
+
+def built(write: Callable[[relax.BlockBuilder, relax.Var], relax.Expr | Sequence[relax.Expr]]) -> IRModule:
+    """A module whose ``main`` is one dataflow block that ``write`` fills, over ``x [tokens, CHANNELS]``."""
+    tokens = tirx.Var("tokens", "int64")
+    x = relax.Var("x", relax.TensorStructInfo((tokens, CHANNELS), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(write(builder, x))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def rule_for(name: str, check: Callable[[Match], KernelCall | Refusal | None]) -> Rule:
+    """A rule for one-operand operators, whose operand is the part ``x``."""
+    x = wildcard()
+    return Rule("test", "swiglu", is_op(name)(x), {"x": x}, check)
+
+
+def swiglu_of(match: Match, *inputs: relax.Expr, **replaces: relax.Var) -> KernelCall:
+    """A call of the plain kernel that replaces the match and whatever else is named."""
+    variables = (match.var, *replaces.values())
+    return KernelCall(SwiGLUParameters(CHANNELS, "float32"), inputs, {var: restored(0, var) for var in variables})
+
+
+def gated(x: Tensor) -> Tensor:
+    """SwiGLU of two halves."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def two_layers(x: Tensor) -> Tensor:
+    """Two equal SwiGLUs, one after the other, and one of another width."""
+    x = torch.cat([gated(x), gated(x)], -1)
+    x = torch.cat([gated(x), gated(x)], -1)
+    return gated(gated(x))
+
+
+def test_equal_calls_share_one_function() -> None:
+    """Calls are counted, and requests come once each."""
+    module, report = substituted(imported(two_layers, torch.randn(3, 16)), (SWIGLU,))
+    counts = {call.parameters.channels: call.count for call in report.substitutions}
+    assert counts[4] == 1
+    requests = {request.parameters.channels: count for _, request, count in kernel_requests(module)}
+    assert requests == counts
+    assert len(kernel_requests(module)) == 2
+
+
+def test_none_changes_nothing() -> None:
+    """Without kernels the module is the same, and nothing is reported."""
+    module, report = imported(gated, torch.randn(3, 16)), SubstitutionReport()
+    result = SubstituteKernels(CPU, "none", report, (SWIGLU,))(module)
+    assert result.script() == module.script()
+    assert report == SubstitutionReport()
+
+
+class _Hesitant(type(SPECS["swiglu"])):
+    def beneficial(self, parameters: SwiGLUParameters, target: Target) -> str | None:
+        return f"{parameters.channels} channels are too few"
+
+
+@pytest.mark.parametrize(("kernels", "count"), [("auto", 0), ("all", 1)])
+def test_auto_asks_whether_a_kernel_pays(kernels: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not pay is used only where all are asked for; the report has the spec's reason."""
+    monkeypatch.setitem(SPECS, "swiglu", _Hesitant())
+    report = SubstitutionReport()
+    SubstituteKernels(CPU, kernels, report, (SWIGLU,))(imported(gated, torch.randn(3, 16)))
+    assert len(report.substitutions) == count
+    assert [refused.reason for refused in report.refusals] == ["8 channels are too few"] * (1 - count)
+
+
+def test_configurations_can_be_chosen() -> None:
+    """A tuner's choice takes the place of the default."""
+    wanted = replace(SPECS["swiglu"].configurations(SwiGLUParameters(8, "float32"), CPU)[0], threads=7)
+    module = imported(gated, torch.randn(3, 16))
+    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: wanted)(module)
+    ((_, request, _),) = kernel_requests(module)
+    assert request.configuration == wanted
+
+
+def test_a_call_is_placed_after_all_that_it_reads() -> None:
+    """Bindings that the call needs move before it when it also replaces something earlier."""
+
+    def write(b: relax.BlockBuilder, x: relax.Var) -> Sequence[relax.Expr]:
+        early = b.emit(op.exp(x), "early")
+        between = b.emit(op.negative(early), "between")
+        late = b.emit(op.abs(x), "late")
+        return [between, b.emit(op.tanh(late), "root")]
+
+    def check(match: Match) -> KernelCall:
+        (early,) = (var for var in match.graph.var2val if var.name_hint == "early")
+        return swiglu_of(match, match["x"], match["x"], early=early)
+
+    module, report = substituted(built(write), (rule_for("relax.tanh", check),))
+    assert report.substitutions[0].variables == ("root",)
+    x = torch.randn(3, CHANNELS)
+    negative, root = evaluated(module, x)
+    torch.testing.assert_close(negative, -root)
+    torch.testing.assert_close(root, F.silu(x.abs()) * x.abs())
+
+
+def test_a_call_that_would_read_its_own_result_is_refused() -> None:
+    """No order of bindings could compute it."""
+
+    def write(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        early = b.emit(op.exp(x), "early")
+        return b.emit(op.tanh(b.emit(op.negative(early))), "root")
+
+    def check(match: Match) -> KernelCall:
+        (early,) = (var for var in match.graph.var2val if var.name_hint == "early")
+        return swiglu_of(match, match["x"], match["x"], early=early)
+
+    _, report = substituted(built(write), (rule_for("relax.tanh", check),))
+    assert report.substitutions == []
+    assert "needed to compute its inputs" in report.refusals[0].reason
+
+
+@pytest.mark.parametrize(
+    ("operand", "words"),
+    [
+        (lambda x: op.astype(x, "float16"), "'up' must be float32"),
+        (lambda x: op.permute_dims(x), "'up' must be float32 [tokens, 8]"),
+        (lambda x: op.concat([x, x], 0), "with tokens = "),
+        (lambda x: op.expand_dims(x, 0), "'up' must be"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(operand: Callable[[relax.Expr], relax.Expr], words: str) -> None:
+    """A dtype, rank or size that the kernel does not take never reaches it."""
+
+    def check(match: Match) -> KernelCall:
+        return swiglu_of(match, match["x"], operand(match["x"]))
+
+    module = built(lambda b, x: b.emit(op.tanh(x)))
+    _, report = substituted(module, (rule_for("relax.tanh", check),))
+    assert report.substitutions == []
+    assert words in report.refusals[0].reason
+
+
+def test_the_larger_match_wins_and_what_only_it_read_is_gone() -> None:
+    """The inner of two nested matches is not replaced too, unless something else reads it."""
+
+    def check(match: Match) -> KernelCall:
+        source = match.graph.through(match.var, "relax.tanh")
+        return swiglu_of(match, source, source)
+
+    def nested(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        return b.emit(op.tanh(b.emit(op.tanh(x))), "outer")
+
+    def shared(b: relax.BlockBuilder, x: relax.Var) -> Sequence[relax.Expr]:
+        inner = b.emit(op.tanh(x), "inner")
+        return [inner, b.emit(op.tanh(inner), "outer")]
+
+    rules = (rule_for("relax.tanh", check),)
+    variables = [substituted(built(write), rules)[1].substitutions[0].variables for write in (nested, shared)]
+    assert variables == [("outer",), ("inner", "outer")]
+
+
+def test_new_sizes_stay_defined() -> None:
+    """A match_cast that introduces a size is kept, and what uses the size comes after it."""
+
+    def write(b: relax.BlockBuilder, x: relax.Var) -> Sequence[relax.Expr]:
+        length = tirx.Var("length", "int64")
+        early = b.emit(op.exp(x), "early")
+        named = b.match_cast(b.emit(op.tanh(x)), relax.TensorStructInfo((length, CHANNELS), "float32"))
+        return [b.emit(op.negative(early)), b.emit(op.sigmoid(named), "root")]
+
+    def check(match: Match) -> KernelCall:
+        operand = match["x"]
+        return swiglu_of(match, operand, operand)
+
+    x = torch.randn(3, CHANNELS)
+    module, report = substituted(built(write), (rule_for("relax.sigmoid", check),))
+    assert report.substitutions[0].count == 1
+    torch.testing.assert_close(evaluated(module, x)[1], F.silu(x.tanh()) * x.tanh())
+
+
+def test_a_request_survives_the_module() -> None:
+    """What the function says of its kernel is the request it was made for, workspaces included."""
+    target = Target.parse("cuda:sm_90a")
+    parameters = MoePermuteParameters(8)
+    configuration = SPECS["moe.permute"].configurations(parameters, target)[0]
+    request = KernelRequest("moe.permute", parameters, configuration, target)
+    function = kernel_prim_func(request)
+    assert kernel_request(function) == request
+    names = [function.buffer_map[parameter].name for parameter in function.params]
+    assert names == ["experts", "sorted", "order", "inverse", "offsets", "counts"]
+
+
+def test_workspaces_are_allocated_and_dropped() -> None:
+    """They come after the outputs in the call, and nothing reads them."""
+    x = torch.randn(5, 8)
+    module = imported(lambda x: torch.argsort(torch.topk(x, 2)[1].reshape(-1), stable=True), x)
+    rewritten, _ = substituted(module, target=Target.parse("cuda:sm_90a"))
+    (call,) = (v for v in relax.analysis.get_var2val(rewritten["main"]).values() if "call_tir" in str(v))
+    assert len(call.struct_info.fields) == 5
+    assert str(call.struct_info.fields[4].dtype) == "int32"
+
+
+def test_later_passes_leave_kernels_alone() -> None:
+    """Legalization, fusion and clean-up keep each kernel's function and call."""
+
+    def model(x: Tensor) -> Tensor:
+        return torch.relu(gated(torch.exp(x)) + 1) * 2
+
+    x = torch.rand(3, 16)
+    module = imported(model, x)
+    assert len(checked_substitutions(module, x, rules=(SWIGLU,))) == 1
+    rewritten, _ = substituted(module, (SWIGLU,))
+    before = kernel_requests(rewritten)
+    for step in (
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+    ):
+        rewritten = step(rewritten)
+    assert [(request, count) for _, request, count in kernel_requests(rewritten)] == [(r, n) for _, r, n in before]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_kernels_see_the_tensors_dtype(dtype: torch.dtype) -> None:
+    """Also where the target computes in float32 for want of the dtype."""
+    x = torch.randn(3, 16).to(dtype)
+    (call,) = checked_substitutions(imported(gated, x), x, rules=(SWIGLU,), rtol=0.02)
+    assert call.parameters.dtype == str(dtype).removeprefix("torch.")
+
+
+SIMPLER: dict[str, tuple[Callable[[relax.Expr], relax.Expr], list[str]]] = {
+    "cast to the same": (lambda x: op.astype(x, "float32"), []),
+    "widened and back": (lambda x: op.astype(op.astype(x, "float64"), "float32"), []),
+    "narrowed and back": (lambda x: op.astype(op.astype(x, "float16"), "float32"), ["astype", "astype"]),
+    "two casts": (lambda x: op.astype(op.astype(x, "float64"), "float16"), ["astype"]),
+    "reshape to the same": (lambda x: op.reshape(x, shape(x)), []),
+    "two reshapes": (lambda x: op.reshape(op.reshape(x, (CHANNELS * shape(x)[0],)), (shape(x)[0], 2, 4)), ["reshape"]),
+    "there and back": (lambda x: op.reshape(op.reshape(x, (shape(x)[0], 2, 4)), shape(x)), []),
+    "transposed twice": (lambda x: op.permute_dims(op.permute_dims(x, [1, 0])), []),
+    "permuted twice": (
+        lambda x: op.permute_dims(op.permute_dims(op.expand_dims(x, 0), [1, 2, 0]), [1, 2, 0]),
+        ["expand_dims", "permute_dims"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("write", "operators"), SIMPLER.values(), ids=SIMPLER)
+def test_canonical_forms(write: Callable[[relax.Expr], relax.Expr], operators: list[str]) -> None:
+    """Only what changes something stays, and the result is the same."""
+    module = built(lambda b, x: b.emit(op.negative(write(x))))
+    simple = Canonicalize()(module)
+    values = relax.analysis.get_var2val(simple["main"]).values()
+    found = [value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)]
+    assert found == [*operators, "negative"]
+    x = torch.randn(3, CHANNELS)
+    assert torch.equal(evaluated(simple, x)[0], evaluated(module, x)[0])
