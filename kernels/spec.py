@@ -54,7 +54,7 @@ class Work:
     bytes: float
 
 
-class KernelSpec(Generic[ParametersT, ConfigurationT]):  # TEMPORARY: back to ABC once every family is whole
+class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     """One kernel family. Subclasses hold no state; ``parameters`` always carries the particular kernel."""
 
     name: ClassVar[str]

@@ -36,7 +36,7 @@ def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
     vector, lane = sch.split(loops[-1], [None, lanes])
     thread = _bind_threads(sch, sch.fuse(*loops[:-1], vector))
     # Whole vectors are only copied; CUDA has no arithmetic on most of them.
-    copies = [sch.cache_read(block, index, "local") for index in _contiguous_reads(sch.get(block))]
+    copies = [sch.cache_read(block, index, "local", [block]) for index in _contiguous_reads(sch.get(block))]
     for copy in copies:
         sch.compute_at(copy, thread)
     copies.append(sch.cache_write(block, 0, "local"))

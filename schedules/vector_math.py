@@ -16,7 +16,8 @@ def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with ``exp``, ``erf``, ``tanh`` and ``sigmoid`` of 32-bit and narrower floats as polynomials.
 
     The error is at most 6e-7 of the exact value for each of them, in float32, where that is a normal number.
-    Infinities and NaNs give what the C library gives.
+    Infinities and NaNs give what the C library gives. What is stored as bfloat16 stays as it is: TVM rounds to it by
+    an expression that repeats the value, and cannot vectorize one that binds variables twice.
     """
     expansions = {Op.get(f"tirx.{name}"): expand for name, expand in _EXPANSIONS.items()}
 
@@ -26,7 +27,13 @@ def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return None
         return expansion(call.args[0].astype("float32")).astype(call.dtype)
 
-    return func.with_body(ir_transform(func.body, None, expand_call, ["tirx.Call"]))
+    def expand_store(store: tirx.BufferStore) -> tirx.BufferStore | None:
+        if store.buffer.dtype == "bfloat16":
+            return None
+        evaluated = ir_transform(tirx.Evaluate(store.value), None, expand_call, ["tirx.Call"])
+        return tirx.BufferStore(store.buffer, evaluated.value, store.indices)
+
+    return func.with_body(ir_transform(func.body, None, expand_store, ["tirx.BufferStore"]))
 
 
 def _let(value: tirx.PrimExpr, body: Callable[[tirx.Var], tirx.PrimExpr]) -> tirx.PrimExpr:

@@ -178,6 +178,8 @@ class _InputCheck:
                 f"input '{name}' has shape {list(tensor.shape)}, expected {len(self.dims)} axes: {_shape(self.spec)}"
             )
         for axis, (size, (dim, bounds)) in enumerate(zip(tensor.shape, self.dims, strict=True)):
+            if isinstance(dim, str) and not dim.isidentifier():
+                continue  # a formula over other sizes, which the compiled code checks
             if isinstance(dim, int):
                 if size != dim:
                     raise InputError(f"axis {axis} of input '{name}' is {size}, expected {dim}: {_shape(self.spec)}")

@@ -14,8 +14,10 @@ from tvm.relax import transform
 
 from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.rules import RULES
 from tkc.passes.substitute_kernels import Choice, SubstituteKernels, SubstitutionReport
+from tkc.passes.widen_products import WidenProducts
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
@@ -46,6 +48,8 @@ def generation_stages(
 ) -> list[PassStage]:
     """From what substitution left to scheduled TensorIR functions."""
     return [
+        # What TVM would compute in too low a precision is spelled out.
+        PassStage("lower operators", (LowerAttention(), WidenProducts())),
         # Operators become TensorIR functions, neighbours one function each.
         PassStage(
             "fuse",

@@ -14,7 +14,7 @@ from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
-_COMBINE_THREADS = 128
+_MOST_COMBINE_THREADS = 128
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
@@ -31,6 +31,10 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     head_tiles = T.ceildiv(group, block_rows)
     masked = p.mask is not None
     full_col = T.GemmWarpPolicy.FullCol
+    # The threads share the value columns evenly, or there are fewer columns than threads.
+    columns, combine_threads = p.value_head_size, _MOST_COMBINE_THREADS
+    while columns > combine_threads and columns % combine_threads:
+        combine_threads //= 2
 
     @T.prim_func
     def attention_decode(
@@ -110,7 +114,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                     partial_max[batch, first_head + i, split] = maximum[i]
                     partial_sum[batch, first_head + i, split] = total[i]
 
-        with T.Kernel(p.num_heads, q.shape[0], threads=_COMBINE_THREADS) as (head, batch):
+        with T.Kernel(p.num_heads, q.shape[0], threads=combine_threads) as (head, batch):
             acc = T.alloc_fragment([p.value_head_size], "float32")
             overall = T.alloc_var("float32", -T.infinity("float32"))
             total = T.alloc_var("float32", 0.0)

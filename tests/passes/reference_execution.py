@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Callable, Collection, Sequence
 
+import ml_dtypes
+import numpy as np
 import torch
 import tvm
 import tvm_ffi
@@ -93,49 +93,24 @@ def refusal_reasons(module: IRModule, rules: Sequence[Rule] = RULES) -> list[str
 def _reference(request: KernelRequest) -> Callable[..., None]:
     inputs = len(request.spec.inputs(request.parameters))
 
-    def call(*handles: ctypes.c_void_p) -> None:
-        tensors = [_view(handle) for handle in handles]
-        results = request.spec.reference(request.parameters, *tensors[:inputs])
+    def call(*tensors: tvm.runtime.Tensor) -> None:
+        # Kernels read strides, and here they must be those of compact tensors.
+        assert all(t.strides == torch.empty(t.shape, device="meta").stride() for t in tensors)
+        results = request.spec.reference(request.parameters, *map(_to_torch, tensors[:inputs]))
         for out, result in zip(tensors[inputs:], results, strict=False):
-            assert (out.shape, out.dtype) == (result.shape, result.dtype)
-            out.copy_(result)
+            assert (tuple(out.shape), f"torch.{out.dtype}") == (tuple(result.shape), str(result.dtype))
+            out.copyfrom(_to_numpy(result))
 
     return call
 
 
-class _DLTensor(ctypes.Structure):
-    """DLPack's tensor, as a kernel is handed it."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+def _to_torch(tensor: tvm.runtime.Tensor) -> torch.Tensor:
+    """A copy, because a kernel's arguments do not own their memory; by its bits, because NumPy lacks dtypes."""
+    array, dtype = tensor.numpy(), getattr(torch, str(tensor.dtype))
+    return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype).reshape(array.shape)
 
 
-def _view(handle: ctypes.c_void_p) -> torch.Tensor:
-    """The memory that a kernel would work on; kernels need strides, and here they must be those of a compact tensor."""
-    tensor = _DLTensor.from_address(handle.value)
-    shape, dtype = tensor.shape[: tensor.ndim], _DTYPES[tensor.code, tensor.bits]
-    size = math.prod(shape)
-    assert bool(tensor.strides) and tensor.strides[: tensor.ndim] == list(torch.empty(shape, device="meta").stride())
-    memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(tensor.data + tensor.byte_offset)
-    return torch.frombuffer(memory, dtype=dtype, count=size).reshape(shape)
-
-
-_DTYPES = {
-    (0, 32): torch.int32,
-    (0, 64): torch.int64,
-    (2, 16): torch.float16,
-    (2, 32): torch.float32,
-    (4, 16): torch.bfloat16,
-    (6, 8): torch.bool,
-    (10, 8): torch.float8_e4m3fn,
-    (12, 8): torch.float8_e5m2,
-}
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    name = str(tensor.dtype).removeprefix("torch.")
+    bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return bits.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)

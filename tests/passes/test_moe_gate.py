@@ -136,6 +136,23 @@ def test_casts_in_between() -> None:
     )
 
 
+def test_everything_in_16_bits() -> None:
+    """What PyTorch sums in float32 inside, and rounds again, is one router all the same."""
+    x = logits(4, EXPERTS, dtype=torch.float16)
+    (call,) = checked_substitutions(imported(scale_first, x), x, rules=RULES, rtol=2e-3)
+    assert call.parameters == MoeGateParameters(
+        EXPERTS,
+        4,
+        "sigmoid",
+        logits_dtype="float16",
+        normalize=True,
+        epsilon=call.parameters.epsilon,
+        scale=1.5,
+        weights_dtype="float16",
+    )
+    assert call.parameters.epsilon == pytest.approx(1e-6, rel=0.02)  # as float16 has it
+
+
 def grouped(scores: Tensor, ranks: Tensor, excluded: str) -> Tensor:
     """The ranks of DeepSeek-V3's gate, limited to two of four groups by ``excluded``."""
     group_ranks = ranks.view(-1, 4, EXPERTS // 4).topk(2, dim=-1)[0].sum(-1)

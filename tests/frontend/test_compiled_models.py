@@ -1,0 +1,50 @@
+"""Whole models through the whole compiler: every architecture, with kernels, at several sizes, against PyTorch."""
+
+from __future__ import annotations
+
+import models
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import tkc
+
+SIZES = ((2, 9), (3, 17), (1, 33))
+KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "swiglu", "attention.prefill"}
+
+
+@pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
+def test_agrees_with_pytorch(case: models.Case) -> None:
+    """Float32 on the CPU, to 1e-4 of each output's scale, with every kernel that the rules can place."""
+    model = case.model()
+    executable = tkc.compile(model, (), case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic_shapes, kernels="all")
+    for size in SIZES:
+        inputs = case.inputs(*size)
+        with torch.no_grad():
+            expected = [leaf for leaf in pytree.tree_leaves(model(**inputs)) if isinstance(leaf, torch.Tensor)]
+        found = [leaf for leaf in pytree.tree_leaves(executable(**inputs)) if isinstance(leaf, torch.Tensor)]
+        assert len(found) == len(expected)
+        for result, reference in zip(found, expected, strict=True):
+            assert result.shape == reference.shape
+            assert (result - reference).abs().max() <= 1e-4 * reference.abs().max()
+    used = {use.kernel for use in executable.report.uses}
+    assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill"})
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("kernels", ["auto", "none"])
+def test_a_mixture_of_experts_compiles_for_a_gpu_that_is_not_here(kernels: str) -> None:
+    """bfloat16 for sm_90a: machine code for every kernel, and nothing left to one thread where kernels replace it."""
+    case = next(case for case in models.MOE_CASES if "qwen" in case.name.lower())
+    model = case.model(torch.bfloat16, hidden_size=64, head_dim=32, moe_intermediate_size=32)
+    executable = tkc.compile(
+        model,
+        (),
+        case.inputs(*SIZES[0]),
+        dynamic_shapes=case.dynamic_shapes,
+        target="cuda:sm_90a",
+        kernels=kernels,
+    )
+    used = {use.kernel for use in executable.report.uses}
+    assert used >= KERNELS if kernels == "auto" else not used
+    assert all(row.scheduled_by for row in executable.report.scheduled)

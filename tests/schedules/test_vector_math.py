@@ -1,0 +1,70 @@
+"""Polynomials in place of the C library's functions: errors, special values, and that vectors stay vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import tvm
+from graphs import CPU
+from tvm import s_tir, te, tirx
+
+from tkc.schedules.target import tvm_target
+from tkc.schedules.vector_math import vectorize_math
+
+LIMIT = 6e-7
+SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.7, 88.73, -87.4, -103.0, -104.5, float("inf"), float("-inf"), float("nan")]
+
+
+def build(name: str, length: int, dtype: str = "float32") -> tvm.runtime.Module:
+    """The function ``name`` of ``length`` numbers, eight lanes at a time."""
+    x = te.placeholder((length,), dtype, name="x")
+    y = te.compute((length,), lambda i: getattr(tirx, name)(x[i]), name="y")
+    sch = s_tir.Schedule(te.create_prim_func([x, y]).with_attr("global_symbol", "main"))
+    _, lane = sch.split(sch.get_loops("y")[0], [None, 8])
+    sch.vectorize(lane)
+    module = tvm.IRModule({"main": vectorize_math(sch.mod["main"])})
+    return tvm.compile(module, target=tvm_target(CPU))
+
+
+def evaluate(name: str, values: torch.Tensor) -> torch.Tensor:
+    """``name`` of ``values`` by generated code."""
+    dtype = str(values.dtype).removeprefix("torch.")
+    found = tvm.runtime.empty(tuple(values.shape), dtype)
+    inputs = tvm.runtime.empty(tuple(values.shape), dtype)
+    torch.from_dlpack(inputs).copy_(values)
+    build(name, len(values), dtype)["main"](inputs, found)
+    return torch.from_dlpack(found)
+
+
+@pytest.mark.parametrize("name", ["exp", "erf", "tanh", "sigmoid"])
+def test_error_is_within_the_stated_limit(name: str) -> None:
+    """Relative to the exact value, over the whole range in which the result is a normal number."""
+    values = torch.cat([torch.linspace(-86.0, 88.0, 4096), torch.linspace(-4.0, 4.0, 4096)])
+    exact = getattr(torch, name)(values.double())
+    relative = (evaluate(name, values).double() - exact).abs() / exact.abs()
+    assert relative.max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["exp", "erf", "tanh", "sigmoid"])
+def test_special_values(name: str) -> None:
+    """Zeros, infinities, NaN, and both ends of the exponential's range."""
+    values = torch.tensor([*SPECIAL, *[1.0] * (16 - len(SPECIAL))])
+    found, expected = evaluate(name, values), getattr(torch, name)(values.double()).float()
+    assert torch.equal(found.isnan(), expected.isnan())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-38, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_floats(dtype: torch.dtype) -> None:
+    """Computed in float32 and rounded once."""
+    values = torch.linspace(-6, 6, 64).to(dtype)
+    expected = torch.erf(values.double()).to(dtype)
+    torch.testing.assert_close(evaluate("erf", values), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_lanes_are_not_taken_apart() -> None:
+    """The generated code calls no function for each lane."""
+    source = build("exp", 1024).mod.inspect_source("ll")
+    assert "@llvm.exp" not in source
+    assert "@expf" not in source
+    assert "<8 x float>" in source
