@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import math
 
+from tvm import arith, s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target, codegen
+
 from tkc.schedules.blocks import (
     child_blocks,
     inline_injective,
@@ -21,10 +26,6 @@ from tkc.schedules.blocks import (
 )
 from tkc.schedules.cpu_matmul import is_matmul, schedule_matmul
 from tkc.schedules.pad_reduction import pad_reductions
-from tvm import arith, s_tir, tirx
-from tvm.s_tir.dlight.analysis import normalize_prim_func
-from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target, codegen
 
 # Waking the other cores costs microseconds; below this many elements one core is done sooner.
 _SERIAL_ELEMENTS = 4096

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tkc.schedules.blocks import attempt, divides_by_sizes, is_injective, partition_tail, reads_along, static
 from tvm import DataType, s_tir, tirx
 from tvm.s_tir.dlight.gpu.matmul import get_index_map
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target, codegen
+
+from tkc.schedules.blocks import attempt, divides_by_sizes, is_injective, partition_tail, reads_along, static
 
 _LOW_PRECISION = ("float16", "bfloat16")
 _UNROLL_REDUCTION = 4

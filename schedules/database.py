@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import tvm
-from tkc.kernels.target import Target
 from tvm import s_tir, tirx
 from tvm.s_tir.meta_schedule.database import Database, JSONDatabase
+
+from tkc.kernels.target import Target
 
 _WORKLOADS = "database_workload.json"
 _RECORDS = "database_tuning_record.json"
@@ -19,11 +20,17 @@ def target_folder(root: Path | str, target: Target) -> Path:
 
 
 def open_database(root: Path | str, target: Target) -> Database | None:
-    """The records for ``target`` in the database folder ``root``; ``None`` if there are none."""
+    """The records for ``target`` in the database folder ``root``; ``None`` if there are none.
+
+    Raises :class:`ValueError` for files that are no database.
+    """
     folder = target_folder(root, target)
     if not (folder / _WORKLOADS).is_file() or not (folder / _RECORDS).is_file():
         return None
-    return JSONDatabase(str(folder / _WORKLOADS), str(folder / _RECORDS))
+    try:
+        return JSONDatabase(str(folder / _WORKLOADS), str(folder / _RECORDS))
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"the tuning database in {folder} cannot be read; delete it, or tune again") from error
 
 
 def as_workload(func: tirx.PrimFunc) -> tvm.IRModule:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tkc.schedules.blocks import launches_threads, nodes, top_level_statements
 from tvm import tirx
 from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.blocks import launches_threads, nodes, top_level_statements
 
 _HOST_CALLS = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
 from tvm import DataType, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
+
+from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
 
 _THREADS = 256
 _VECTOR_BYTES = 16

@@ -60,6 +60,8 @@ def _sums_strided(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     iterators = sch.get(block).iter_vars
     reducing = [i for i, iterator in enumerate(iterators) if iterator.iter_type == tirx.IterVar.CommReduce]
     spatial = [i for i in range(len(iterators)) if i not in reducing]
-    return bool(spatial) and reads_along(sch.get(block), spatial[-1]) and not any(
-        reads_along(sch.get(block), i) for i in reducing
+    return (
+        bool(spatial)
+        and reads_along(sch.get(block), spatial[-1])
+        and not any(reads_along(sch.get(block), i) for i in reducing)
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tkc.schedules.blocks import is_reduction, reads_along, static
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.blocks import is_reduction, reads_along, static
 
 _NEUTRAL: dict[type, Callable[[str], tirx.PrimExpr]] = {
     tirx.Add: lambda dtype: tirx.const(0, dtype),

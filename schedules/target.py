@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 import tvm
-from tkc.kernels.target import Target
 from tvm.target import codegen
+
+from tkc.kernels.target import Target
 
 # CUDA Programming Guide, "Technical Specifications per Compute Capability": the same for every architecture supported.
 # Shared memory is what a kernel gets without asking the driver for more, which TVM's launcher does not do.

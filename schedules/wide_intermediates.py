@@ -6,9 +6,10 @@ host's code and the kernels'. Sums and comparisons only gain precision.
 
 from __future__ import annotations
 
-from tkc.schedules.blocks import nodes
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.blocks import nodes
 
 
 def widen_intermediates(func: tirx.PrimFunc) -> tirx.PrimFunc:

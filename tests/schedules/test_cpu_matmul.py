@@ -26,9 +26,7 @@ def linear(rows: tuple[Dimension, ...], depth: int, columns: int, dtype: str, la
     weight = (columns, depth) if layout == "nk" else (depth, columns)
     residual = (*rows, columns)
 
-    def body(
-        b: relax.BlockBuilder, x: relax.Var, w: relax.Var, bias: relax.Var, residual: relax.Var
-    ) -> relax.Expr:
+    def body(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, bias: relax.Var, residual: relax.Var) -> relax.Expr:
         product = b.emit(op.matmul(x, b.emit(op.permute_dims(w)) if layout == "nk" else w))
         result = b.emit(op.add(product, bias))
         if epilogue in ("gelu", "gelu+residual"):

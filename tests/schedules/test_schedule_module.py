@@ -8,19 +8,21 @@ import pytest
 import torch
 import tvm
 from graphs import CPU, error, fused, graph, on_cpu, random, size
-from tvm import relax, tirx
+from tvm import te, tirx
 from tvm.relax import op
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 
 from tkc.kernels.target import Target
+from tkc.schedules.blocks import child_blocks
 from tkc.schedules.database import as_workload, open_database, target_folder
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
 
-def softmax() -> tvm.IRModule:
-    """One function that a rule schedules."""
-    return fused(graph([((size("s"), 32), "float32")], lambda b, x: op.nn.softmax(x, -1)), CPU)
+def addition(columns: int) -> tvm.IRModule:
+    """One function, of ``x + y`` with that many columns."""
+    return fused(graph([((64, columns), "float32")] * 2, lambda b, x, y: op.add(x, y)), CPU)
 
 
 def the_function(module: tvm.IRModule) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
@@ -32,7 +34,7 @@ def the_function(module: tvm.IRModule) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]
 @pytest.mark.parametrize("attribute", ["tkc.kernel", "tirx.is_scheduled"])
 def test_leaves_kernels_and_scheduled_functions_alone(attribute: str) -> None:
     """A call of a prebuilt kernel is no function to schedule, nor is one that has a schedule."""
-    module = softmax()
+    module = addition(48)
     variable, function = the_function(module)
     module[variable] = function.with_attr(attribute, True if attribute == "tirx.is_scheduled" else "moe.gate")
     report: list[ScheduledFunction] = []
@@ -43,12 +45,12 @@ def test_leaves_kernels_and_scheduled_functions_alone(attribute: str) -> None:
 
 def test_keeps_attributes_and_input() -> None:
     """The function's own attributes survive, and the module given is not changed."""
-    module = softmax()
+    module = addition(48)
     variable, function = the_function(module)
-    module[variable] = function.with_attr("tkc.op", "softmax")
+    module[variable] = function.with_attr("tkc.op", "add")
     before = module[variable]
     result = ScheduleModule(CPU, tvm_target(CPU))(module)
-    assert result[variable].attrs["tkc.op"] == "softmax"
+    assert result[variable].attrs["tkc.op"] == "add"
     assert result[variable].attrs["tirx.is_scheduled"]
     assert module[variable].same_as(before)
 
@@ -81,48 +83,49 @@ def test_functions_written_as_loops_run_as_written(name: str, body: object, refe
     assert error(run(x), reference(x)) < 1e-6
 
 
-def _record(folder: Path, function: tirx.PrimFunc) -> None:
-    """Write a database with one record for ``function``: its rows in parallel."""
-    target = tvm_target(CPU)
+def _record(folder: Path, function: tirx.PrimFunc, traced: tirx.PrimFunc) -> None:
+    """Write a database with one record for ``function``: what makes the rows of ``traced`` parallel."""
     path = target_folder(folder, CPU)
     path.mkdir(parents=True)
-    database = JSONDatabase(
-        str(path / "database_workload.json"), str(path / "database_tuning_record.json"), allow_missing=True
-    )
+    files = [str(path / f"database_{kind}.json") for kind in ("workload", "tuning_record")]
+    database = JSONDatabase(*files, allow_missing=True)
+    module = as_workload(traced)  # held, or the schedule would write into the function itself
+    sch = tvm.s_tir.Schedule(module)
+    (block,) = child_blocks(sch)
+    sch.parallel(sch.get_loops(sch.get_sblock(sch.get(block).name_hint))[0])
     workload = database.commit_workload(as_workload(function))
-    sch = tvm.s_tir.Schedule(workload.mod)
-    sch.parallel(sch.get_loops("T_add")[0])
-    args = tvm.s_tir.meta_schedule.arg_info.ArgInfo.from_prim_func(function)
-    database.commit_tuning_record(TuningRecord(sch.trace, workload, [1e-3], target, args))
-
-
-def addition(columns: int) -> tvm.IRModule:
-    """``x + y`` of that many columns."""
-    return graph([((64, columns), "float32")] * 2, lambda b, x, y: op.add(x, y))
+    args = ArgInfo.from_prim_func(function)
+    database.commit_tuning_record(TuningRecord(sch.trace, workload, [1e-3], tvm_target(CPU), args))
 
 
 def test_a_tuning_record_goes_first(tmp_path: Path) -> None:
     """A function structurally equal to a tuned one gets its schedule; another shape gets a rule's."""
-    module = fused(addition(48), CPU)
-    _record(tmp_path, the_function(module)[1])
+    _record(tmp_path, *[the_function(addition(48))[1]] * 2)
     for columns, expected in ((48, "database"), (49, "cpu-default")):
         report: list[ScheduledFunction] = []
-        result = ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(fused(addition(columns), CPU))
+        result = ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(addition(columns))
         assert [entry.scheduled_by for entry in report] == [expected]
         assert isinstance(the_function(result)[1], tirx.PrimFunc)
 
 
-def test_a_broken_record_is_passed_over_and_reported(tmp_path: Path) -> None:
-    """A trace that does not apply (written by another version) costs the record, not the compilation."""
-    _record(tmp_path, the_function(fused(addition(48), CPU))[1])
-    records = target_folder(tmp_path, CPU) / "database_tuning_record.json"
-    text = records.read_text()
-    assert "T_add" in text
-    records.write_text(text.replace("T_add", "T_gone"))
+def test_a_record_that_does_not_apply_is_passed_over_and_reported(tmp_path: Path) -> None:
+    """A trace that names a block the function lacks (written by another version) costs the record, not the compilation."""
+    other = fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU)
+    _record(tmp_path, the_function(addition(48))[1], the_function(other)[1])
     report: list[ScheduledFunction] = []
-    ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(fused(addition(48), CPU))
+    ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(addition(48))
     assert [entry.scheduled_by for entry in report] == ["cpu-default"]
+    assert report[0].reason is not None
     assert report[0].reason.startswith("database failed")
+
+
+def test_an_unreadable_database_is_named(tmp_path: Path) -> None:
+    """A file cut short gives an error that says which, and what to do."""
+    _record(tmp_path, *[the_function(addition(48))[1]] * 2)
+    records = target_folder(tmp_path, CPU) / "database_tuning_record.json"
+    records.write_text(records.read_text()[:-40])
+    with pytest.raises(ValueError, match=r"cannot be read.*tune again"):
+        open_database(tmp_path, CPU)
 
 
 def test_no_records_for_a_target_is_no_error(tmp_path: Path) -> None:
@@ -132,8 +135,6 @@ def test_no_records_for_a_target_is_no_error(tmp_path: Path) -> None:
 
 def test_grouped_product_without_a_kernel() -> None:
     """Expert weights chosen by row: rows past the last offset are zero."""
-    from tvm import te
-
     groups, n, k = 3, 20, 33
 
     def product(a: te.Tensor, weight: te.Tensor, group: te.Tensor) -> te.Tensor:
@@ -149,13 +150,10 @@ def test_grouped_product_without_a_kernel() -> None:
             name="grouped_matmul",
         )
 
-    shapes = [((size("m"), k), "float32"), ((groups, n, k), "float32"), ((size("m"),), "int64")]
     rows = size("m")
-    shapes = [((rows, k), "float32"), shapes[1], ((rows,), "int64")]
-    module = graph(shapes, lambda b, a, w, g: b.call_te(product, a, w, g))
-    run, report = on_cpu(module)
+    inputs = [((rows, k), "float32"), ((groups, n, k), "float32"), ((rows,), "int64")]
+    run, report = on_cpu(graph(inputs, lambda b, a, w, g: b.call_te(product, a, w, g)))
     assert [entry.scheduled_by for entry in report] == ["cpu-default"]
     a, weight, group = random((7, k)), random((groups, n, k)), torch.tensor([0, 0, 1, 2, 2, 3, 3])
     expected = torch.stack([weight[g] @ row if g < groups else torch.zeros(n) for row, g in zip(a, group, strict=True)])
     assert error(run(a, weight, group), expected) < 1e-5
-    assert isinstance(module["main"], relax.Function)

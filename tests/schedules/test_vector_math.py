@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import tvm
@@ -67,4 +69,4 @@ def test_lanes_are_not_taken_apart() -> None:
     source = build("exp", 1024).mod.inspect_source("ll")
     assert "@llvm.exp" not in source
     assert "@expf" not in source
-    assert "<8 x float>" in source
+    assert re.search(r"fmul [a-z ]*<\d+ x float>", source)
