@@ -106,7 +106,7 @@ def attempt(primitive: Callable[[SBlockRV], object], block: SBlockRV) -> bool:
 def partition_tail(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     """Make the last iterations of ``loop``, if they need guards, a loop of their own, so that the others have none.
 
-    ``block`` is what the loop runs. TVM 0.25 tries to partition by every comparison it finds, and fails on those of data.
+    ``block`` is what the loop runs. TVM 0.25 tries to partition by every comparison it finds, and fails on data.
     """
     if _compares_data(sch.get(block)):
         return
@@ -128,6 +128,12 @@ def divides_by_sizes(block: tirx.SBlock) -> bool:
     """Whether ``block`` finds its indices by dividing by sizes known only at run time, which costs more than a load."""
     divisions = tirx.FloorDiv | tirx.FloorMod
     return any(isinstance(node, divisions) and static(node.b) is None for node in nodes(block.body))
+
+
+def calls_host(func: tirx.PrimFunc) -> bool:
+    """Whether ``func`` calls a function that runs on the host, as the CPU's sorts do."""
+    packed = [Op.get(name) for name in ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")]
+    return any(isinstance(node, tirx.Call) and node.op in packed for node in nodes(func.body))
 
 
 def launches_threads(statement: tirx.Stmt) -> bool:

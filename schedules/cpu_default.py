@@ -1,4 +1,4 @@
-"""Everything on the CPU that is no matrix product: parallel over rows or chunks, vectors along the contiguous dimension.
+"""Everything on the CPU that is no matrix product: rows or chunks in parallel, vectors along contiguous dimensions.
 
 Reductions along the contiguous dimension keep one partial result a vector lane and join them at the end. Blocks that
 walk the same rows (softmax, the norms) are done row by row, so that a row stays in the cache.
@@ -155,7 +155,7 @@ def _elements(sch: s_tir.Schedule, block: SBlockRV) -> int:
 
 
 def _split_reduction(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[SBlockRV]:
-    """The block as two: a partial result in each of ``lanes`` lanes, then the join; as it is if vectors run elsewhere."""
+    """The block as two: a partial result in each of ``lanes`` lanes, and their join; or as it is."""
     statement = sch.get(block)
     if not _reduces_along_vectors(statement) or not isinstance(statement.body, tirx.BufferStore):
         return [block]

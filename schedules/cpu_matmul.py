@@ -50,7 +50,7 @@ def matmul_tile(target: Target, dtype: str, rows: int | None, columns: int | Non
 
 
 def is_matmul(block: tirx.SBlock) -> bool:
-    """Whether ``block`` sums products of two operands over an axis of both (``C[s, i, j] += A[s, i, k] * B[s, j, k]``)."""
+    """Whether ``block`` sums products over an axis of both operands (``C[s, i, j] += A[s, i, k] * B[s, j, k]``)."""
     store = block.body
     if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tirx.Add):
         return False

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.blocks import launches_threads, nodes, top_level_statements
-
-_HOST_CALLS = ("tirx.tvm_call_packed", "tirx.tvm_call_cpacked")
+from tkc.schedules.blocks import launches_threads, top_level_statements
 
 
 def as_written(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -17,13 +14,7 @@ def as_written(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def in_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with every statement that launches no GPU threads of its own in a single one.
-
-    Raises :class:`ValueError` if it calls a function of the host, which a GPU cannot.
-    """
-    host_calls = [Op.get(name) for name in _HOST_CALLS]
-    if any(isinstance(node, tirx.Call) and node.op in host_calls for node in nodes(func.body)):
-        raise ValueError("it calls a function that runs on the host, which code on the GPU cannot do")
+    """``func`` with every statement that launches no GPU threads of its own in a single one."""
     root = func.body.block
     threaded = [
         statement if launches_threads(statement) else _single_thread(statement)

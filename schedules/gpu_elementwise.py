@@ -1,4 +1,4 @@
-"""Elementwise, gathering and layout-changing functions on the GPU: a thread an element, or 16 bytes of them at a time."""
+"""Elementwise, gathering and layout-changing functions on the GPU: a thread an element, or 16 bytes of them."""
 
 from __future__ import annotations
 

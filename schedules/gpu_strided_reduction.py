@@ -1,4 +1,4 @@
-"""Reductions over an axis that is not the innermost, on the GPU: a thread an output, so that a warp reads whole lines."""
+"""Reductions over an axis that is not the innermost, on the GPU: a thread an output, and a warp reads whole lines."""
 
 from __future__ import annotations
 

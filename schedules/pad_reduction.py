@@ -1,4 +1,4 @@
-"""Reductions padded to whole vectors, with the neutral element, so that their innermost loop splits without a remainder.
+"""Reductions padded to whole vectors with the neutral element, so that their innermost loop has no remainder.
 
 TVM's ``rfactor`` guards a remainder with a block predicate, under which lanes that the guard skips never get their
 initial value, and which ``compute_at`` drops. A guard inside the value has neither flaw.
@@ -60,7 +60,7 @@ def _can_pad(block: tirx.SBlock) -> bool:
 
 
 def _pad_block(block: tirx.SBlock, length: tirx.PrimExpr) -> tirx.SBlock:
-    """``block`` with ``length`` iterations of its last iterator, of which those past the end reduce the neutral element."""
+    """``block`` with ``length`` iterations of its last iterator; those past the end reduce the neutral element."""
     *others, last = block.iter_vars
     combined = block.body.value
     neutral = _NEUTRAL[type(combined)](combined.dtype)

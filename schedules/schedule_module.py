@@ -13,7 +13,7 @@ from tvm.s_tir.meta_schedule.database import Database
 
 from tkc.kernels.target import Target
 from tkc.schedules import fallback
-from tkc.schedules.blocks import launches_threads, top_level_statements
+from tkc.schedules.blocks import calls_host, launches_threads, top_level_statements
 from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
 from tkc.schedules.database import open_database, tuned
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
@@ -34,7 +34,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class ScheduledFunction:
-    """What scheduled one function: ``database``, a rule's name, or ``fallback``; ``reason`` says why nothing better did."""
+    """What scheduled one function: ``database``, a rule's name, or ``fallback``; ``reason`` says why no other did."""
 
     function: str
     scheduled_by: str
@@ -71,8 +71,10 @@ GPU_RULES = (
 class ScheduleModule:
     """Schedule every function that has no schedule yet.
 
-    Left alone are functions that call a prebuilt kernel (attribute ``tkc.kernel``) and those already scheduled
-    (``tirx.is_scheduled``). ``database`` is a folder of tuning records, ``report`` is appended to.
+    Functions that call a prebuilt kernel (attribute ``tkc.kernel``) are left alone, and those already scheduled
+    (``tirx.is_scheduled``) keep their loops. ``database`` is a folder of tuning records, ``report`` is appended to.
+
+    Raises :class:`ValueError` for a database that cannot be read, and for a function that cannot run on ``target``.
     """
 
     def __init__(
@@ -110,21 +112,19 @@ def schedule_function(
 
     Raises :class:`ValueError` for a function that cannot run on ``target`` at all.
     """
+    if target.is_cuda and calls_host(func):
+        raise ValueError(f"function {name} cannot run on {target}: it calls a function of the host")
     failures: list[str] = []
     for rule in _ways(target, database):
         try:
             sch = rule.apply(func, tvm_target)
         except Exception as error:  # a rule that breaks on a function must not stop those after it; the report names it
-            failures.append(f"{rule.name} failed: {_first_line(error)}")
+            failures.append(f"{rule.name} failed: {_last_line(error)}")
             continue
         if sch is not None and (not target.is_cuda or _all_in_threads(sch)):
-            return _finished(func, sch.mod["main"], target), ScheduledFunction(
-                name, rule.name, "; ".join(failures) or None
-            )
-    try:
-        serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
-    except ValueError as error:
-        raise ValueError(f"function {name} cannot run on {target}: {error}") from None
+            entry = ScheduledFunction(name, rule.name, "; ".join(failures) or None)
+            return _finished(func, sch.mod["main"], target), entry
+    serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
     where = "one GPU thread" if target.is_cuda else "loops as written"
     reason = "; ".join([f"no rule reads its blocks: {where}", *failures])
     return _finished(func, serial, target), ScheduledFunction(name, "fallback", reason)
@@ -151,6 +151,6 @@ def _for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     return widen_intermediates(func) if target.is_cuda else vectorize_math(func)
 
 
-def _first_line(error: Exception) -> str:
+def _last_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

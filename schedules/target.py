@@ -22,7 +22,7 @@ _CUDA_LIMITS = {
 def tvm_target(target: Target) -> tvm.target.Target:
     """TVM's target for ``target``; for a GPU with this machine's CPU as the host.
 
-    Sums may be reordered on the CPU (``fast-math-reassoc``), as every BLAS does; infinities and NaNs keep their meaning.
+    Sums may be reordered on the CPU (``fast-math-reassoc``), as in every BLAS; infinities and NaNs keep their meaning.
     """
     if not target.is_cuda:
         return _cpu()

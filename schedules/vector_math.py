@@ -51,7 +51,7 @@ def _polynomial(x: tirx.PrimExpr, coefficients: tuple[float, ...]) -> tirx.PrimE
 
 
 def _exp(x: tirx.PrimExpr) -> tirx.PrimExpr:
-    """``2**n * exp(r)`` with ``r = x - n ln 2`` in ±ln(2)/2, where the Taylor series to the seventh power is exact enough.
+    """``2**n * exp(r)`` with ``r = x - n ln 2`` in ±ln(2)/2, where seven powers of the Taylor series are exact enough.
 
     ``ln 2`` is subtracted in two parts (Cody and Waite, 1980), and ``2**n`` multiplied in two, so that results that are
     denormal or just below the largest float come out.
@@ -83,7 +83,7 @@ def _power_of_two(n: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _erf(x: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; near zero, where that cancels, the Taylor series."""
+    """Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; near zero, where it cancels, Taylor."""
     coefficients = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0)
 
     def of_magnitude(x: tirx.Var, magnitude: tirx.Var) -> tirx.PrimExpr:

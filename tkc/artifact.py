@@ -29,7 +29,7 @@ from tkc.targets import runs_here
 if TYPE_CHECKING:
     from tkc.executable import Executable
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 MANIFEST = "manifest.json"
 _CODE, _PARAMETERS, _KERNELS = "model.so", "params.safetensors", "kernels"
 _PINNED = ("apache-tvm", "apache-tvm-ffi")

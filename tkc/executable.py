@@ -130,6 +130,7 @@ class Executable:
 
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""
+        assert self._in_spec is not None
         children = self._in_spec.children() if hasattr(self._in_spec, "children") else self._in_spec.children_specs
         kwargs_spec = children[1]
         names = list(kwargs_spec.context or [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,5 @@ class StageRunner:
     def run_passes(self, module: IRModule, stages: list[PassStage]) -> IRModule:
         """``module`` after every stage, in order."""
         for stage in stages:
-            module = self.run(
-                stage.name, lambda module=module, stage=stage: tvm.transform.Sequential(stage.passes)(module)
-            )
+            module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module))
         return module

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr
+
 from tkc.kernels.attention.softmax import exponent, finite
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.attention.tensors import mask_entry
@@ -12,7 +14,6 @@ from tkc.kernels.cpu_math import exp
 from tkc.kernels.matmul.register_tile import register_tile
 from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.narrow_floats import from_float32, to_float32
-from tvm.tirx import Buffer, PrimExpr
 
 Product = Callable[[int, PrimExpr, PrimExpr], PrimExpr]
 

@@ -5,6 +5,8 @@ keys: Dao et al., "Flash-Decoding for long-context inference", 2023).
 """
 
 import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
+
 from tkc.kernels.attention.cpu import ROWS, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
@@ -12,7 +14,6 @@ from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, Dec
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
-from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 _MOST_COMBINE_THREADS = 128
 

@@ -5,6 +5,8 @@ never leave the registers (Dao, "FlashAttention-2", 2023).
 """
 
 import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
+
 from tkc.kernels.attention.cpu import Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
@@ -12,7 +14,6 @@ from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, Pr
 from tkc.kernels.attention.tensors import element, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
-from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 
 def define(parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target) -> PrimFunc:

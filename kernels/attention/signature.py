@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 import tilelang.language as T
-from tkc.kernels.spec import TensorType
 from tvm.tirx import Var
+
+from tkc.kernels.spec import TensorType
 
 
 def annotations(tensors: Iterable[TensorType], storage: Callable[[str], str] = str) -> SimpleNamespace:

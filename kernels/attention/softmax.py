@@ -7,8 +7,9 @@ additive mask, which is not to be scaled, has them scaled before.
 import math
 
 import tilelang.language as T
-from tkc.kernels.attention.spec import AttentionParameters
 from tvm.tirx import PrimExpr
+
+from tkc.kernels.attention.spec import AttentionParameters
 
 LOG2_E = math.log2(math.e)
 

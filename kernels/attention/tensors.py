@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tkc.kernels.attention.spec import AttentionParameters, Layout
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
+
+from tkc.kernels.attention.spec import AttentionParameters, Layout
 
 
 def position(layout: Layout, batch: Any, head: Any, row: Any) -> tuple[Any, Any, Any]:

@@ -1,0 +1,1 @@
+"""Grouped matrix product, a weight to each run of rows."""

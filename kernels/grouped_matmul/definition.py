@@ -3,12 +3,13 @@
 import dataclasses
 
 import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
+
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulConfiguration, GroupedMatmulParameters
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
-from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 
 def define(parameters: GroupedMatmulParameters, configuration: GroupedMatmulConfiguration, target: Target) -> PrimFunc:

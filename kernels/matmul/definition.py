@@ -4,12 +4,13 @@ import dataclasses
 import math
 
 import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
+
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
-from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import tilelang.language as T
-from tkc.kernels.matmul.tiling import Tiling
 from tvm.tirx import Buffer, PrimExpr
+
+from tkc.kernels.matmul.tiling import Tiling
 
 Product = Callable[[int, PrimExpr, PrimExpr], PrimExpr]
 

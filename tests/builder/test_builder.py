@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import tvm_ffi
-from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelCache, KernelLibrary
 from tkc.builder import client as client_module
 from tkc.errors import KernelBuildError
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 
 def request(channels: int = 8, target: str = "cpu") -> KernelRequest:

@@ -13,10 +13,10 @@ import torch
 import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tkc.kernels import KernelRequest, Target, TensorType
-from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, AttentionPrefill
 
 from tkc.builder import KernelBuilder
+from tkc.kernels import KernelRequest, Target, TensorType
+from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, AttentionPrefill
 
 PREFILL, DECODE = AttentionPrefill(), AttentionDecode()
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")

@@ -13,11 +13,11 @@ import torch
 import tvm_ffi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import SHARED_MEMORY
-
-from tkc.builder import KernelBuilder
 
 SPEC = Matmul()
 CPU = Target("cpu")

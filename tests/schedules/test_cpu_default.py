@@ -1,4 +1,4 @@
-"""Elementwise functions, reductions and data movement on the CPU: values at sizes known only at run time, and the form."""
+"""Elementwise functions, reductions and data movement on the CPU: values at symbolic sizes, and the loops' form."""
 
 from __future__ import annotations
 

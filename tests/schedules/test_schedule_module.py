@@ -108,15 +108,15 @@ def test_a_tuning_record_goes_first(tmp_path: Path) -> None:
         assert isinstance(the_function(result)[1], tirx.PrimFunc)
 
 
-def test_a_record_that_does_not_apply_is_passed_over_and_reported(tmp_path: Path) -> None:
-    """A trace that names a block the function lacks (written by another version) costs the record, not the compilation."""
+def test_a_record_that_does_not_apply_is_left_out(tmp_path: Path) -> None:
+    """A trace that names a block the function lacks, as another version may, costs only the record."""
     other = fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU)
     _record(tmp_path, the_function(addition(48))[1], the_function(other)[1])
     report: list[ScheduledFunction] = []
-    ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(addition(48))
+    with pytest.warns(UserWarning, match="1 of 1 tuning records"):
+        scheduling = ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)
+    scheduling(addition(48))
     assert [entry.scheduled_by for entry in report] == ["cpu-default"]
-    assert report[0].reason is not None
-    assert report[0].reason.startswith("database failed")
 
 
 def test_an_unreadable_database_is_named(tmp_path: Path) -> None:

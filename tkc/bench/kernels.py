@@ -104,7 +104,7 @@ def _rows(case: Case, functions: Mapping[KernelRequest, Any], target: Target, ev
     sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // 128), **case.sizes}
     inputs = [random_input(case, t, sizes, device) for t in spec.inputs(case.parameters)]
     expected = spec.reference(case.parameters, *inputs)
-    reference = case.reference and (lambda: case.reference(case.parameters, *inputs))
+    reference = partial(case.reference, case.parameters, *inputs) if case.reference else None
     reference_ms = median_milliseconds(reference, device) if reference else None
     work = spec.work(case.parameters, case.sizes)
     for request in _requests(case, target, every):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -58,28 +59,24 @@ def _row(
     batch: int,
     device: torch.device,
 ) -> Row:
-    ids = torch.randint(0, case.model.config.vocab_size, (batch, tokens), device=device)
+    ids = torch.randint(0, case.vocabulary, (batch, tokens), device=device)
     with torch.no_grad():
         reference = exact(input_ids=ids, use_cache=False)[0]
         eager = case.model(input_ids=ids, use_cache=False)[0]
-        milliseconds, notes = {}, {"eager error": _error(eager, reference)}
+        milliseconds: dict[str, float] = {}
+        errors = {"eager": _error(eager, reference)}
         for choice, executable in built.items():
             result = executable(input_ids=ids, use_cache=False)[0]
-            notes[f"{choice} error"] = _error(result, reference)
-            notes[f"{choice} compile s"] = seconds[choice]
+            errors[choice] = _error(result, reference)
             milliseconds[f"tkc {choice}"] = median_milliseconds(
-                lambda e=executable: e(input_ids=ids, use_cache=False), device
+                partial(executable, input_ids=ids, use_cache=False), device
             )
-        milliseconds["eager"] = median_milliseconds(lambda: case.model(input_ids=ids, use_cache=False), device)
-    ours = next(iter(milliseconds.values()))
-    error = notes[f"{next(iter(built))} error"]
-    return Row(
-        f"{case.name}, {len(case.model.layers)} layers, {batch} × {tokens} tokens",
-        milliseconds,
-        milliseconds["eager"] / ours,
-        error,
-        notes,
-    )
+        milliseconds["eager"] = median_milliseconds(partial(case.model, input_ids=ids, use_cache=False), device)
+    ours = next(iter(built))
+    notes: dict[str, float | str] = {f"{name} error": error for name, error in errors.items()}
+    notes |= {f"{choice} compile s": spent for choice, spent in seconds.items()}
+    name = f"{case.name}, {batch} × {tokens} tokens"
+    return Row(name, milliseconds, milliseconds["eager"] / milliseconds[f"tkc {ours}"], errors[ours], notes)
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -88,6 +89,9 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
+    """This checkout's commit; ``$TKC_COMMIT`` where the source was carried to a host without its history."""
+    if given := os.environ.get("TKC_COMMIT"):
+        return given
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

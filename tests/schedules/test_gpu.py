@@ -1,0 +1,208 @@
+"""Functions on CUDA targets: every one runs in threads, and becomes code the CUDA compiler takes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import tvm
+from graphs import Input, build, error, fused, graph, random, scheduled, size
+from torch.nn import functional
+from tvm import relax, tirx
+from tvm.relax import op
+
+from tkc.builder import toolchain
+from tkc.kernels.target import CUDA_ARCHITECTURES, Target
+from tkc.schedules.blocks import launches_threads, top_level_statements
+from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+from tkc.schedules.target import tvm_target
+from tkc.targets import local_gpu
+
+HOPPER = Target("cuda", "sm_90a")
+BATCH, LENGTH = size("b"), size("s")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph of one dtype, the rule expected to schedule it, and the same in PyTorch."""
+
+    name: str
+    inputs: Callable[[str], Sequence[Input]]
+    body: Callable[..., relax.Expr]
+    reference: Callable[..., torch.Tensor]
+    rule: str
+
+
+def swiglu(b: relax.BlockBuilder, gate: relax.Var, up: relax.Var) -> relax.Expr:
+    """``silu(gate) * up``."""
+    return op.multiply(b.emit(op.nn.silu(gate)), up)
+
+
+def rows(dtype: str) -> Input:
+    """Rows of 96 numbers."""
+    return ((BATCH, LENGTH, 96), dtype)
+
+
+CASES = (
+    Case("swiglu", lambda t: [rows(t)] * 2, swiglu, lambda g, u: functional.silu(g) * u, "gpu-elementwise"),
+    Case(
+        "bias",
+        lambda t: [rows(t), ((96,), t)],
+        lambda b, x, y: op.add(x, y),
+        lambda x, y: x + y,
+        "gpu-elementwise",
+    ),
+    Case(
+        "odd rows",
+        lambda t: [((LENGTH, 77), t)],
+        lambda b, x: op.nn.relu(x),
+        functional.relu,
+        "gpu-elementwise",
+    ),
+    Case(
+        "heads first",
+        lambda t: [((BATCH, LENGTH, 4, 16), t)],
+        lambda b, x: op.permute_dims(x, [0, 2, 1, 3]),
+        lambda x: x.permute(0, 2, 1, 3).contiguous(),
+        "gpu-elementwise",
+    ),
+    Case(
+        "transpose",
+        lambda t: [rows(t)],
+        lambda b, x: op.permute_dims(x, [0, 2, 1]),
+        lambda x: x.transpose(1, 2).contiguous(),
+        "gpu-elementwise",
+    ),
+    Case(
+        "softmax",
+        lambda t: [((BATCH, 4, LENGTH, LENGTH), t)],
+        lambda b, x: op.nn.softmax(x, -1),
+        lambda x: x.softmax(-1),
+        "dlight-general-reduction",
+    ),
+    Case("mean", lambda t: [rows(t)], lambda b, x: op.mean(x, axis=-1), lambda x: x.mean(-1), "dlight-reduction"),
+    Case(
+        "matmul",
+        lambda t: [rows(t), ((96, 64), t)],
+        lambda b, x, w: op.matmul(x, w),
+        lambda x, w: x @ w,
+        "dlight-matmul",
+    ),
+    Case(
+        "split",
+        lambda t: [rows(t)],
+        lambda b, x: op.concat(list(b.emit(op.split(x, 3, axis=-1)))[::-1], -1),
+        lambda x: torch.cat(x.chunk(3, -1)[::-1], -1),
+        "gpu-elementwise",
+    ),
+)
+
+
+def cuda_source(module: tvm.runtime.Module) -> str:
+    """The CUDA source among ``module`` and what it imports."""
+    if module.kind == "cuda":
+        return module.inspect_source("cuda")
+    return "\n".join(filter(None, map(cuda_source, module.imports)))
+
+
+def assert_in_threads(module: tvm.IRModule, report: list[ScheduledFunction]) -> None:
+    """No statement of the functions in ``report`` runs outside of GPU threads."""
+    for entry in report:
+        assert all(map(launches_threads, top_level_statements(module[entry.function]))), entry
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_becomes_cuda_code(case: Case, dtype: str) -> None:
+    """Scheduled by the rule meant for it, and lowered and generated in full."""
+    module, report = scheduled(graph(case.inputs(dtype), case.body), HOPPER)
+    assert case.rule in {entry.scheduled_by for entry in report}
+    assert "fallback" not in {entry.scheduled_by for entry in report}
+    assert_in_threads(module, report)
+    assert "__global__" in cuda_source(build(module, HOPPER).mod)
+
+
+@pytest.mark.parametrize(("dtype", "vector"), [("float32", "float4"), ("float16", "uint4"), ("bfloat16", "uint4")])
+def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) -> None:
+    """Rows that vectors divide are loaded and stored as vectors, whatever is computed; odd ones are not."""
+    for name, expected in (("swiglu", True), ("heads first", True), ("odd rows", False)):
+        (case,) = [case for case in CASES if case.name == name]
+        module, _ = scheduled(graph(case.inputs(dtype), case.body), HOPPER)
+        kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
+        assert (f"*({vector}*)" in kernel) == expected, kernel
+
+
+WRITTEN_AS_LOOPS = {
+    "argsort": ([((LENGTH, 64), "float32")], lambda b, x: op.argsort(x)),
+    "sort": ([((LENGTH, 64), "bfloat16")], lambda b, x: op.sort(x)),
+    "topk": ([((LENGTH, 64), "bfloat16")], lambda b, x: op.topk(x, 8, ret_type="values")),
+    "cumsum": ([((LENGTH, 64), "float32")], lambda b, x: op.cumsum(x, axis=0)),
+    "cumsum of rows": ([((LENGTH, 64), "float32")], lambda b, x: op.cumsum(x, axis=1)),
+    "scatter": (
+        [((64, 8), "float32"), ((5, 8), "int64"), ((5, 8), "float32")],
+        lambda b, x, i, v: op.scatter_elements(x, i, v, axis=0),
+    ),
+    "index_put": (
+        [((64, 64), "bfloat16"), ((5,), "int64"), ((5,), "bfloat16")],
+        lambda b, x, i, v: op.index_put(x, (i, i), v, accumulate=True),
+    ),
+    "attention": ([((2, 32, 4, 16), "bfloat16")] * 3, lambda b, q, k, v: op.nn.attention(q, k, v)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_AS_LOOPS)
+def test_odd_functions_run_in_threads_too(name: str) -> None:
+    """Sorts, scans, scatters, and functions of many blocks: none is left to the host."""
+    inputs, body = WRITTEN_AS_LOOPS[name]
+    module, report = scheduled(graph(inputs, body), HOPPER)
+    assert_in_threads(module, report)
+    assert "__global__" in cuda_source(build(module, HOPPER).mod)
+
+
+def test_one_thread_is_said() -> None:
+    """What only runs serially is reported as such."""
+    _, report = scheduled(graph(*WRITTEN_AS_LOOPS["scatter"]), HOPPER)
+    assert [entry.scheduled_by for entry in report] == ["fallback"]
+    assert "one GPU thread" in report[0].reason
+
+
+def test_what_needs_the_host_is_refused() -> None:
+    """A function that calls into the host cannot run on a GPU; the error names it."""
+    module = fused(graph([((8, 8), "float32")], lambda b, x: op.sort(x)), Target("cpu"))
+
+    with pytest.raises(ValueError, match=r"function sort cannot run on cuda:sm_90a.*host"):
+        ScheduleModule(HOPPER, tvm_target(HOPPER))(module)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("arch", CUDA_ARCHITECTURES)
+def test_compiles_to_machine_code(arch: str, tmp_path: Path) -> None:
+    """The CUDA compiler takes the code of every rule, in bfloat16, for every architecture."""
+    target = Target("cuda", arch)
+    graphs = {f"case{i}": graph(case.inputs("bfloat16"), case.body)["main"] for i, case in enumerate(CASES)}
+    named = {name: function.with_attr("global_symbol", name) for name, function in graphs.items()}
+    module, _ = scheduled(tvm.IRModule(named), target)
+    code = tmp_path / "kernels.cu"
+    code.write_text(cuda_source(build(module, target).mod))
+    command = [toolchain.nvcc(), f"-arch={arch}", "-cubin", str(code), "-o", str(tmp_path / "kernels.cubin")]
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_with_pytorch_on_the_gpu(case: Case, dtype: str) -> None:
+    """The same values as PyTorch's, at several sizes."""
+    module, _ = scheduled(graph(case.inputs(dtype), case.body), local_gpu())
+    machine = relax.VirtualMachine(build(module, local_gpu()), tvm.cuda())
+    for sizes in ({"b": 1, "s": 1}, {"b": 2, "s": 17}, {"b": 3, "s": 257}):
+        shapes = [[sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape] for shape, _ in case.inputs(dtype)]
+        inputs = [random(shape, dtype, seed=seed).cuda() for seed, shape in enumerate(shapes)]
+        found = torch.from_dlpack(machine["main"](*map(tvm.runtime.from_dlpack, inputs)))
+        tolerance = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}[dtype]
+        assert error(found, case.reference(*inputs)) < tolerance
