@@ -11,12 +11,12 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m tkc.demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tkc
+	$(BIN)/mypy tkc passes schedules
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -163,7 +163,11 @@ def _generated(
     scheduled: list[Any] = []
     generated_for = tvm_target(target)
     with generated_for:
-        module = runner.run_passes(module, generation_stages(target, generated_for, settings.database, scheduled))
+        try:
+            stages = generation_stages(target, generated_for, settings.database, scheduled)
+        except ValueError as error:  # a tuning database that cannot be read
+            raise UsageError(str(error)) from None
+        module = runner.run_passes(module, stages)
     return module, scheduled
 
 

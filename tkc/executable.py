@@ -93,6 +93,8 @@ class Executable:
     def _load(self) -> Any:
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
+        # TVM counts physical cores, and takes virtual ones for halves of one.
+        os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         import tvm
         from tvm import relax
 

@@ -57,6 +57,8 @@ def generation_stages(
             (
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
+                # A product reads a transposed weight where it lies, instead of transposing it at every call.
+                transform.FuseTransposeMatmul(),
                 transform.LegalizeOps(),
                 transform.AnnotateTIROpPattern(),
                 transform.FoldConstant(),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -155,26 +156,15 @@ def main() -> None:
     """Run the command line; every expected error is one message and an exit code, never a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        app()  # exits by itself: 2 with a message for a wrong option, 130 when interrupted
     except Error as error:
         _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as done:
-        sys.exit(done.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        _err.print("interrupted; nothing half-written was left, and built kernels stay in the cache")
-        sys.exit(130)
     except Exception as error:
         _err.print(f"internal error: {type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
         _err.print(
             "this is a fault of tkc; run again with TKC_TRACEBACK=1 for the traceback, and report it", markup=False
         )
-        import os
-        import traceback
-
         if os.environ.get("TKC_TRACEBACK"):
             traceback.print_exc()
         sys.exit(3)
