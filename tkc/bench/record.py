@@ -71,7 +71,7 @@ def record(benchmark: str, rows: list[Row], device: torch.device) -> Record:
     packages = ("tkc", "apache-tvm", "tilelang", "torch", "transformers")
     return Record(
         benchmark=benchmark,
-        command=" ".join(["tkc", *sys.argv[1:]]),
+        command=_command(),
         commit=_commit(),
         device=torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -79,6 +79,16 @@ def record(benchmark: str, rows: list[Row], device: torch.device) -> Record:
         versions={name: _version(name) for name in packages},
         rows=tuple(rows),
     )
+
+
+def _command() -> str:
+    """The command line of this process, without where it writes: what to type to measure again."""
+    words = sys.argv[1:]
+    for option in ("-o", "--output"):
+        if option in words:
+            at = words.index(option)
+            words = words[:at] + words[at + 2 :]
+    return " ".join(["tkc", *words])
 
 
 def _version(package: str) -> str:
