@@ -34,6 +34,24 @@ class PassStage:
     passes: tuple[tvm.transform.Pass, ...]
 
 
+# The graph becomes a program for Relax's virtual machine, with its memory planned.
+LOWERING = PassStage(
+    "lower",
+    (
+        transform.ToNonDataflow(),
+        transform.RemovePurityChecking(),
+        transform.CallTIRRewrite(),
+        transform.StaticPlanBlockMemory(),
+        transform.LowerAllocTensor(),
+        transform.KillAfterLastUse(),
+        transform.LowerRuntimeBuiltin(),
+        transform.ComputePrimValue(),
+        transform.VMShapeLower(),
+        transform.AttachGlobalSymbol(),
+    ),
+)
+
+
 def substitution_stages(target: Target, kernels: Choice, report: SubstitutionReport) -> list[PassStage]:
     """From the imported model to one in which the rules' subgraphs are kernel calls."""
     return [
@@ -71,22 +89,7 @@ def generation_stages(
         ),
         # Every function gets a schedule: the database's, a rule's, or the fallback's.
         PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
-        # The graph becomes a program for Relax's virtual machine, with its memory planned.
-        PassStage(
-            "lower",
-            (
-                transform.ToNonDataflow(),
-                transform.RemovePurityChecking(),
-                transform.CallTIRRewrite(),
-                transform.StaticPlanBlockMemory(),
-                transform.LowerAllocTensor(),
-                transform.KillAfterLastUse(),
-                transform.LowerRuntimeBuiltin(),
-                transform.ComputePrimValue(),
-                transform.VMShapeLower(),
-                transform.AttachGlobalSymbol(),
-            ),
-        ),
+        LOWERING,
     ]
 
 

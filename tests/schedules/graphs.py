@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from tkc.kernels.target import Target
+from tkc.pipeline import LOWERING
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
@@ -61,20 +62,10 @@ def scheduled(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, list[
 def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
     """The executable of a scheduled module; code generation runs in full."""
     machine_target = tvm_target(target)
-    lower = [
-        transform.ToNonDataflow(),
-        transform.RemovePurityChecking(),
-        transform.CallTIRRewrite(),
-        transform.StaticPlanBlockMemory(),
-        transform.LowerAllocTensor(),
-        transform.KillAfterLastUse(),
-        transform.LowerRuntimeBuiltin(),
-        transform.ComputePrimValue(),
-        transform.VMShapeLower(),
-        transform.AttachGlobalSymbol(),
-    ]
     with machine_target:
-        return relax.build(tvm.transform.Sequential(lower)(module), target=machine_target, relax_pipeline=None)
+        return relax.build(
+            tvm.transform.Sequential(LOWERING.passes)(module), target=machine_target, relax_pipeline=None
+        )
 
 
 def on_cpu(module: tvm.IRModule) -> tuple[Callable[..., torch.Tensor], list[ScheduledFunction]]:
