@@ -11,7 +11,8 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m tkc.demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not speed"
+	$(BIN)/python -m pytest -q -m speed
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -139,6 +139,7 @@ def _gigaflops(run: Callable[[], object], work: float) -> float:
     return work / statistics.median(seconds) / 1e9
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 def test_speed_is_of_pytorchs_order(layout: str) -> None:
     """At 512³ at least a fifth of PyTorch's speed in the same run; without the rule it is a hundredth.
