@@ -31,6 +31,19 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill"})
 
 
+@pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
+def test_sixteen_bit_models_are_scheduled_for_a_gpu(case: models.Case) -> None:
+    """Every architecture in bfloat16, with nothing left to one thread of the GPU."""
+    inputs = {
+        name: value.bfloat16() if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in case.inputs(*SIZES[0]).items()
+    }
+    model = case.model(torch.bfloat16)
+    report = tkc.explain(model, (), inputs, dynamic_shapes=case.dynamic_shapes, target="cuda:sm_90a")
+    assert "matmul" in {use.kernel for use in report.uses}
+    assert [row.function for row in report.scheduled if row.scheduled_by == "fallback"] == []
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("kernels", ["auto", "none"])
 def test_a_mixture_of_experts_compiles_for_a_gpu_that_is_not_here(kernels: str) -> None:

@@ -38,7 +38,7 @@ class Several(nn.Module):
         return {name: function(*inputs) for name, function in self.functions.items()}
 
 
-def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor]) -> None:
+def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor], tolerance: float = 1e-5) -> None:
     """Import the functions once, run them at each size, and compare each result."""
     model = Several(functions)
     rows = Dim("rows", min=5, max=64)
@@ -52,7 +52,7 @@ def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor
         names = [name for name, value in expected.items() for _ in pytree.tree_leaves(value)]
         pairs = zip(run(*inputs), pytree.tree_leaves(expected), strict=True)
         errors = {name: execution.relative_error(*pair) for name, pair in zip(names, pairs, strict=True)}
-        assert {name: error for name, error in errors.items() if error > 1e-5} == {}
+        assert {name: error for name, error in errors.items() if error > tolerance} == {}
 
 
 def real(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Callable[[int], torch.Tensor]:
@@ -490,6 +490,33 @@ def test_images() -> None:
         "shuffle": lambda x: F.pixel_shuffle(x, 2),
     }
     check(functions, real(4, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_numbers(dtype: torch.dtype) -> None:
+    """What TVM lacks in 16 bits, or computes in them, to the rounding of the result."""
+    weight, bias = torch.randn(6, 4, 3, 3).to(dtype), torch.randn(6).to(dtype)
+    scale, shift = torch.randn(8).to(dtype), torch.randn(8).to(dtype)
+    functions = {
+        "layer_norm": lambda x: F.layer_norm(x, (8,), scale, shift),
+        "layer_norm_plain": lambda x: F.layer_norm(x, (4, 8)),
+        "rms_norm": lambda x: F.rms_norm(x, (8,), scale, 1e-6),
+        "group_norm": lambda x: F.group_norm(x, 2, scale[:4], shift[:4]),
+        "conv": lambda x: F.conv2d(x, weight, bias, padding=1),
+        "average": lambda x: F.avg_pool2d(x, 2),
+        "nearest": lambda x: F.interpolate(x, scale_factor=2),
+        "softmax": lambda x: x.softmax(-1),
+        "running_sums": lambda x: x.cumsum(-1),
+        "means": lambda x: x.mean((1, 2)),
+        "largest": lambda x: x.flatten(1).topk(5).values,
+        "smallest": lambda x: x.flatten(1).topk(5, largest=False).indices,
+        "sorted": lambda x: torch.sort(x, dim=1, descending=True, stable=True),
+        "order": lambda x: torch.argsort(x, dim=2, stable=True),
+    }
+    unlike = torch.linspace(-3, 3, 97 * 64).to(dtype).unique()
+    order = torch.randperm(len(unlike), generator=torch.Generator().manual_seed(0))
+    rounding = 2 * torch.finfo(dtype).eps
+    check(functions, lambda rows: unlike[order][: rows * 128].reshape(rows, 4, 4, 8), tolerance=rounding)
 
 
 def _attention(**options: Any) -> Function:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tkc.frontend.converters.emitter import Converter, Emitter
 
 
 def _imported(name: str) -> Converter:
-    """The importer's converter of ``name``, which reads the node itself."""
+    """The importer's converter of ``name``, which reads the node itself.
+
+    It is given 16-bit tensors as float32, because it gives products of them a float32 result and sums averages in 16 bits.
+    """
 
     def convert(b: Emitter, *_: Any) -> Any:
         importer = b.once("library", ExportedProgramImporter)
-        importer.block_builder, importer.env = b.builder, b.env
+        importer.block_builder = b.builder
+        importer.env = b.env | {node: b.wide(b.env[node]) for node in b.node.all_input_nodes if _is_tensor(b.env[node])}
         return importer.convert_map[name](b.node)
 
     return convert
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, relax.Expr) and isinstance(value.struct_info, relax.TensorStructInfo)
 
 
 _NAMES = (

@@ -20,12 +20,13 @@ def layer_norm(
     eps: float,
     *_: Any,
 ) -> relax.Expr:
-    """Layer normalization over the last dimensions."""
-    dtype = x.struct_info.dtype
-    weight = b.emit(op.ones(normalized_shape, dtype)) if weight is None else weight
-    bias = b.emit(op.zeros(normalized_shape, dtype)) if bias is None else bias
+    """Layer normalization over the last dimensions, in float32 for the 16-bit types."""
+    wide = b.wide(x)
+    dtype = wide.struct_info.dtype
+    weight = b.emit(op.ones(normalized_shape, dtype)) if weight is None else b.cast(weight, dtype)
+    bias = b.emit(op.zeros(normalized_shape, dtype)) if bias is None else b.cast(bias, dtype)
     axes = list(range(-len(normalized_shape), 0))
-    return op.nn.layer_norm(x, weight, bias, axes=axes, epsilon=eps)
+    return op.nn.layer_norm(wide, weight, bias, axes=axes, epsilon=eps)
 
 
 def rms_norm(

@@ -22,15 +22,15 @@ def sort_stable(b: Emitter, x: relax.Expr, _: Any, dim: int = -1, descending: bo
 
 
 def argsort(b: Emitter, x: relax.Expr, dim: int = -1, descending: bool = False) -> relax.Expr:
-    """The order that sorts ``x`` along ``dim``."""
-    return b.emit(op.argsort(x, dim % x.struct_info.ndim, descending, "int64"))
+    """The order that sorts ``x`` along ``dim``; TVM compares bfloat16 wrongly, float32 orders it the same."""
+    return b.emit(op.argsort(b.wide(x), dim % x.struct_info.ndim, descending, "int64"))
 
 
 def topk(b: Emitter, x: relax.Expr, k: int, dim: int = -1, largest: bool = True, _: bool = True) -> list[relax.Expr]:
     """The ``k`` largest (or smallest) elements along ``dim``, always sorted, and their positions."""
     if not isinstance(k, int):
         raise b.unsupported("a number of elements that depends on sizes is not supported. Give k as a number.")
-    pair = b.emit(op.topk(x, k, dim % x.struct_info.ndim, "both", largest, "int64"))
+    pair = b.emit(op.topk(b.wide(x), k, dim % x.struct_info.ndim, "both", largest, "int64"))
     return [b.emit(relax.TupleGetItem(pair, i)) for i in range(2)]
 
 
