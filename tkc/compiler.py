@@ -79,7 +79,8 @@ def compile(
     runner = StageRunner(settings.observer, settings.dump)
     imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
     front = _substituted(runner, imported, resolved, settings)
-    with KernelBuilder(settings=settings.builder) as builder, ThreadPoolExecutor(1) as background:
+    # The builder is left first: when something fails here, its processes end instead of being waited for.
+    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as builder:
         requests = [request for _, request, _ in front.requests]
         libraries = background.submit(builder.build, requests, settings.kernel_progress)
         module, scheduled = _generated(runner, front.module, resolved, settings)

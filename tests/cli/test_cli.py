@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
+
+COMMAND = (sys.executable, "-c", "from tkc.cli import main; main()")
 
 
 def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run the command; the exit code must be ``code``, and no traceback may show."""
-    program = "from tkc.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -97,6 +102,68 @@ def test_doctor_says_what_is_there() -> None:
     findings = json.loads(tkc("doctor", "--json").stdout)
     assert {"C++ compiler", "CUDA compiler", "GPU", "kernel cache"} <= {finding["name"] for finding in findings}
     assert all(finding["found"] for finding in findings)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Path, sent: signal.Signals) -> None:
+    """``Ctrl-C`` ends it and its builders with 130; after either, nothing is half written and the next works."""
+    output = tmp_path / "out.tkc"
+    command = [*COMMAND, "compile", str(model), "-o", str(output), "--kernels", "all"]
+    environment = os.environ | {"TKC_CACHE_DIR": str(tmp_path / "cache")}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    builders = _builders(running)
+    running.send_signal(sent)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    assert "Traceback" not in errors
+    if sent == signal.SIGINT:
+        assert psutil.wait_procs(builders, timeout=1)[1] == []
+    assert list(tmp_path.glob("*.tkc*")) == []
+    again = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert (output / "manifest.json").is_file()
+
+
+def _builders(compilation: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The builder processes, as soon as there are any."""
+    while compilation.poll() is None:
+        children = psutil.Process(compilation.pid).children()
+        if builders := [child for child in children if "tkc.builder.worker" in " ".join(child.cmdline())]:
+            return builders
+        time.sleep(0.05)
+    raise AssertionError("the compilation ended before it built anything")
+
+
+def test_a_program_with_custom_operators_names_what_to_import(tmp_path: Path) -> None:
+    """A saved program that needs a module is refused with PyTorch's reason; ``--import`` brings the module."""
+    (tmp_path / "doubling.py").write_text(
+        "import torch\n"
+        "library = torch.library.Library('tkc_test', 'DEF')\n"
+        "library.define('unknown(Tensor x) -> Tensor')\n"
+        "library.impl('unknown', lambda x: x * 2, 'CompositeExplicitAutograd')\n"
+    )
+    program = tmp_path / "custom.pt2"
+    script = (
+        "import torch, doubling\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.ops.tkc_test.unknown(x)\n"
+        f"torch.export.save(torch.export.export(Model(), (torch.ones(2),)), {str(program)!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    assert "--import" in (error := tkc("explain", program, code=2).stderr) and "tkc_test.unknown" in error
+    assert "nowhere" in tkc("explain", program, "--import", "nowhere", code=2).stderr
+    known = {"cwd": tmp_path, "capture_output": True, "text": True}
+    command = [
+        sys.executable,
+        "-c",
+        "from tkc.cli import main; main()",
+        "explain",
+        str(program),
+        "--import",
+        "doubling",
+    ]
+    assert "tkc_test.unknown" in subprocess.run(command, **known).stderr.replace("\n", "")  # now as an operator
 
 
 def test_errors_are_one_message_and_an_exit_code(model: Path, artifact: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class KernelBuilder:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> KernelBuilder:
         return self
@@ -48,8 +49,12 @@ class KernelBuilder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._lock:
+            self._closed = True
         for worker in self._workers:
             worker.kill()
+            if not worker.failed:
+                worker.log.unlink(missing_ok=True)
 
     def build(
         self, requests: Iterable[KernelRequest], progress: Progress | None = None
@@ -102,16 +107,19 @@ class KernelBuilder:
                 worker = self._idle.get_nowait()
                 if worker.alive:  # a failed build ends all workers, idle ones too
                     return worker
-        worker = _Worker()
         with self._lock:
+            if self._closed:
+                raise KernelBuildError("the compilation ended before its kernels were built")
+            worker = _Worker()
             self._workers.append(worker)
         return worker
 
 
 class _Worker:
-    """One builder process and its log."""
+    """One builder process and its log, which outlives it if a kernel failed, for the error names it."""
 
     def __init__(self) -> None:
+        self.failed = False
         handle, log = tempfile.mkstemp(prefix="tkc-builder-", suffix=".log")
         self.log = Path(log)
         # A process group of its own, so that killing it also ends the compilers it started.
@@ -169,6 +177,7 @@ class _Worker:
         return f"the builder died with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
 
     def _error(self, request: KernelRequest, reason: str) -> KernelBuildError:
+        self.failed = True
         return KernelBuildError(
             f"kernel {request} did not build: {reason}\n  configuration: {request.configuration}\n  log: {self.log}"
         )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import logging
-import os
-import sys
-import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +12,6 @@ from rich.console import Console
 
 from tkc.cli import bench
 from tkc.cli.progress import StageProgress
-from tkc.errors import Error
 
 app = typer.Typer(
     name="tkc",
@@ -38,6 +34,25 @@ KernelsOption = Annotated[
 ]
 DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to schedule from.")]
 DumpOption = Annotated[Path | None, typer.Option("--dump", help="Write the module after each stage into this folder.")]
+
+
+def _import_modules(names: list[str] | None) -> None:
+    for name in names or []:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise typer.BadParameter(f"{name} cannot be imported: {error}") from None
+
+
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=_import_modules,
+        help="Import this first: a .pt2 file may need the module that registers its custom operators or classes.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -49,6 +64,7 @@ def compile(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     dump: DumpOption = None,
+    modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile MODEL and write the artifact."""
@@ -78,6 +94,7 @@ def explain(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     dump: DumpOption = None,
+    modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what compiling MODEL would replace, refuse and schedule, without building it."""
@@ -112,6 +129,7 @@ def run(
         Path | None, typer.Option("--compare", help="The source model (.pt2, .onnx) to compare outputs with.")
     ] = None,
     tolerance: Annotated[float, typer.Option(help="Largest allowed error, relative to each output's scale.")] = 1e-4,
+    modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an artifact and show its outputs."""
@@ -150,21 +168,3 @@ def _show(rendered: Any, data: Any, as_json: bool) -> None:
         print(json.dumps(data, indent=1))
     else:
         _out.print(rendered)
-
-
-def main() -> None:
-    """Run the command line; every expected error is one message and an exit code, never a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
-        app()  # exits by itself: 2 with a message for a wrong option, 130 when interrupted
-    except Error as error:
-        _err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except Exception as error:
-        _err.print(f"internal error: {type(error).__name__}: {error}", style="red", markup=False, soft_wrap=True)
-        _err.print(
-            "this is a fault of tkc; run again with TKC_TRACEBACK=1 for the traceback, and report it", markup=False
-        )
-        if os.environ.get("TKC_TRACEBACK"):
-            traceback.print_exc()
-        sys.exit(3)

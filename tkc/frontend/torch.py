@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from tkc.frontend.dimensions import (
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
+from tkc.frontend.torch_files import load_program
 from tkc.frontend.torch_weights import program_weights
 
 
@@ -59,7 +59,7 @@ def import_torch(
                 "Example arguments and dynamic shapes were given with a program that is exported already. "
                 "Leave them out, or pass the module itself."
             )
-        program, names = _program(model), {}
+        program, names = model if isinstance(model, ExportedProgram) else load_program(model), {}
     return _import(_simplified(program), names)
 
 
@@ -82,26 +82,6 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dyn
             f"torch.export cannot export {type(model).__name__}: {error}\n"
             "The example arguments must fit its forward, and its control flow must not depend on data "
             "(see the PyTorch documentation of torch.export)."
-        ) from error
-
-
-def _program(model: ExportedProgram | str | PathLike[str]) -> ExportedProgram:
-    if isinstance(model, ExportedProgram):
-        return model
-    if not isinstance(model, str | PathLike):
-        raise UsageError(
-            f"A PyTorch model is a Module, an ExportedProgram or the path of a .pt2 file, not {type(model)}."
-        )
-    path = Path(model)
-    if not path.is_file():
-        raise UsageError(f"There is no file {path}.")
-    try:
-        return torch.export.load(path)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{path} is not a program that this PyTorch ({torch.__version__}) can load: {error}\n"
-            "Write it with torch.export.save, by this version or an older one; if the model uses custom operators, "
-            "import the package that defines them first."
         ) from error
 
 

@@ -13,7 +13,7 @@ from tkc.frontend.converters.emitter import Converter, Emitter
 def _imported(name: str) -> Converter:
     """The importer's converter of ``name``, which reads the node itself.
 
-    It is given 16-bit tensors as float32, because it gives products of them a float32 result and sums averages in 16 bits.
+    It is given 16-bit tensors as float32: it makes float32 results of 16-bit products, and sums averages in 16 bits.
     """
 
     def convert(b: Emitter, *_: Any) -> Any:

@@ -1,0 +1,64 @@
+"""Reads the files that ``torch.export.save`` writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch.export import ExportedProgram
+
+from tkc.errors import UnsupportedModelError, UsageError
+
+_LONGEST_CAUSE = 400  # characters; PyTorch's errors may print whole programs
+
+
+def load_program(model: str | PathLike[str]) -> ExportedProgram:
+    """The program in the file ``model``.
+
+    Raises :class:`UsageError` where there is no such file, :class:`UnsupportedModelError` for one that cannot be read.
+    """
+    if not isinstance(model, str | PathLike):
+        raise UsageError(
+            f"A PyTorch model is a Module, an ExportedProgram or the path of a .pt2 file, not {type(model)}."
+        )
+    path = Path(model)
+    if not path.is_file():
+        raise UsageError(f"There is no file {path}.")
+    with _logged_causes() as causes:
+        try:
+            return torch.export.load(path)
+        except Exception as error:
+            cause = str(_innermost(causes[0] if causes else error)).partition("\n")[0]
+            raise UnsupportedModelError(
+                f"{path} is not a program that this PyTorch ({torch.__version__}) can load: {cause[:_LONGEST_CAUSE]}\n"
+                "Write it with torch.export.save, by this version or an older one. If the model uses custom operators "
+                "or classes, import the modules that register them first (on the command line: --import MODULE)."
+            ) from error
+
+
+@contextmanager
+def _logged_causes() -> Iterator[list[BaseException]]:
+    """What ``torch.export`` finds wrong in a file, which it logs at length and then hides behind another error."""
+    causes: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            causes.append(record.exc_info[1])
+        return False
+
+    logger = logging.getLogger("torch.export")
+    logger.addFilter(collect)
+    try:
+        yield causes
+    finally:
+        logger.removeFilter(collect)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
