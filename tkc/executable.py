@@ -14,12 +14,11 @@ from torch.utils import _pytree as pytree
 from tkc.builder import KernelLibrary
 from tkc.errors import InputError, InternalError, TargetError
 from tkc.frontend.model import Constant, Signature, TensorSpec
+from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
 from tkc.report import Report
 from tkc.targets import runs_here
-from tkc.tensors import from_torch, from_torch_as, to_torch
-
-_ALIGNMENT = 64  # bytes; what TVM assumes of every buffer
+from tkc.tensors import from_torch, from_torch_as
 
 
 class Executable:
@@ -55,7 +54,7 @@ class Executable:
             if target.is_cuda and torch.cuda.is_available()
             else torch.device("cpu")
         )
-        self._checks = [_InputCheck(spec, signature, self._device) for spec in signature.inputs]
+        self._checked = InputChecks(signature, self._device)
         self._main: Any = None
         self._weights: Any = None
 
@@ -75,9 +74,7 @@ class Executable:
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         main = self._main or self._load()
-        sizes: dict[str, tuple[int, str]] = {}
-        tensors = [check(value, sizes) for value, check in zip(inputs, self._checks, strict=True)]
-        return [_torch(output) for output in main(*tensors, *self._weights)]
+        return [_torch(output) for output in main(*self._checked(inputs), *self._weights)]
 
     @property
     def device(self) -> torch.device:
@@ -103,7 +100,7 @@ class Executable:
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
         machine = relax.VirtualMachine(module, device)
         self._weights = [
-            tvm.runtime.from_dlpack(_aligned(weight.detach().to(self._device))) for weight in self.parameters.values()
+            tvm.runtime.from_dlpack(aligned(weight.detach().to(self._device))) for weight in self.parameters.values()
         ]
         self._main = machine["main"]
         return self._main
@@ -155,52 +152,6 @@ class Executable:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-class _InputCheck:
-    """Checks one input against its spec: kind, dtype, device, axes, sizes and their ranges."""
-
-    def __init__(self, spec: TensorSpec, signature: Signature, device: torch.device) -> None:
-        self.spec = spec
-        self.dtype = getattr(torch, spec.dtype)
-        self.device = device
-        self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
-
-    def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
-        name = self.spec.name
-        tensor = to_torch(value, name)
-        if tensor.dtype != self.dtype:
-            raise InputError(
-                f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "
-                f"convert it with .to(torch.{self.spec.dtype})"
-            )
-        if tensor.device != self.device:
-            raise InputError(
-                f"input '{name}' is on {tensor.device}, expected {self.device}; move it with .to('{self.device}')"
-            )
-        if tensor.dim() != len(self.dims):
-            raise InputError(
-                f"input '{name}' has shape {list(tensor.shape)}, expected {len(self.dims)} axes: {_shape(self.spec)}"
-            )
-        for axis, (size, (dim, bounds)) in enumerate(zip(tensor.shape, self.dims, strict=True)):
-            if isinstance(dim, str) and not dim.isidentifier():
-                continue  # a formula over other sizes, which the compiled code checks
-            if isinstance(dim, int):
-                if size != dim:
-                    raise InputError(f"axis {axis} of input '{name}' is {size}, expected {dim}: {_shape(self.spec)}")
-                continue
-            seen, where = sizes.setdefault(dim, (size, name))
-            if seen != size:
-                raise InputError(f"axis {axis} of input '{name}' is {size}, but '{dim}' is {seen} in input '{where}'")
-            if bounds is not None and not (
-                bounds.minimum <= size and (bounds.maximum is None or size <= bounds.maximum)
-            ):
-                upper = "" if bounds.maximum is None else f" and at most {bounds.maximum}"
-                raise InputError(
-                    f"axis {axis} of input '{name}' ('{dim}') is {size}; "
-                    f"the model was compiled for at least {bounds.minimum}{upper}"
-                )
-        return _aligned(tensor.detach())
-
-
 def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:
     """Give the generated code its kernels: functions are looked up in the imports of the module that calls them."""
     import tvm
@@ -224,12 +175,6 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
         return None
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
-
-
 def _torch(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
 
@@ -238,15 +183,7 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or hasattr(value, "__dlpack__")
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _shape(spec: TensorSpec) -> str:
-    return f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"
-
-
 def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
     return ", ".join(
-        f"{leaf.name} ({_shape(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
+        f"{leaf.name} ({described(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
     )

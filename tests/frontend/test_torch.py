@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.model import Constant, SizeRange, TensorSpec
 from tkc.frontend.torch import import_torch
+from tkc.sizes import Formula
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +187,7 @@ def test_sizes_that_depend_on_each_other() -> None:
     rows = Dim("rows", min=3, max=8)
     imported = import_torch(Joined(), (torch.randn(4), torch.randn(9)), dynamic_shapes=({0: rows}, {0: 2 * rows + 1}))
     assert imported.signature.sizes == {"rows": SizeRange(3, 8), "y_0": SizeRange(7, 17)}
+    assert imported.signature.conditions == ("y_0 == (1 + 2*rows)",)
     x, y = torch.randn(5), torch.randn(11)
     assert torch.equal(execution.executable(imported)(x, y)[0], torch.cat([x, y]))
 
@@ -202,6 +204,22 @@ def test_size_known_only_through_another() -> None:
     x = torch.randn(10)
     (found,) = execution.executable(imported)(x)
     assert torch.allclose(found, x.reshape(2, -1).sum(0))
+
+
+def test_conditions_that_export_leaves_to_the_call() -> None:
+    """What must hold between two sizes is part of the signature; a size that only the data decides is not."""
+
+    class Blocks(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.reshape(-1, 4).sum(0), x.flatten() + y
+
+    rows, columns, numbers = Dim("rows", min=3, max=64), Dim("columns", min=4, max=99), Dim("numbers", min=12, max=6336)
+    shapes = ({0: rows, 1: columns}, {0: numbers})
+    signature = import_torch(Blocks(), (torch.ones(8, 5), torch.ones(40)), dynamic_shapes=shapes).signature
+    holds = [Formula(condition) for condition in signature.conditions]
+    assert all(condition({"rows": 6, "columns": 6, "numbers": 36}) for condition in holds)
+    assert not all(condition({"rows": 6, "columns": 5, "numbers": 30}) for condition in holds)  # no multiple of 4
+    assert not all(condition({"rows": 6, "columns": 6, "numbers": 35}) for condition in holds)
 
 
 class Attending(nn.Module):

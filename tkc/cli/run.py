@@ -16,8 +16,9 @@ from rich.table import Table
 
 from tkc.artifact import load
 from tkc.errors import UsageError
-from tkc.frontend.model import Signature, TensorSpec
+from tkc.frontend.model import Signature, SizeRange, TensorSpec
 from tkc.reference import run_source
+from tkc.sizes import Formula
 
 
 @dataclass(frozen=True)
@@ -115,21 +116,23 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
     A size not given is the smallest its range allows, but at least 2 where it may be.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def size(dim: int | str) -> int:
-        if isinstance(dim, int):
-            return dim
-        bounds = signature.sizes[dim]
-        chosen = sizes.get(dim, max(2, bounds.minimum))
-        return chosen if bounds.maximum is None else min(chosen, bounds.maximum)
+    chosen = {
+        name: _within(bounds, sizes.get(name, max(2, bounds.minimum))) for name, bounds in signature.sizes.items()
+    }
 
     def draw(spec: TensorSpec) -> torch.Tensor:
-        shape, dtype = [size(dim) for dim in spec.shape], getattr(torch, spec.dtype)
+        shape = [dim if isinstance(dim, int) else Formula(dim)(chosen) for dim in spec.shape]
+        dtype = getattr(torch, spec.dtype)
         if dtype.is_floating_point:
             return torch.randn(shape, generator=generator).to(dtype)
         return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
     return [draw(spec) for spec in signature.inputs]
+
+
+def _within(bounds: SizeRange, wanted: int | None) -> int:
+    size = max(2, bounds.minimum) if wanted is None else wanted
+    return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
 def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.errors import UnsupportedModelError
@@ -53,6 +55,13 @@ class Dimensions:
             out[symbol] = (name, int(offset), int(factor))
         return out
 
+    def by_name(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Each symbol over the names of the sizes."""
+        return {
+            symbol: FloorDiv(_symbol(name) - offset, factor) if factor != 1 else _symbol(name) - offset
+            for symbol, (name, offset, factor) in self.solved().items()
+        }
+
 
 def input_dimensions(
     inputs: Sequence[tuple[str, torch.Tensor | None]],
@@ -76,7 +85,10 @@ def input_dimensions(
             wanted = names.get((position, axis), f"{inputs[position][0]}_{axis}")
             chosen[formula] = next(name for name in _variants(wanted) if name not in chosen.values())
     return Dimensions(
-        shapes=tuple(None if tensor is None else _named(tensor.shape, chosen) for _, tensor in inputs),
+        shapes=tuple(
+            None if tensor is None else tuple(chosen.get(size, size) for size in map(_formula, tensor.shape))
+            for _, tensor in inputs
+        ),
         sizes={chosen[formula]: _range(formula, ranges) for *_, formula in axes},
         formulas={chosen[formula]: formula for *_, formula in axes},
     )
@@ -84,13 +96,32 @@ def input_dimensions(
 
 def named_shape(shape: Sequence[int | torch.SymInt], dimensions: Dimensions) -> Shape:
     """A shape by the names of its sizes; one that is no input's is written as a formula over them."""
-    return _named(shape, {formula: name for name, formula in dimensions.formulas.items()})
+    names, known = {formula: name for name, formula in dimensions.formulas.items()}, dimensions.by_name()
+    return tuple(
+        size if isinstance(size, int) else names.get(size) or PythonPrinter().doprint(size.subs(known))
+        for size in map(_formula, shape)
+    )
 
 
-def _named(shape: Sequence[int | torch.SymInt], names: Mapping[sympy.Expr, str]) -> Shape:
-    known = {formula: sympy.Symbol(name) for formula, name in names.items()}
-    formulas = map(_formula, shape)
-    return tuple(size if isinstance(size, int) else names.get(size) or str(size.subs(known)) for size in formulas)
+def size_conditions(dimensions: Dimensions, asserted: Iterable[sympy.Basic]) -> tuple[str, ...]:
+    """What must hold between the sizes of a call, each as a Python expression over their names.
+
+    These are the ``asserted`` ones over PyTorch's symbols, and that each derived dimension has the size it is derived
+    from. A condition on a size that only the data decides cannot be checked beforehand and is left out.
+    """
+    known = dimensions.by_name()
+    derived = [sympy.Eq(_symbol(name), formula) for name, formula in dimensions.formulas.items()]
+    conditions = [
+        condition.subs(known)
+        for condition in (*derived, *asserted)
+        if condition.free_symbols <= known.keys() | {_symbol(name) for name in dimensions.formulas}
+    ]
+    written = (PythonPrinter().doprint(condition) for condition in conditions if condition is not sympy.true)
+    return tuple(dict.fromkeys(written))
+
+
+def _symbol(name: str) -> sympy.Symbol:
+    return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 def _formula(size: int | torch.SymInt) -> int | sympy.Expr:

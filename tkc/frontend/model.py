@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One flattened input or output. A ``str`` dimension is symbolic; its bounds stand in :attr:`Signature.sizes`."""
+    """One flattened input or output. A ``str`` dimension is symbolic: a name, whose bounds stand in
+    :attr:`Signature.sizes`, or a formula over names.
+    """
 
     name: str
     shape: tuple[int | str, ...]
@@ -45,7 +47,8 @@ class Signature:
     which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
     them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
     tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
-    position among its leaves (``None`` for attention weights that were not asked for).
+    position among its leaves (``None`` for attention weights that were not asked for). ``conditions`` must hold between
+    the sizes of a call, as :class:`tkc.sizes.Formula` reads them: the model was exported under them.
     """
 
     leaves: tuple[TensorSpec | Constant, ...]
@@ -54,6 +57,7 @@ class Signature:
     in_spec: str | None = None
     out_spec: str | None = None
     constant_outputs: tuple[tuple[int, Constant], ...] = ()
+    conditions: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -142,7 +142,12 @@ def signature_of(
 def _tensor_spec(name: str, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:
     info = tensor.struct_info if isinstance(tensor, relax.Var) else tensor
     if isinstance(info.shape, relax.ShapeExpr):
-        shape = [int(size) if isinstance(size, tirx.IntImm) else str(size) for size in info.shape.values]
+        shape = [int(size) if isinstance(size, tirx.IntImm) else _written(size) for size in info.shape.values]
     else:
         shape = [f"{name}_{axis}" for axis in range(info.ndim)]
     return TensorSpec(name, tuple(shape), str(info.dtype))
+
+
+def _written(size: tirx.PrimExpr) -> str:
+    """A size as :class:`tkc.sizes.Formula` reads it."""
+    return size.script(int_dtype="int64").replace("T.", "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import sympy
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
@@ -24,6 +25,7 @@ from tkc.frontend.dimensions import (
     dimension_names,
     input_dimensions,
     named_shape,
+    size_conditions,
 )
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
@@ -125,7 +127,17 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
             for position, spec in enumerate(outputs)
             if isinstance(spec.arg, ConstantArgument)
         ),
+        conditions=size_conditions(dimensions, _asserted(program)),
     )
+
+
+def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    """The conditions on sizes that PyTorch exported the program under and left to be checked at each call."""
+    for node in program.graph.nodes:
+        if str(node.target) == "aten._assert_scalar.default":
+            condition = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else node.args[0]
+            if isinstance(condition, torch.SymBool):
+                yield condition.node.expr
 
 
 def _constant(spec: InputSpec | OutputSpec) -> Constant:

@@ -1,0 +1,61 @@
+"""Formulas over sizes, and calls whose sizes do not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tkc
+from tkc.frontend.model import Signature, SizeRange, TensorSpec
+from tkc.input_checks import InputChecks
+from tkc.sizes import Formula
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2*n + 1", 9), ("(n*m) % 4 == 0", True), ("max(n, m) // 2 - 1", 1), ("not n > 3 or m != 5", False)],
+)
+def test_formulas_are_integer_arithmetic(text: str, value: int | bool) -> None:
+    """Where n is 4 and m is 5, or n is 4 and m is 4 where that matters."""
+    sizes = {"n": 4, "m": 5}
+    formula = Formula(text)
+    assert formula(sizes) == value and formula.names <= sizes.keys()
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "n.real", "n / 2", "[n for n in m]", "lambda: n", "abs(n)"])
+def test_anything_else_is_refused(text: str) -> None:
+    """A manifest cannot smuggle in code."""
+    with pytest.raises(ValueError, match="no formula"):
+        Formula(text)
+
+
+def test_a_dimension_given_by_a_formula_is_checked() -> None:
+    """An ONNX model's cache of ``past + new`` positions."""
+    sizes = {"past": SizeRange(0), "new": SizeRange()}
+    leaves = tuple(
+        TensorSpec(name, (dim,), "float32") for name, dim in zip("xym", ("past", "new", "past + new"), strict=True)
+    )
+    checks = InputChecks(Signature(leaves, (), sizes), torch.device("cpu"))
+    tensors = [torch.zeros(3), torch.zeros(2), torch.zeros(5)]
+    assert [tensor.shape[0] for tensor in checks(tensors)] == [3, 2, 5]
+    with pytest.raises(tkc.InputError, match=r"is 4, expected 5, which is .* where new = 2, past = 3"):
+        checks([*tensors[:2], torch.zeros(4)])
+
+
+def test_sizes_that_break_a_condition_are_refused(tmp_path: Path) -> None:
+    """By a fresh executable and by a loaded one, with what was found; the next call works."""
+
+    class Joined(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * 2 + y[1::2]
+
+    rows = torch.export.Dim("rows", min=3, max=8)
+    examples = torch.randn(4), torch.randn(9)
+    executable = tkc.compile(Joined(), examples, dynamic_shapes=({0: rows}, {0: 2 * rows + 1}))
+    for ready in (executable, tkc.load(executable.save(tmp_path / "joined.tkc"))):
+        with pytest.raises(tkc.InputError, match=r"sizes with y_0 == \(1 \+ 2\*rows\); found rows = 4, y_0 = 11"):
+            ready(torch.randn(4), torch.randn(11))
+        x, y = torch.randn(5), torch.randn(11)
+        torch.testing.assert_close(ready(x, y), x * 2 + y[1::2])

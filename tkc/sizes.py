@@ -1,0 +1,38 @@
+"""Arithmetic on symbolic sizes, as signatures write it: ``2*rows + 1``, ``batch*sequence % 4 == 0``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+_ALLOWED = (
+    *(ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call),
+    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Not, ast.And, ast.Or),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
+_FUNCTIONS = {"max": max, "min": min}
+
+
+class Formula:
+    """A number or a condition computed from sizes by name; integer arithmetic, comparisons, ``min`` and ``max`` only.
+
+    Raises :class:`ValueError` for text that is anything else.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            tree = ast.parse(text, mode="eval")
+        except SyntaxError as error:
+            raise ValueError(f"{text!r} is no formula over sizes") from error
+        nodes = list(ast.walk(tree))
+        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+        functions = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) in called}
+        if not all(isinstance(node, _ALLOWED) for node in nodes) or not functions <= _FUNCTIONS.keys():
+            raise ValueError(f"{text!r} is no formula over sizes")
+        self.text = text
+        self.names = frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
+        self._code = compile(tree, f"<{text}>", "eval")
+
+    def __call__(self, sizes: Mapping[str, int]) -> int | bool:
+        """The value where the sizes are these; a division by a size of zero raises :class:`ZeroDivisionError`."""
+        return eval(self._code, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes))
