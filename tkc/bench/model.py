@@ -59,19 +59,21 @@ def _row(
     batch: int,
     device: torch.device,
 ) -> Row:
-    ids = torch.randint(0, case.vocabulary, (batch, tokens), device=device)
+    inputs = case.inputs(batch, tokens)
+    widened = {
+        name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     with torch.no_grad():
-        reference = exact(input_ids=ids, use_cache=False)[0]
-        eager = case.model(input_ids=ids, use_cache=False)[0]
+        reference = exact(**widened)[0]
+        eager = case.model(**inputs)[0]
         milliseconds: dict[str, float] = {}
         errors = {"eager": _error(eager, reference)}
         for choice, executable in built.items():
-            result = executable(input_ids=ids, use_cache=False)[0]
+            result = executable(**inputs)[0]
             errors[choice] = _error(result, reference)
-            milliseconds[f"tkc {choice}"] = median_milliseconds(
-                partial(executable, input_ids=ids, use_cache=False), device
-            )
-        milliseconds["eager"] = median_milliseconds(partial(case.model, input_ids=ids, use_cache=False), device)
+            milliseconds[f"tkc {choice}"] = median_milliseconds(partial(executable, **inputs), device)
+        milliseconds["eager"] = median_milliseconds(partial(case.model, **inputs), device)
     ours = next(iter(built))
     notes: dict[str, float | str] = {f"{name} error": error for name, error in errors.items()}
     notes |= {f"{choice} compile s": spent for choice, spent in seconds.items()}

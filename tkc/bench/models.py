@@ -12,13 +12,17 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Benchmarked:
-    """A model with the inputs to export it with; ``dynamic_shapes`` leaves batch and sequence symbolic."""
+    """A model with the inputs to export it with, and how to make more.
+
+    ``dynamic_shapes`` leaves batch and sequence symbolic; ``inputs(batch, tokens)`` are random ones of that size
+    (images have one size, whatever the tokens).
+    """
 
     name: str
     model: nn.Module
     kwargs: dict[str, Any]
     dynamic_shapes: dict[str, Any]
-    vocabulary: int
+    inputs: Callable[[int, int], dict[str, Any]]
 
 
 def llama_3_8b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
@@ -35,7 +39,7 @@ def llama_3_8b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> 
         max_position_embeddings=8192,
         rope_theta=500000.0,
     )
-    return _causal("llama-3-8b", LlamaModel, config, device, dtype)
+    return _text("llama-3-8b", LlamaModel, config, device, dtype, {"use_cache": False})
 
 
 def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
@@ -56,30 +60,66 @@ def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) 
         norm_topk_prob=True,
         max_position_embeddings=8192,
     )
-    return _causal("qwen3-30b-a3b", Qwen3MoeModel, config, device, dtype)
+    return _text("qwen3-30b-a3b", Qwen3MoeModel, config, device, dtype, {"use_cache": False})
+
+
+def bert_large(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+    """An encoder of BERT-large's shape: hidden 1024, 16 heads, 4096 wide."""
+    from transformers import BertConfig, BertModel
+
+    config: Any = BertConfig(hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=layers)
+    return _text("bert-large", BertModel, config, device, dtype, {})
+
+
+def vit_large_16(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+    """An encoder of ViT-L/16's shape: images of 224×224 in patches of 16, hidden 1024, 16 heads, 4096 wide."""
+    from transformers import ViTConfig, ViTModel
+
+    config: Any = ViTConfig(hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=layers)
+    model = _initialized(ViTModel, config, device, dtype)
+
+    def inputs(batch: int, _: int) -> dict[str, Any]:
+        shape = (batch, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": torch.randn(shape, device=device, dtype=dtype)}
+
+    shapes = {"pixel_values": {0: torch.export.Dim("batch", max=256)}}
+    return Benchmarked(f"vit-l-16, {layers} layers", model, inputs(2, 0), shapes, inputs)
 
 
 Factory = Callable[[int, torch.device, torch.dtype], Benchmarked]
-MODELS: dict[str, Factory] = {"llama-3-8b": llama_3_8b_layers, "qwen3-30b-a3b": qwen3_30b_a3b_layers}
+MODELS: dict[str, Factory] = {
+    "llama-3-8b": llama_3_8b_layers,
+    "qwen3-30b-a3b": qwen3_30b_a3b_layers,
+    "bert-large": bert_large,
+    "vit-l-16": vit_large_16,
+}
 
 
-def _causal(
+def _text(
     name: str,
     model_type: type[nn.Module],
     config: Any,
     device: torch.device,
     dtype: torch.dtype,
+    constants: dict[str, Any],
 ) -> Benchmarked:
+    model = _initialized(model_type, config, device, dtype)
+
+    def inputs(batch: int, tokens: int) -> dict[str, Any]:
+        return {"input_ids": torch.randint(0, config.vocab_size, (batch, tokens), device=device), **constants}
+
+    most = config.max_position_embeddings
+    sizes = {0: torch.export.Dim("batch", max=256), 1: torch.export.Dim("sequence", min=2, max=most)}
+    shapes = {"input_ids": sizes, **dict.fromkeys(constants)}
+    return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 64), shapes, inputs)
+
+
+def _initialized(model_type: type[nn.Module], config: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
-    with device:
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            model = model_type(config).eval()
-        finally:
-            torch.set_default_dtype(default)
-        ids = torch.randint(0, config.vocab_size, (2, 64))  # export fixes sizes of 1
-    sizes = {0: torch.export.Dim("batch", max=256), 1: torch.export.Dim("sequence", min=2, max=8192)}
-    kwargs = {"input_ids": ids, "use_cache": False}
-    title = f"{name}, {config.num_hidden_layers} layers"
-    return Benchmarked(title, model, kwargs, {"input_ids": sizes, "use_cache": None}, config.vocab_size)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return model_type(config).eval()
+    finally:
+        torch.set_default_dtype(default)

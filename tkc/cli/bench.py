@@ -9,6 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
+from tkc.bench.models import MODELS
 from tkc.bench.record import Row, record
 from tkc.errors import UsageError
 from tkc.targets import resolve_target
@@ -38,7 +39,7 @@ def kernels(
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help="llama-3-8b or qwen3-30b-a3b.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(MODELS)}.")],
     tokens: Annotated[
         list[int] | None, typer.Option(help="Tokens of each sequence; may be given several times.")
     ] = None,
