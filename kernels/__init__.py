@@ -8,13 +8,23 @@ from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.kernels.matmul.spec import Matmul
 from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
+from tkc.kernels.normalization.spec import Normalization
 from tkc.kernels.spec import KernelRequest, KernelSpec, TensorType, Work
 from tkc.kernels.swiglu.spec import SwiGLU
 from tkc.kernels.target import Target
 
 SPECS: dict[str, KernelSpec] = {
     spec.name: spec
-    for spec in (MoeGate(), MoePermute(), SwiGLU(), AttentionPrefill(), AttentionDecode(), Matmul(), GroupedMatmul())
+    for spec in (
+        MoeGate(),
+        MoePermute(),
+        SwiGLU(),
+        AttentionPrefill(),
+        AttentionDecode(),
+        Matmul(),
+        GroupedMatmul(),
+        Normalization(),
+    )
 }
 
 __all__ = ["SPECS", "KernelRequest", "KernelSpec", "Target", "TensorType", "Work"]

@@ -5,8 +5,20 @@ from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.matmul import MATMUL
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
+from tkc.passes.normalization import NORMALIZATION
 from tkc.passes.rule import Rule
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
-# Permuting needs to see that experts come from a top-k, which gating replaces.
-RULES: tuple[Rule, ...] = (MOE_PERMUTE, MOE_GATE, QUANTIZED_SWIGLU, SWIGLU, GROUPED_MATMUL, DECODE, PREFILL, MATMUL)
+# Permuting needs to see that experts come from a top-k, which gating replaces. Normalization comes last: it takes the
+# sums that no matrix product adds in its epilogue.
+RULES: tuple[Rule, ...] = (
+    MOE_PERMUTE,
+    MOE_GATE,
+    QUANTIZED_SWIGLU,
+    SWIGLU,
+    GROUPED_MATMUL,
+    DECODE,
+    PREFILL,
+    MATMUL,
+    NORMALIZATION,
+)

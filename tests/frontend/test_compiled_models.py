@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 import tkc
 
 SIZES = ((2, 9), (3, 17), (1, 33))
-KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "swiglu", "attention.prefill"}
+KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "swiglu", "attention.prefill", "normalization"}
 
 
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
@@ -28,7 +28,7 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
             assert result.shape == reference.shape
             assert (result - reference).abs().max() <= 1e-4 * reference.abs().max()
     used = {use.kernel for use in executable.report.uses}
-    assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill"})
+    assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
 
 
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)

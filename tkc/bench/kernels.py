@@ -20,6 +20,7 @@ from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 Reference = Callable[..., object]
@@ -48,6 +49,11 @@ def cases() -> list[Case]:
         Case("swiglu", SwiGLUParameters(c, "bfloat16", packed=True, scale=scale), {"tokens": t})
         for scale in (None, "token", "group")
         for t, c in ((4096, 2048), (16384, 7168))
+    ]
+    found += [
+        Case("normalization", NormalizationParameters(c, "bfloat16", kind, 1e-6), {"tokens": t}, _normalized)
+        for kind in ("rms", "layer")
+        for t, c in ((2048, 4096), (16384, 7168), (131072, 128))
     ]
     found += [
         Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}, _matmul)
@@ -156,11 +162,28 @@ def _shape(tensor: TensorType, sizes: Mapping[str, int]) -> list[int]:
     return [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
 
 
+_TOLD = (
+    *("kind", "n", "k", "num_experts", "num_groups", "channels", "scale"),
+    *("num_heads", "num_kv_heads", "causal"),
+)  # the parameters by which rows are told apart
+
+
 def _short(case: Case) -> str:
     p = case.parameters
     words = [
         f"{name}={getattr(p, name)}"
-        for name in ("n", "k", "num_experts", "num_groups", "channels", "scale", "num_heads", "num_kv_heads", "causal")
+        for name in (
+            "kind",
+            "n",
+            "k",
+            "num_experts",
+            "num_groups",
+            "channels",
+            "scale",
+            "num_heads",
+            "num_kv_heads",
+            "causal",
+        )
         if hasattr(p, name)
     ]
     return " ".join([*words, *(f"{name}={size}" for name, size in case.sizes.items())])
@@ -168,6 +191,12 @@ def _short(case: Case) -> str:
 
 def _sort(parameters: MoePermuteParameters, experts: torch.Tensor) -> object:
     return torch.sort(experts, stable=True)
+
+
+def _normalized(parameters: NormalizationParameters, x: torch.Tensor, weight: torch.Tensor) -> object:
+    if parameters.kind == "rms":
+        return torch.nn.functional.rms_norm(x, (parameters.channels,), weight, parameters.epsilon)
+    return torch.nn.functional.layer_norm(x, (parameters.channels,), weight, None, parameters.epsilon)
 
 
 def _matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor) -> object:

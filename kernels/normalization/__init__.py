@@ -1,0 +1,1 @@
+"""Layer and root-mean-square normalization, with the addition that feeds it."""

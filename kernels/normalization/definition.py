@@ -1,0 +1,190 @@
+"""Normalization in TileLang: a token's values stay in registers between their statistics and the result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
+
+from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.normalization.spec import (
+    WARP,
+    Normalization,
+    NormalizationConfiguration,
+    NormalizationParameters,
+    vector_width,
+)
+from tkc.kernels.target import Target
+
+
+def define(parameters: NormalizationParameters, configuration: NormalizationConfiguration, target: Target) -> PrimFunc:
+    """The kernel over ``x``, what there is of ``residual``, ``weight`` and ``bias``, ``out``, and ``sum`` if kept."""
+    return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
+
+
+@dataclass(frozen=True)
+class _TensorTypes:
+    """The types of the kernel's tensors; ``None`` for those that the particular kernel lacks."""
+
+    x: Any
+    out: Any
+    residual: Any = None
+    weight: Any = None
+    bias: Any = None
+    sum: Any = None
+
+
+def _tensor_types(p: NormalizationParameters, storage: Callable[[str], str] = str) -> _TensorTypes:
+    tokens = T.dynamic("tokens", "int32")
+    tensors = (*Normalization().inputs(p), *Normalization().outputs(p))
+    return _TensorTypes(
+        **{t.name: T.Tensor(tuple(tokens if d == "tokens" else d for d in t.shape), storage(t.dtype)) for t in tensors}
+    )
+
+
+def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc:
+    types = _tensor_types(p)
+    width = vector_width(p)
+    per_lane = -(-p.channels // (width * c.lanes))
+    at_once = c.threads // c.lanes
+    warps = max(c.lanes // WARP, 1)
+
+    @T.prim_func
+    def normalization(
+        x: types.x,
+        residual: types.residual,
+        weight: types.weight,
+        bias: types.bias,
+        out: types.out,
+        sum: types.sum,
+    ):
+        tokens = x.shape[0]
+        with T.Kernel(T.max(T.ceildiv(tokens, at_once), 1), threads=c.threads) as block:
+            thread = T.get_thread_binding()
+            lane = thread % c.lanes
+            token = block * at_once + thread // c.lanes
+            loaded = T.alloc_local((per_lane * width,), p.dtype)
+            added = T.alloc_local((per_lane * width,), p.dtype)
+            values = T.alloc_local((per_lane * width,), "float32")
+            total = T.alloc_local((1,), "float32")
+            warp_totals = T.alloc_shared((2, at_once, warps), "float32")
+            # All loads come first, so that they are in flight together.
+            for i in T.unroll(per_lane):
+                channel = (i * c.lanes + lane) * width
+                if token < tokens and channel < p.channels:
+                    for e in T.vectorized(width):
+                        loaded[i * width + e] = x[token, channel + e]
+                    if p.residual:
+                        for e in T.vectorized(width):
+                            added[i * width + e] = residual[token, channel + e]
+            for i in T.unroll(per_lane):
+                channel = (i * c.lanes + lane) * width
+                for e in T.unroll(width):
+                    values[i * width + e] = 0.0
+                if token < tokens and channel < p.channels:
+                    for e in T.unroll(width):
+                        values[i * width + e] = T.cast(loaded[i * width + e], "float32")
+                    if p.residual:
+                        for e in T.unroll(width):
+                            total[0] = values[i * width + e] + T.cast(added[i * width + e], "float32")
+                            values[i * width + e] = T.cast(T.cast(total[0], p.dtype), "float32")
+                    if p.keeps_sum:
+                        for e in T.vectorized(width):
+                            sum[token, channel + e] = T.cast(values[i * width + e], p.dtype)
+            if p.kind == "layer":
+                total[0] = 0.0
+                for i in T.unroll(per_lane * width):
+                    total[0] += values[i]
+                _sum_of_lanes(c, total, warp_totals, 0)
+                mean = total[0] / p.channels
+                for i in T.unroll(per_lane):
+                    # What lies past the channels stays zero.
+                    if (i * c.lanes + lane) * width < p.channels:
+                        for e in T.unroll(width):
+                            values[i * width + e] -= mean
+            total[0] = 0.0
+            for i in T.unroll(per_lane * width):
+                total[0] += values[i] * values[i]
+            _sum_of_lanes(c, total, warp_totals, 1)
+            factor = T.rsqrt(total[0] / p.channels + T.float32(p.epsilon))
+            for i in T.unroll(per_lane):
+                channel = (i * c.lanes + lane) * width
+                if token < tokens and channel < p.channels:
+                    for e in T.unroll(width):
+                        values[i * width + e] *= factor
+                    if p.weight:
+                        for e in T.vectorized(width):
+                            values[i * width + e] *= T.cast(weight[channel + e], "float32")
+                    if p.bias:
+                        for e in T.vectorized(width):
+                            values[i * width + e] += T.cast(bias[channel + e], "float32")
+                    for e in T.vectorized(width):
+                        out[token, channel + e] = T.cast(values[i * width + e], p.dtype)
+
+    return normalization
+
+
+@T.macro
+def _sum_of_lanes(c: NormalizationConfiguration, total: Buffer, warp_totals: Buffer, use: int):
+    """Makes ``total[0]`` the sum over the lanes of a token. Each ``use`` has its own part of ``warp_totals``."""
+    for step in T.unroll(min(c.lanes, WARP).bit_length() - 1):
+        total[0] += T.shfl_xor(total[0], 1 << step)
+    if c.lanes > WARP:
+        thread = T.get_thread_binding()
+        row = thread // c.lanes
+        if thread % WARP == 0:
+            warp_totals[use, row, thread % c.lanes // WARP] = total[0]
+        T.sync_threads()
+        total[0] = 0.0
+        for warp in T.unroll(c.lanes // WARP):
+            total[0] += warp_totals[use, row, warp]
+
+
+def _cpu(p: NormalizationParameters) -> PrimFunc:
+    types = _tensor_types(p, storage_dtype)
+    parameter_dtype = p.parameter_dtype or p.dtype
+
+    def stored(value: PrimExpr) -> PrimExpr:
+        return to_float32(from_float32(value, p.dtype), p.dtype)
+
+    @T.prim_func
+    def normalization(
+        x: types.x,
+        residual: types.residual,
+        weight: types.weight,
+        bias: types.bias,
+        out: types.out,
+        sum: types.sum,
+    ):
+        with T.Kernel(x.shape[0]) as token:
+            values = T.alloc_local((p.channels,), "float32")
+            total = T.alloc_local((1,), "float32")
+            for j in T.serial(p.channels):
+                values[j] = to_float32(x[token, j], p.dtype)
+            if p.residual:
+                for j in T.serial(p.channels):
+                    values[j] = stored(values[j] + to_float32(residual[token, j], p.dtype))
+            if p.keeps_sum:
+                for j in T.serial(p.channels):
+                    sum[token, j] = from_float32(values[j], p.dtype)
+            if p.kind == "layer":
+                total[0] = 0.0
+                for j in T.serial(p.channels):
+                    total[0] += values[j]
+                mean = total[0] / p.channels
+                for j in T.serial(p.channels):
+                    values[j] -= mean
+            total[0] = 0.0
+            for j in T.serial(p.channels):
+                total[0] += values[j] * values[j]
+            factor = 1.0 / T.sqrt(total[0] / p.channels + T.float32(p.epsilon))
+            for j in T.serial(p.channels):
+                values[j] *= factor
+                if p.weight:
+                    values[j] *= to_float32(weight[j], parameter_dtype)
+                if p.bias:
+                    values[j] += to_float32(bias[j], parameter_dtype)
+                out[token, j] = from_float32(values[j], p.dtype)
+
+    return normalization

@@ -1,0 +1,131 @@
+"""Layer normalization and root-mean-square normalization of each token, alone or of a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+FloatType = Literal["float32", "float16", "bfloat16"]
+WARP = 32
+VECTOR_BYTES = 16  # the widest load of one thread
+MAX_VALUES_PER_LANE = 64  # what a thread keeps in registers between the statistics and the result
+MAX_LANES = 1024  # threads of one block
+VALUES_PER_LANE = (16, 8, 32)  # worth trying; the first is the default
+
+
+@dataclass(frozen=True)
+class NormalizationParameters:
+    """``layer`` takes off the mean and divides by the standard deviation (Ba et al., 2016), ``rms`` only divides, by
+    the root of the mean square (Zhang and Sennrich, 2019); ``epsilon`` is added under the root.
+
+    ``residual`` normalizes the sum of two tensors, rounded to ``dtype``; ``keeps_sum`` returns that too. ``weight`` and
+    ``bias`` scale and shift each channel. Statistics and results are computed in float32 and rounded once.
+    """
+
+    channels: int
+    dtype: FloatType
+    kind: Literal["layer", "rms"]
+    epsilon: float
+    weight: bool = True
+    bias: bool = False
+    parameter_dtype: FloatType | None = None  # of weight and bias; ``None``: dtype
+    residual: bool = False
+    keeps_sum: bool = False
+
+
+@dataclass(frozen=True)
+class NormalizationConfiguration:
+    """``lanes`` threads, a power of two, share a token; a block has ``threads``, a multiple of that."""
+
+    lanes: int
+    threads: int
+
+
+class Normalization(KernelSpec[NormalizationParameters, NormalizationConfiguration]):
+    """``x [tokens, channels]`` (and ``residual`` of its shape, ``weight`` and ``bias [channels]``) to
+    ``out [tokens, channels]`` and, if kept, ``sum [tokens, channels]``."""
+
+    name = "normalization"
+    parameters_type = NormalizationParameters
+    configuration_type = NormalizationConfiguration
+
+    def inputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
+        """``x``, then those of ``residual``, ``weight``, ``bias`` that there are."""
+        p = parameters
+        rows, vector = ("tokens", p.channels), (p.channels,)
+        optional = (
+            (p.residual, TensorType("residual", rows, p.dtype)),
+            (p.weight, TensorType("weight", vector, p.parameter_dtype or p.dtype)),
+            (p.bias, TensorType("bias", vector, p.parameter_dtype or p.dtype)),
+        )
+        return (TensorType("x", rows, p.dtype), *(tensor for present, tensor in optional if present))
+
+    def outputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
+        """``out``, and ``sum`` if kept."""
+        rows = ("tokens", parameters.channels)
+        names = ("out", "sum") if parameters.keeps_sum else ("out",)
+        return tuple(TensorType(name, rows, parameters.dtype) for name in names)
+
+    def unsupported(self, parameters: NormalizationParameters, target: Target) -> str | None:
+        """Refuse no channels at all, a sum of one tensor, and on CUDA more channels than a block keeps in registers."""
+        if parameters.channels < 1:
+            return f"channels is {parameters.channels}, and at least one is needed"
+        if parameters.keeps_sum and not parameters.residual:
+            return "a sum is kept of two tensors, and there is no residual"
+        if target.is_cuda and not self.configurations(parameters, target):
+            return f"a token's {parameters.channels} channels are more than one block holds to find their statistics"
+        return None
+
+    def beneficial(self, parameters: NormalizationParameters, target: Target) -> str | None:
+        """On the CPU the graph compiler's own functions use every core, and TileLang's C code one."""
+        return None if target.is_cuda else "the graph compiler's own CPU schedule uses every core, and this kernel one"
+
+    def configurations(
+        self, parameters: NormalizationParameters, target: Target
+    ) -> tuple[NormalizationConfiguration, ...]:
+        """On CUDA, the numbers of lanes that leave each about as many values as is worth trying."""
+        if not target.is_cuda:
+            return (NormalizationConfiguration(1, 1),)
+        width = vector_width(parameters)
+        vectors = parameters.channels // width
+        wanted = [_power_of_two(-(-vectors * width // values)) for values in VALUES_PER_LANE]
+        lanes = dict.fromkeys(min(count, MAX_LANES) for count in wanted)
+        return tuple(
+            NormalizationConfiguration(count, max(count, 4 * WARP))
+            for count in lanes
+            if -(-vectors // count) * width <= MAX_VALUES_PER_LANE
+        )
+
+    def work(self, parameters: NormalizationParameters, sizes: Mapping[str, int]) -> Work:
+        """For a value two operations to find the mean square and two to apply it, and one for each further term."""
+        p = parameters
+        operations = 4 + 2 * (p.kind == "layer") + p.weight + p.bias + p.residual
+        tensors = (*self.inputs(p), *self.outputs(p))
+        return Work(
+            flops=float(operations * sizes["tokens"] * p.channels),
+            bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)),
+        )
+
+    def reference(self, parameters: NormalizationParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """See :func:`tkc.kernels.normalization.reference.normalization`."""
+        from tkc.kernels.normalization.reference import normalization
+
+        return normalization(parameters, *inputs)
+
+
+def vector_width(parameters: NormalizationParameters) -> int:
+    """How many values one thread loads at once: as many as fit and divide the channels."""
+    return math.gcd(VECTOR_BYTES // (4 if parameters.dtype == "float32" else 2), parameters.channels)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << (number - 1).bit_length()
