@@ -9,7 +9,7 @@ from tkc.kernels.matmul.spec import Matmul
 from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
 from tkc.kernels.normalization.spec import Normalization
-from tkc.kernels.spec import KernelRequest, KernelSpec, TensorType, Work
+from tkc.kernels.spec import Choice, KernelDispatch, KernelRequest, KernelSpec, TensorType, Work
 from tkc.kernels.swiglu.spec import SwiGLU
 from tkc.kernels.target import Target
 
@@ -27,4 +27,4 @@ SPECS: dict[str, KernelSpec] = {
     )
 }
 
-__all__ = ["SPECS", "KernelRequest", "KernelSpec", "Target", "TensorType", "Work"]
+__all__ = ["SPECS", "Choice", "KernelDispatch", "KernelRequest", "KernelSpec", "Target", "TensorType", "Work"]

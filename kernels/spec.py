@@ -14,6 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import TypeAdapter
@@ -47,6 +48,14 @@ class TensorType:
 
 
 @dataclass(frozen=True)
+class Choice(Generic[ConfigurationT]):
+    """A configuration for the run-time sizes up to ``most``, of the spec's ``dispatch_size``; ``None``: for all."""
+
+    configuration: ConfigurationT
+    most: int | None = None
+
+
+@dataclass(frozen=True)
 class Work:
     """What a kernel must do at the least: floating-point operations, and bytes read and written."""
 
@@ -60,6 +69,8 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     name: ClassVar[str]
     parameters_type: ClassVar[type]
     configuration_type: ClassVar[type]
+    dispatch_size: ClassVar[str | None] = None
+    """The run-time size by which each call chooses among configurations; ``None`` where one serves all sizes."""
 
     @abstractmethod
     def unsupported(self, parameters: ParametersT, target: Target) -> str | None:
@@ -155,3 +166,48 @@ class KernelRequest:
     def __str__(self) -> str:
         parameters = ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.parameters).items())
         return f"{self.kernel}({parameters}) for {self.target}"
+
+
+@dataclass(frozen=True)
+class KernelDispatch:
+    """One kernel in the configurations among which each call chooses, in ascending order of the sizes they serve.
+
+    Only the last serves sizes without a limit. :meth:`to_json` and :meth:`from_json` carry it between processes.
+    """
+
+    kernel: str
+    parameters: Any
+    choices: tuple[Choice[Any], ...]
+    target: Target
+
+    def __post_init__(self) -> None:
+        limits = [choice.most for choice in self.choices]
+        ascending = all(a is not None and (b is None or a < b) for a, b in pairwise(limits))
+        if not limits or limits[-1] is not None or not ascending:
+            raise ValueError(f"the limits of a dispatch ascend and end without one; found {limits}")
+        if len(limits) > 1 and self.spec.dispatch_size is None:
+            raise ValueError(f"{self.kernel} has one configuration for all sizes; found {len(limits)}")
+
+    @property
+    def spec(self) -> KernelSpec[Any, Any]:
+        """The kernel's spec."""
+        from tkc.kernels import SPECS
+
+        return SPECS[self.kernel]
+
+    @property
+    def requests(self) -> tuple[KernelRequest, ...]:
+        """A request for each choice."""
+        return tuple(KernelRequest(self.kernel, self.parameters, c.configuration, self.target) for c in self.choices)
+
+    def to_json(self) -> dict[str, Any]:
+        """The dispatch as JSON-ready values; :meth:`from_json` reads them back."""
+        requests = [request.to_json() for request in self.requests]
+        return {"requests": requests, "most": [choice.most for choice in self.choices]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KernelDispatch:
+        """The dispatch that :meth:`to_json` wrote."""
+        requests = [KernelRequest.from_json(request) for request in data["requests"]]
+        choices = tuple(Choice(r.configuration, most) for r, most in zip(requests, data["most"], strict=True))
+        return cls(requests[0].kernel, requests[0].parameters, choices, requests[0].target)

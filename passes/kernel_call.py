@@ -1,16 +1,16 @@
-"""Builds the TensorIR function through which a Relax graph calls one kernel library."""
+"""Builds the TensorIR function through which a Relax graph calls one kernel."""
 
 from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 
 from tvm import arith, relax, tirx
 from tvm.ir import Range
 
-from tkc.kernels import KernelRequest, TensorType
+from tkc.kernels import KernelDispatch, TensorType
 from tkc.passes.graph import known_dims
 
 KERNEL_ATTRIBUTE = "tkc.kernel"
@@ -22,36 +22,33 @@ class UnfitInput(ValueError):
     """A tensor that does not fit the kernel argument it is meant for; the message is a clause a user can read."""
 
 
-def tensor_types(
-    request: KernelRequest,
-) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...], tuple[TensorType, ...]]:
-    """The inputs, outputs and workspaces of the requested kernel, which takes them in this order."""
-    spec, parameters = request.spec, request.parameters
-    return (
-        spec.inputs(parameters),
-        spec.outputs(parameters),
-        spec.workspaces(parameters, request.configuration),
-    )
+def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
+    """A private function that hands its tensors to the exported function of a kernel library, chosen by a size.
 
-
-def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
-    """A private function that hands its tensors to the exported function of the request's kernel library.
-
-    It passes the tensors on as they came: tensors made anew from its buffers would be called float32 on targets that
-    cannot compute in bfloat16 or FP8. The buffers' declarations still check shapes, dtypes and strides. The function
-    is marked scheduled and opaque: no later pass may schedule, fuse or look into it.
+    It takes the kernel's inputs, its outputs, and the workspaces of every choice. It passes the tensors on as they
+    came: tensors made anew from its buffers would be called float32 on targets that cannot compute in bfloat16 or FP8.
+    The buffers' declarations still check shapes, dtypes and strides. The function is marked scheduled and opaque: no
+    later pass may schedule, fuse or look into it.
     """
-    types = [t for group in tensor_types(request) for t in group]
+    spec, parameters = dispatch.spec, dispatch.parameters
+    inputs = spec.inputs(parameters)
+    shared = (*inputs, *spec.outputs(parameters))
+    workspaces = _workspaces(dispatch)
+    types = [*shared, *(t for own in workspaces for t in own)]
     sizes = {dim: tirx.Var(dim, "int64") for t in types for dim in t.shape if isinstance(dim, str)}
     buffers = [_strided_buffer(t, sizes) for t in types]
     handles = [tirx.Var(f"{t.name}_handle", "handle") for t in types]
-    inputs = len(request.spec.inputs(request.parameters))
+    arguments = _arguments(handles, len(shared), workspaces)
+    calls = [
+        tirx.Evaluate(tirx.call_packed(request.symbol, *map(_as_tensor, own)))
+        for request, own in zip(dispatch.requests, arguments, strict=True)
+    ]
     block = tirx.SBlock(
         iter_vars=[],
-        reads=[_whole(buffer) for buffer in buffers[:inputs]],
-        writes=[_whole(buffer) for buffer in buffers[inputs:]],
+        reads=[_whole(buffer) for buffer in buffers[: len(inputs)]],
+        writes=[_whole(buffer) for buffer in buffers[len(inputs) :]],
         name_hint="root",
-        body=tirx.Evaluate(tirx.call_packed(request.symbol, *map(_as_tensor, handles))),
+        body=_chosen(dispatch, calls, sizes),
     )
     function = tirx.PrimFunc(
         params=handles,
@@ -60,7 +57,7 @@ def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
     )
     return function.with_attrs(
         {
-            KERNEL_ATTRIBUTE: json.dumps(request.to_json(), sort_keys=True),
+            KERNEL_ATTRIBUTE: json.dumps(dispatch.to_json(), sort_keys=True),
             "op_pattern": _OPAQUE_PATTERN,
             "tirx.is_scheduled": True,
             "s_tir": True,
@@ -68,19 +65,40 @@ def kernel_prim_func(request: KernelRequest) -> tirx.PrimFunc:
     )
 
 
-def kernel_request(function: object) -> KernelRequest | None:
-    """The request that a function of a module calls; ``None`` for every other function."""
+def _workspaces(dispatch: KernelDispatch) -> list[tuple[TensorType, ...]]:
+    """The workspaces of each choice."""
+    return [dispatch.spec.workspaces(dispatch.parameters, choice.configuration) for choice in dispatch.choices]
+
+
+def _arguments(
+    handles: Sequence[tirx.Var], shared: int, workspaces: Sequence[Sequence[TensorType]]
+) -> Iterator[list[tirx.Var]]:
+    """What each choice's kernel is called with: the first ``shared`` handles, and those of its own workspaces."""
+    rest = iter(handles[shared:])
+    for own in workspaces:
+        yield [*handles[:shared], *islice(rest, len(own))]
+
+
+def _chosen(dispatch: KernelDispatch, calls: Sequence[tirx.Stmt], sizes: Mapping[str, tirx.Var]) -> tirx.Stmt:
+    """The call of the first choice that serves the size."""
+    *limited, body = calls
+    for choice, call in zip(reversed(dispatch.choices[:-1]), reversed(limited), strict=True):
+        body = tirx.IfThenElse(sizes[str(dispatch.spec.dispatch_size)] <= choice.most, call, body)
+    return body
+
+
+def kernel_dispatch(function: object) -> KernelDispatch | None:
+    """The kernel that a function of a module calls; ``None`` for every other function."""
     if isinstance(function, tirx.PrimFunc) and function.attrs is not None and KERNEL_ATTRIBUTE in function.attrs:
-        return KernelRequest.from_json(json.loads(function.attrs[KERNEL_ATTRIBUTE]))
+        return KernelDispatch.from_json(json.loads(function.attrs[KERNEL_ATTRIBUTE]))
     return None
 
 
-def output_types(request: KernelRequest, sizes: Mapping[str, tirx.PrimExpr]) -> list[relax.TensorStructInfo]:
-    """The types of what a call of the kernel returns: its outputs, then its workspaces."""
-    _, outputs, workspaces = tensor_types(request)
+def output_types(dispatch: KernelDispatch, sizes: Mapping[str, tirx.PrimExpr]) -> list[relax.TensorStructInfo]:
+    """The types of what a call of the kernel returns: its outputs, then the workspaces of every choice."""
+    types = (*dispatch.spec.outputs(dispatch.parameters), *(t for own in _workspaces(dispatch) for t in own))
     return [
-        relax.TensorStructInfo([sizes[dim] if isinstance(dim, str) else dim for dim in t.shape], t.dtype)
-        for t in (*outputs, *workspaces)
+        relax.TensorStructInfo([sizes[dim] if isinstance(dim, str) else dim for dim in t.shape], t.dtype) for t in types
     ]
 
 

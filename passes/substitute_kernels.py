@@ -12,15 +12,17 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 
-from tkc.kernels import SPECS, KernelRequest, KernelSpec, Target
+from tkc.kernels import SPECS, KernelDispatch, KernelRequest, KernelSpec, Target
+from tkc.kernels import Choice as KernelChoice
 from tkc.passes.block_rewrite import BlockRewrite, Replacement
 from tkc.passes.graph import Graph
-from tkc.passes.kernel_call import UnfitInput, bound_sizes, kernel_prim_func, kernel_request, output_types
+from tkc.passes.kernel_call import UnfitInput, bound_sizes, kernel_dispatch, kernel_prim_func, output_types
 from tkc.passes.rule import KernelCall, Refusal, Rule
 from tkc.passes.rules import RULES
 
 Choice = Literal["auto", "all", "none"]
-Configure = Callable[[KernelSpec[Any, Any], Any, Target], Any]
+Configure = Callable[[KernelSpec[Any, Any], Any, Target], tuple[KernelChoice[Any], ...]]
+"""Says in which configurations a kernel is called, by size."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,13 @@ class SubstitutionReport:
     refusals: list[RefusedMatch] = field(default_factory=list)
 
 
-def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Any:
-    """The first of the configurations that ``spec`` offers."""
-    return spec.configurations(parameters, target)[0]
+def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[KernelChoice[Any], ...]:
+    """The first of the configurations that ``spec`` offers, for every size."""
+    return (KernelChoice(spec.configurations(parameters, target)[0]),)
 
 
 def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, int]]:
-    """Every kernel that ``module`` calls: its function, its request, and from how many places."""
+    """Every kernel that ``module`` may call: the function that does, its request, and from how many places."""
     calls: Counter[GlobalVar] = Counter()
 
     def count(expr: relax.Expr) -> None:
@@ -73,8 +75,13 @@ def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, in
     for function in module.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, count)
-    requests = ((name, kernel_request(function)) for name, function in module.functions_items())
-    return [(name, request, calls[name]) for name, request in requests if request is not None]
+    dispatches = ((name, kernel_dispatch(function)) for name, function in module.functions_items())
+    return [
+        (name, request, calls[name])
+        for name, dispatch in dispatches
+        if dispatch is not None
+        for request in dispatch.requests
+    ]
 
 
 @tvm.transform.module_pass(opt_level=0, name="SubstituteKernels")
@@ -83,7 +90,7 @@ class SubstituteKernels:
 
     ``kernels``: ``"auto"`` substitutes where a kernel exists and its spec expects it to pay, ``"all"`` wherever one
     exists, ``"none"`` nowhere. ``report`` is filled with what was substituted and what was refused. ``configure``
-    chooses a kernel's configuration.
+    chooses a kernel's configurations.
     """
 
     def __init__(
@@ -174,25 +181,25 @@ class _Writer:
                 rewrite.add(outcome)
         return rewrite.block()
 
-    def _request(self, parameters: Any) -> KernelRequest | Refusal:
+    def _dispatch(self, parameters: Any) -> KernelDispatch | Refusal:
         spec, target = SPECS[self.rule.kernel], self.settings.target
         reason = spec.unsupported(parameters, target)
         if reason is None and self.settings.kernels == "auto":
             reason = spec.beneficial(parameters, target)
         if reason is not None:
             return Refusal(reason)
-        return KernelRequest(spec.name, parameters, self.settings.configure(spec, parameters, target), target)
+        return KernelDispatch(spec.name, parameters, self.settings.configure(spec, parameters, target), target)
 
     def _replacement(self, root: relax.Var, call: KernelCall, rewrite: BlockRewrite) -> Replacement | Refusal:
-        request = self._request(call.parameters)
-        if isinstance(request, Refusal):
-            return request
+        dispatch = self._dispatch(call.parameters)
+        if isinstance(dispatch, Refusal):
+            return dispatch
         inputs = _types(call.inputs)
         try:
-            sizes = bound_sizes(request.spec.inputs(request.parameters), inputs, call.sizes, self.graph.analyzer)
+            sizes = bound_sizes(dispatch.spec.inputs(dispatch.parameters), inputs, call.sizes, self.graph.analyzer)
         except UnfitInput as error:
             return Refusal(str(error))
-        bindings = self._bindings(call, request, output_types(request, sizes))
+        bindings = self._bindings(call, dispatch, output_types(dispatch, sizes))
         made = {binding.var for binding in bindings}
         reads = [var for binding in bindings for var in relax.analysis.free_vars(binding.value) if var not in made]
         replacement = Replacement(tuple(call.replaces), bindings, reads, _sizes((*inputs, bindings[0].var.struct_info)))
@@ -202,10 +209,10 @@ class _Writer:
         return replacement
 
     def _bindings(
-        self, call: KernelCall, request: KernelRequest, types: list[relax.TensorStructInfo]
+        self, call: KernelCall, dispatch: KernelDispatch, types: list[relax.TensorStructInfo]
     ) -> list[relax.Binding]:
-        name = request.kernel.replace(".", "_")
-        kernel = self.builder.add_func(kernel_prim_func(request), name)
+        name = dispatch.kernel.replace(".", "_")
+        kernel = self.builder.add_func(kernel_prim_func(dispatch), name)
         result = relax.DataflowVar(name, types[0] if len(types) == 1 else relax.TupleStructInfo(types))
         called = relax.call_tir(kernel, relax.Tuple(call.inputs), types)
         bindings: list[relax.Binding] = [relax.VarBinding(result, called)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
+from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.executable import Executable
 from tkc.frontend import import_model
@@ -151,7 +152,8 @@ def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, s
     from tkc.pipeline import substitution_stages
 
     report = SubstitutionReport()
-    module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report))
+    choices = kernel_choices(settings.database, target)
+    module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report, choices))
     return _Front(module, report, kernel_requests(module))
 
 

@@ -17,7 +17,13 @@ from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.rules import RULES
-from tkc.passes.substitute_kernels import Choice, SubstituteKernels, SubstitutionReport
+from tkc.passes.substitute_kernels import (
+    Choice,
+    Configure,
+    SubstituteKernels,
+    SubstitutionReport,
+    default_configuration,
+)
 from tkc.passes.widen_products import WidenProducts
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
@@ -52,13 +58,15 @@ LOWERING = PassStage(
 )
 
 
-def substitution_stages(target: Target, kernels: Choice, report: SubstitutionReport) -> list[PassStage]:
+def substitution_stages(
+    target: Target, kernels: Choice, report: SubstitutionReport, configure: Configure = default_configuration
+) -> list[PassStage]:
     """From the imported model to one in which the rules' subgraphs are kernel calls."""
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage("canonicalize", (Canonicalize(),)),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library.
-        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES),)),
+        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure),)),
     ]
 
 

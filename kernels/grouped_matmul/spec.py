@@ -59,6 +59,7 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     name = "matmul.grouped"
     parameters_type = GroupedMatmulParameters
     configuration_type = GroupedMatmulConfiguration
+    dispatch_size = "m"
 
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":

@@ -50,9 +50,16 @@ _TILINGS = {
         Tiling(128, 128, 64, stages=6, threads=256),
         Tiling(64, 256, 64, stages=4, threads=128),
         Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(128, 64, 64, stages=6, threads=256),
         Tiling(64, 64, 128, stages=4, threads=128),
+        Tiling(64, 64, 128, stages=6, threads=128),
+        Tiling(64, 32, 128, stages=6, threads=128),
         Tiling(32, 64, 128, stages=4, threads=128),
+        Tiling(32, 32, 128, stages=6, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
+        Tiling(16, 64, 256, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=6, threads=128),
+        Tiling(16, 32, 256, stages=4, threads=128),
     ),
 }
 
@@ -65,6 +72,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     name = "matmul"
     parameters_type = MatmulParameters
     configuration_type = MatmulConfiguration
+    dispatch_size = "m"
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":

@@ -56,6 +56,7 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
     name = "normalization"
     parameters_type = NormalizationParameters
     configuration_type = NormalizationConfiguration
+    dispatch_size = "tokens"
 
     def inputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
         """``x``, then those of ``residual``, ``weight``, ``bias`` that there are."""

@@ -61,6 +61,7 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
     name = "swiglu"
     parameters_type = SwiGLUParameters
     configuration_type = SwiGLUConfiguration
+    dispatch_size = "tokens"
 
     def inputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
         """``gate_up`` if packed, else ``gate`` and ``up``."""

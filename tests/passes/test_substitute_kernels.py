@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import tvm
+import tvm_ffi
 from reference_execution import CPU, checked_substitutions, evaluated, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,12 +17,12 @@ from tvm.ir import IRModule
 from tvm.relax import op
 from tvm.relax.dpl import is_op, wildcard
 
-from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.graph import shape
-from tkc.passes.kernel_call import kernel_prim_func, kernel_request
+from tkc.passes.kernel_call import kernel_dispatch, kernel_prim_func
 from tkc.passes.layout import restored
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
@@ -103,9 +105,27 @@ def test_configurations_can_be_chosen() -> None:
     """A tuner's choice takes the place of the default."""
     wanted = replace(SPECS["swiglu"].configurations(SwiGLUParameters(8, "float32"), CPU)[0], threads=7)
     module = imported(gated, torch.randn(3, 16))
-    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: wanted)(module)
+    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: (Choice(wanted),))(module)
     ((_, request, _),) = kernel_requests(module)
     assert request.configuration == wanted
+
+
+def test_the_size_chooses_among_configurations() -> None:
+    """Each choice is a kernel of its own, which serves the sizes up to its limit."""
+    small, large = (SwiGLUConfiguration(threads) for threads in (1, 7))
+    x = torch.randn(3, 16)
+    choices = (Choice(small, 4), Choice(large))
+    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: choices)(imported(gated, x))
+    requests = [request for _, request, count in kernel_requests(module) for _ in range(count)]
+    assert [request.configuration for request in requests] == [small, large]
+    called: list[int] = []
+    for position, request in enumerate(requests):
+        tvm_ffi.register_global_func(request.symbol, lambda *_, at=position: called.append(at), override=True)
+    code = tvm.compile(module, target=tvm.target.Target({"kind": "llvm", "opt-level": 0}))
+    machine = relax.VirtualMachine(code, tvm.cpu())
+    for tokens in (2, 4, 5, 300):
+        machine["main"](tvm.runtime.from_dlpack(torch.randn(tokens, 16)))
+    assert called == [0, 0, 1, 1]
 
 
 def test_a_call_is_placed_after_all_that_it_reads() -> None:
@@ -209,9 +229,9 @@ def test_a_request_survives_the_module() -> None:
     target = Target.parse("cuda:sm_90a")
     parameters = MoePermuteParameters(8)
     configuration = SPECS["moe.permute"].configurations(parameters, target)[0]
-    request = KernelRequest("moe.permute", parameters, configuration, target)
-    function = kernel_prim_func(request)
-    assert kernel_request(function) == request
+    dispatch = KernelDispatch("moe.permute", parameters, (Choice(configuration),), target)
+    function = kernel_prim_func(dispatch)
+    assert kernel_dispatch(function) == dispatch
     names = [function.buffer_map[parameter].name for parameter in function.params]
     assert names == ["experts", "sorted", "order", "inverse", "offsets", "counts"]
 

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -25,6 +26,7 @@ def bench_model(
     device: torch.device,
     dtype: torch.dtype,
     kernels: Sequence[str],
+    database: Path | None = None,
 ) -> list[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
@@ -44,6 +46,7 @@ def bench_model(
             target="cuda" if device.type == "cuda" else "cpu",
             dynamic_shapes=first.dynamic_shapes,
             kernels=choice,
+            database=database,
         )
         seconds[choice] = time.perf_counter() - start
     exact = copy.deepcopy(first.model).float()

@@ -73,12 +73,17 @@ def record(benchmark: str, rows: list[Row], device: torch.device) -> Record:
         benchmark=benchmark,
         command=_command(),
         commit=_commit(),
-        device=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine(),
+        device=device_name(device),
         versions={name: _version(name) for name in packages},
         rows=tuple(rows),
     )
+
+
+def device_name(device: torch.device) -> str:
+    """What the hardware calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()
 
 
 def _command() -> str:

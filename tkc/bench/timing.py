@@ -17,7 +17,8 @@ def median_milliseconds(call: Callable[[], object], device: torch.device, second
     if device.type == "cuda":
         from triton.testing import do_bench
 
-        return float(do_bench(call, warmup=100, rep=int(seconds * 1e3), return_mode="median"))
+        milliseconds = seconds * 1e3
+        return float(do_bench(call, warmup=milliseconds / 5, rep=milliseconds, return_mode="median"))
     call()
     times: list[float] = []
     while sum(times) < seconds or len(times) < 5:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tkc.bench.models import MODELS
 from tkc.bench.record import Row, record
+from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.targets import resolve_target
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     help="Measure kernels, models and compilation, each beside its reference in one run.", no_args_is_help=True
 )
 
+DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to choose from.")]
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the record as JSON.")]
 
 
@@ -28,13 +30,15 @@ def kernels(
     every_configuration: Annotated[
         bool, typer.Option("--every-configuration", help="Measure each configuration, not only the default.")
     ] = False,
+    database: DatabaseOption = None,
     output: OutputOption = None,
 ) -> None:
-    """Kernels over production shapes, against PyTorch."""
+    """Kernels over production shapes, against PyTorch, in the configurations that compilations choose."""
     from tkc.bench.kernels import bench_kernels
 
     resolved = resolve_target(target)
-    _finish("kernels", bench_kernels(names or [], resolved, every_configuration), resolved.is_cuda, output)
+    rows = bench_kernels(names or [], resolved, kernel_choices(database, resolved), every_configuration)
+    _finish("kernels", rows, resolved.is_cuda, output)
 
 
 @app.command()
@@ -49,6 +53,7 @@ def model(
     kernels: Annotated[
         list[str] | None, typer.Option(help="Substitution settings to compare; the first is ours.")
     ] = None,
+    database: DatabaseOption = None,
     output: OutputOption = None,
 ) -> None:
     """A whole model against PyTorch eager, and against itself without kernels."""
@@ -56,7 +61,7 @@ def model(
 
     on_gpu = resolve_target(target).is_cuda
     device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
-    rows = bench_model(name, tokens or [2048], layers, batch, device, dtype, kernels or ["auto", "none"])
+    rows = bench_model(name, tokens or [2048], layers, batch, device, dtype, kernels or ["auto", "none"], database)
     _finish(f"model {name}", rows, on_gpu, output)
 
 

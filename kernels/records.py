@@ -1,0 +1,149 @@
+"""Measured configurations of kernels: the file that keeps them, and the choice that a compilation makes among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tkc.kernels.spec import Choice, KernelRequest, KernelSpec
+from tkc.kernels.target import Target
+
+FILE = "kernels.json"
+_FORMAT = 1
+# Kernels further apart than this tell nothing of each other: three doublings of sizes in sum, or as many other options.
+_FARTHEST = 3.0
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """The fastest configuration of one kernel at one set of run-time sizes, and the median time it took there.
+
+    ``kernel``, ``parameters``, ``configuration`` and ``target`` are a :class:`~tkc.kernels.KernelRequest` as JSON.
+    """
+
+    kernel: str
+    parameters: Mapping[str, Any]
+    configuration: Mapping[str, Any]
+    target: str
+    sizes: Mapping[str, int]
+    milliseconds: float
+    device: str
+    versions: Mapping[str, str]
+    time: str
+
+    @property
+    def request(self) -> KernelRequest:
+        """The kernel that was measured; :class:`ValueError` where this version has no such parameters."""
+        return KernelRequest.from_json(dataclasses.asdict(self))
+
+    @property
+    def measured(self) -> tuple[Any, ...]:
+        """What two records of the same measurement have in common: all but the result and its circumstances."""
+        return (self.kernel, json.dumps([self.parameters, self.sizes], sort_keys=True), self.target, self.device)
+
+
+@dataclass(frozen=True)
+class _File:
+    format: int
+    records: tuple[KernelRecord, ...]
+
+
+def read_records(folder: Path) -> tuple[KernelRecord, ...]:
+    """The records in one target's database folder; none where it has no file of them.
+
+    Raises :class:`ValueError` for a file that is no such, or of a newer format.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return ()
+    try:
+        content = TypeAdapter(_File).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{path} holds no kernel records; delete it, or tune the kernels again") from error
+    if content.format > _FORMAT:
+        raise ValueError(f"{path} has the format {content.format}, and this version reads up to {_FORMAT}; update tkc")
+    return content.records
+
+
+def write_records(folder: Path, records: Iterable[KernelRecord]) -> None:
+    """Add ``records`` to a target's database folder, each in place of an older one of the same measurement.
+
+    The file is replaced as a whole or not at all.
+    """
+    kept = {record.measured: record for record in (*read_records(folder), *records)}
+    ordered = tuple(kept[key] for key in sorted(kept))
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{FILE}.new"
+    new.write_bytes(TypeAdapter(_File).dump_json(_File(_FORMAT, ordered), indent=1) + b"\n")
+    new.replace(folder / FILE)
+
+
+class RecordedChoices:
+    """Chooses configurations by the nearest records; earlier ones come first where they are equally near."""
+
+    def __init__(self, records: Sequence[KernelRecord]) -> None:
+        self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
+        for record in records:
+            try:
+                request = record.request
+            except (KeyError, ValueError):
+                continue  # of a kernel, or with parameters, that this version no longer has
+            self._records.setdefault((record.kernel, request.parameters), []).append((record, request.configuration))
+
+    def __call__(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[Choice[Any], ...]:
+        """Where records tell nothing, the spec's default for all sizes."""
+        offered = spec.configurations(parameters, target)
+        found = self._nearest(spec, parameters, target, offered)
+        if not found:
+            return (Choice(offered[0]),)
+        if spec.dispatch_size is None:
+            largest = max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
+            return (Choice(largest[1]),)
+        return _by_size({record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(found)})
+
+    def configuration(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
+    ) -> Any:
+        """The configuration that a call with these run-time sizes gets."""
+        choices = self(spec, parameters, target)
+        size = sizes.get(spec.dispatch_size or "", 0)
+        return next(choice.configuration for choice in choices if choice.most is None or size <= choice.most)
+
+    def _nearest(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
+    ) -> list[tuple[KernelRecord, Any]]:
+        candidates = []
+        for (kernel, measured), entries in self._records.items():
+            usable = [entry for entry in entries if entry[0].target == str(target) and entry[1] in offered]
+            if kernel == spec.name and usable:
+                candidates.append((_distance(parameters, measured), usable))
+        distance, nearest = min(candidates, key=lambda candidate: candidate[0], default=(math.inf, []))
+        return nearest if distance <= _FARTHEST else []
+
+
+def _distance(left: Any, right: Any) -> float:
+    """How unlike two kernels are: doublings between their sizes, and one for each other option that differs."""
+    distance = 0.0
+    for field in dataclasses.fields(left):
+        a, b = getattr(left, field.name), getattr(right, field.name)
+        both_sizes = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in (a, b))
+        distance += abs(math.log2(a / b)) if both_sizes else float(a != b)
+    return distance
+
+
+def _by_size(best: Mapping[int, Any]) -> tuple[Choice[Any], ...]:
+    """The choices for the best configuration at each measured size; limits lie midway (by ratio) between two sizes."""
+    sizes = sorted(best)
+    choices: list[Choice[Any]] = []
+    for size, larger in zip(sizes, [*sizes[1:], None], strict=True):
+        if larger is not None and best[larger] == best[size]:
+            continue
+        choices.append(Choice(best[size], None if larger is None else math.isqrt(size * larger)))
+    return tuple(choices)

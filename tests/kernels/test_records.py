@@ -1,0 +1,97 @@
+"""Measured configurations: kept in a file, chosen by likeness and by size."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tkc.kernels import SPECS, Choice, KernelDispatch, Target
+from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.records import FILE, KernelRecord, RecordedChoices, read_records, write_records
+
+TARGET = Target.parse("cuda:sm_90a")
+PARAMETERS = MatmulParameters(4096, 4096, "bfloat16")
+MATMUL = SPECS["matmul"]
+SMALL, MIDDLE, LARGE = (MATMUL.configurations(PARAMETERS, TARGET)[i] for i in (-1, 3, 1))
+
+
+def record(rows: int, configuration: object, parameters: object = PARAMETERS, kernel: str = "matmul") -> KernelRecord:
+    """A measurement at ``rows`` rows."""
+    return KernelRecord(
+        kernel=kernel,
+        parameters=dataclasses.asdict(parameters),  # type: ignore[call-overload]
+        configuration=dataclasses.asdict(configuration),  # type: ignore[call-overload]
+        target=str(TARGET),
+        sizes={"m": rows},
+        milliseconds=1.0,
+        device="GPU",
+        versions={},
+        time="2026-01-01T00:00:00+00:00",
+    )
+
+
+def test_limits_lie_between_the_measured_sizes() -> None:
+    """By ratio; neighbours with one configuration are one choice, and the largest serves all that is larger."""
+    choose = RecordedChoices([record(1024, LARGE), record(1, SMALL), record(16, SMALL), record(64, MIDDLE)])
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL, 32), Choice(MIDDLE, 256), Choice(LARGE))
+
+
+def test_the_nearest_kernel_decides() -> None:
+    """By doublings of its sizes and by other options; one that is too far, or another target's, does not."""
+    near, far = dataclasses.replace(PARAMETERS, n=6144), dataclasses.replace(PARAMETERS, n=28672)
+    choose = RecordedChoices([record(64, LARGE, far), record(64, SMALL, near)])
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),)
+    with_bias = dataclasses.replace(far, bias=True)
+    assert choose(MATMUL, with_bias, TARGET) == (Choice(LARGE),)
+    unlike = dataclasses.replace(PARAMETERS, n=64, k=64)
+    assert choose(MATMUL, unlike, TARGET) == (Choice(MATMUL.configurations(unlike, TARGET)[0]),)
+    other = Target.parse("cuda:sm_80")
+    assert choose(MATMUL, PARAMETERS, other) == (Choice(MATMUL.configurations(PARAMETERS, other)[0]),)
+
+
+def test_earlier_records_win_where_both_measured_the_same() -> None:
+    """One's own come before those that are shipped."""
+    assert RecordedChoices([record(64, SMALL), record(64, LARGE)])(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),)
+
+
+def test_a_configuration_that_is_no_longer_offered_is_not_chosen() -> None:
+    """Nor do records of unknown kernels stop anything."""
+    gone = dataclasses.replace(SMALL, threads=96)
+    choose = RecordedChoices([record(64, gone), dataclasses.replace(record(64, SMALL), kernel="no.such")])
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(MATMUL.configurations(PARAMETERS, TARGET)[0]),)
+
+
+def test_records_survive_in_a_file(tmp_path: Path) -> None:
+    """Sorted, one a measurement, the newer in place of the older."""
+    first, second = record(64, SMALL), record(16, LARGE)
+    write_records(tmp_path, [first, second])
+    write_records(tmp_path, [dataclasses.replace(first, milliseconds=0.5)])
+    assert sorted(r.milliseconds for r in read_records(tmp_path)) == [0.5, 1.0]
+    assert {r.request.configuration for r in read_records(tmp_path)} == {SMALL, LARGE}
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "no kernel records"), ('{"format": 9, "records": []}', "update")]
+)
+def test_a_file_that_is_no_such_is_refused_by_name(tmp_path: Path, content: str, message: str) -> None:
+    """And says what to do."""
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match=f"(?s){FILE}.*{message}"):
+        read_records(tmp_path)
+    assert read_records(tmp_path / "nowhere") == ()
+
+
+def test_a_dispatch_serves_every_size() -> None:
+    """Its limits ascend and end without one; a kernel that cannot tell sizes has one configuration."""
+    with pytest.raises(ValueError, match="end without one"):
+        KernelDispatch("matmul", PARAMETERS, (Choice(SMALL, 8),), TARGET)
+    with pytest.raises(ValueError, match="ascend"):
+        KernelDispatch("matmul", PARAMETERS, (Choice(SMALL, 8), Choice(LARGE, 8), Choice(MIDDLE)), TARGET)
+    head = AttentionParameters(8, 8, 64, 64, "bfloat16", 0.125)
+    one = SPECS["attention.prefill"].configurations(head, TARGET)[0]
+    with pytest.raises(ValueError, match="one configuration for all sizes"):
+        KernelDispatch("attention.prefill", head, (Choice(one, 8), Choice(one)), TARGET)

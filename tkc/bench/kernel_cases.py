@@ -1,0 +1,186 @@
+"""The kernels that are measured: production shapes, random inputs for them, and PyTorch's best for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tkc.kernels import SPECS, TensorType
+from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+
+Reference = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one set of run-time sizes, and the fastest thing PyTorch has for it (``None``: nothing alike)."""
+
+    kernel: str
+    parameters: Any
+    sizes: Mapping[str, int]
+    reference: Reference | None = None
+
+
+def benchmark_cases() -> list[Case]:
+    """The table of production shapes that benchmarks report."""
+    gate = MoeGateParameters(num_experts=256, top_k=8, scoring="softmax", normalize=True)
+    grouped_gate = MoeGateParameters(
+        256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4, normalize=True, epsilon=1e-20, scale=2.5
+    )
+    head = dict(head_size=128, value_head_size=128, dtype="bfloat16", scale=128**-0.5)
+    found = [Case("moe.topk_gate", p, {"tokens": t}) for p in (gate, grouped_gate) for t in (4096, 65536)]
+    found += [Case("moe.permute", MoePermuteParameters(128), {"copies": c}, _sort) for c in (512, 32768)]
+    found += [
+        Case("swiglu", SwiGLUParameters(c, "bfloat16", packed=True, scale=scale), {"tokens": t})
+        for scale in (None, "token", "group")
+        for t, c in ((4096, 2048), (16384, 7168))
+    ]
+    found += [
+        Case("normalization", NormalizationParameters(c, "bfloat16", kind, 1e-6), {"tokens": t}, _normalized)
+        for kind in ("rms", "layer")
+        for t, c in ((2048, 4096), (16384, 7168), (131072, 128))
+    ]
+    found += [
+        Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}, _matmul)
+        for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336))
+        for m in (16, 128, 2048, 8192)
+    ]
+    found += [
+        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m}, _grouped)
+        for n, k in ((1536, 2048), (2048, 768))
+        for m in (512, 32768)
+    ]
+    found += [
+        Case(
+            "attention.prefill",
+            AttentionParameters(h, kv, causal=causal, **head),
+            {"batch": b, "queries": s, "keys": s},
+            _sdpa,
+        )
+        for causal in (None, "top_left")
+        for b, h, kv, s in ((4, 16, 16, 4096), (1, 32, 8, 2048), (1, 32, 32, 8192))
+    ]
+    found += [
+        Case("attention.decode", AttentionParameters(32, 8, **head), {"batch": b, "keys": keys}, _sdpa)
+        for b, keys in ((1, 4096), (32, 4096))
+    ]
+    return found
+
+
+def tuning_cases() -> list[Case]:
+    """The shapes at which kernels are tuned that choose their configuration by size: few tokens to many.
+
+    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L.
+    """
+    rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
+    dense = [(4096, 4096), (6144, 4096), (1024, 4096), (14336, 4096), (28672, 4096), (4096, 14336)]
+    dense += [(4096, 2048), (512, 2048), (2048, 4096), (128, 2048), (1024, 1024), (4096, 1024)]
+    found = [Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}) for n, k in dense for m in rows]
+    found += [
+        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m})
+        for n, k in ((1536, 2048), (2048, 768))
+        for m in (8, 128, 512, 2048, 8192, 32768)
+    ]
+    found += [
+        Case("normalization", NormalizationParameters(c, "bfloat16", kind, 1e-6), {"tokens": t})
+        for kind in ("rms", "layer")
+        for c in (128, 1024, 2048, 4096, 7168)
+        for t in (16, 2048, 65536)
+    ]
+    found += [
+        Case("swiglu", SwiGLUParameters(c, "bfloat16", packed=packed, scale=scale), {"tokens": t})
+        for packed, scale in ((False, None), (True, None), (True, "group"))
+        for c in (768, 2048, 7168, 14336)
+        for t in (16, 4096, 16384)
+    ]
+    return found
+
+
+class Prepared:
+    """A case on a device: random inputs, and the outputs that its reference has for them."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        self.device = device
+        self.spec = SPECS[case.kernel]
+        self.sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // QUANTIZATION_BLOCK), **case.sizes}
+        self.inputs = [random_input(case, t, self.sizes, device) for t in self.spec.inputs(case.parameters)]
+        self.expected = self.spec.reference(case.parameters, *self.inputs)
+
+    def call(self, function: Callable[..., object], configuration: Any) -> tuple[Callable[[], object], float]:
+        """A call of a built kernel on the inputs, and how far its outputs deviate from the reference's."""
+        outputs = [self._empty(t) for t in self.spec.outputs(self.case.parameters)]
+        scratch = [self._empty(t) for t in self.spec.workspaces(self.case.parameters, configuration)]
+        call = partial(function, *self.inputs, *outputs, *scratch)
+        call()
+        return call, max(deviation(out, want) for out, want in zip(outputs, self.expected, strict=True))
+
+    def _empty(self, tensor: TensorType) -> torch.Tensor:
+        """A tensor to write to, filled with NaN where its dtype has one, so that what stays unwritten shows."""
+        out = torch.empty(_shape(tensor, self.sizes), device=self.device, dtype=getattr(torch, tensor.dtype))
+        return out.fill_(float("nan")) if out.dtype.is_floating_point and out.element_size() > 1 else out
+
+
+def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
+    """A random tensor that is valid as this argument: experts in range, offsets ascending up to the rows."""
+    shape = _shape(tensor, sizes)
+    if tensor.name == "experts":
+        return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
+    if tensor.name == "offsets":
+        # Uneven groups: the shares that a softmax over random scores gives.
+        shares = torch.randn(shape, device=device).softmax(0).cumsum(0)
+        offsets = (shares * sizes["m"]).round().to(torch.int32)
+        offsets[-1] = sizes["m"]
+        return offsets
+    if tensor.dtype == "bool":
+        return torch.rand(shape, device=device) < 0.9
+    return torch.randn(shape, device=device).to(getattr(torch, tensor.dtype))
+
+
+def deviation(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest absolute difference over the largest magnitude; for integers, the share that differs."""
+    if not expected.dtype.is_floating_point:
+        return float((result != expected).double().mean())
+    difference = (result.double() - expected.double()).abs().max()
+    value = float(difference / expected.double().abs().max().clamp_min(1e-30))
+    return float("inf") if value != value else value
+
+
+def _shape(tensor: TensorType, sizes: Mapping[str, int]) -> list[int]:
+    return [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
+
+
+def _sort(parameters: MoePermuteParameters, experts: torch.Tensor) -> object:
+    return torch.sort(experts, stable=True)
+
+
+def _normalized(parameters: NormalizationParameters, x: torch.Tensor, weight: torch.Tensor) -> object:
+    if parameters.kind == "rms":
+        return torch.nn.functional.rms_norm(x, (parameters.channels,), weight, parameters.epsilon)
+    return torch.nn.functional.layer_norm(x, (parameters.channels,), weight, None, parameters.epsilon)
+
+
+def _matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor) -> object:
+    return a @ b.T
+
+
+def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> object:
+    return torch._grouped_mm(a, b.transpose(1, 2), offs=offsets)
+
+
+def _sdpa(parameters: AttentionParameters, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    causal = parameters.causal is not None
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=parameters.scale, enable_gqa=True
+    )

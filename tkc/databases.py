@@ -1,0 +1,48 @@
+"""The tuning databases that a compilation consults: the given one or the user's own, then the one that is shipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+import tkc.tuning_db
+from tkc.errors import UsageError
+from tkc.kernels import Target
+from tkc.kernels.records import RecordedChoices, read_records
+
+Database = str | os.PathLike[str] | Literal[False] | None
+"""A database's folder; ``None`` for the user's own, ``False`` for none at all, not even the shipped one."""
+
+
+def user_database() -> Path:
+    """The user's own database: ``$TKC_DATABASE_DIR``, else in the user's data folder."""
+    return Path(os.environ.get("TKC_DATABASE_DIR") or Path(platformdirs.user_data_dir("tkc")) / "tuning_db")
+
+
+def database_roots(database: Database) -> list[Path]:
+    """The folders to look in, in order. Raises :class:`UsageError` for a given one that does not exist."""
+    if database is False:
+        return []
+    if database is not None and not Path(database).is_dir():
+        raise UsageError(f"there is no tuning database folder {database}")
+    own = user_database() if database is None else Path(database)
+    (shipped,) = map(Path, tkc.tuning_db.__path__)
+    return [own, shipped]
+
+
+def target_folder(root: Path, target: Target) -> Path:
+    """Where in a database the records of ``target`` stand."""
+    return root / str(target).replace(":", "-")
+
+
+def kernel_choices(database: Database, target: Target) -> RecordedChoices:
+    """How kernels choose their configurations for ``target``. Raises :class:`UsageError` for records that are none."""
+    try:
+        return RecordedChoices(
+            [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,128 @@
+"""Measures every configuration of the kernels on this machine's device and keeps the fastest in the tuning database."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import tvm_ffi
+
+from tkc.bench.kernel_cases import Case, Prepared, tuning_cases
+from tkc.bench.kernels import known_kernels
+from tkc.bench.record import device_name
+from tkc.bench.timing import median_milliseconds
+from tkc.builder import KernelBuilder
+from tkc.errors import KernelBuildError, UsageError
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.records import KernelRecord, write_records
+
+_LOG = logging.getLogger(__name__)
+_SECONDS = 0.02  # of measuring each configuration
+_HOPELESS = 2.0  # times the best so far, in a single run: not worth measuring
+# FP8 outputs may differ by one step of their 3 or 2 bits of mantissa, 16-bit ones by their rounding.
+_TOLERANCE = {"float8_e4m3fn": 2**-3, "float8_e5m2": 2**-2, "bfloat16": 2**-6, "float16": 2**-8}
+
+Progress = Callable[[Case, KernelRecord | None], None]
+
+
+def tune_kernels(
+    names: Sequence[str], target: Target, folder: Path, progress: Progress | None = None
+) -> list[KernelRecord]:
+    """Tune the kernels called ``names`` (all that choose by size, if empty) for ``target``, which must be this machine.
+
+    Each case's winner is written to ``folder``, the target's own in a database, as soon as its kernel is through.
+    ``progress`` is called with it (``None`` where no configuration was right). A configuration that does not build or
+    computes something else is left out, with a warning.
+    """
+    cases = [case for case in tuning_cases() if not names or case.kernel in known_kernels(names)]
+    if not cases:
+        raise UsageError(f"nothing to tune in {', '.join(names)}: only kernels that choose by size have a table")
+    device = torch.device("cuda" if target.is_cuda else "cpu")
+    by_kernel: dict[tuple[str, Any], list[Case]] = {}
+    for case in cases:
+        by_kernel.setdefault((case.kernel, case.parameters), []).append(case)
+    functions = _built(
+        KernelRequest(kernel, parameters, configuration, target)
+        for kernel, parameters in by_kernel
+        for configuration in SPECS[kernel].configurations(parameters, target)
+    )
+    winners = []
+    for own in by_kernel.values():
+        found = [record for case in own if (record := _winner(case, functions, target, device, progress)) is not None]
+        write_records(folder, found)
+        winners += found
+    return winners
+
+
+def _built(requests: Iterable[KernelRequest]) -> dict[KernelRequest, Any]:
+    """The function of each request that builds."""
+    functions = {}
+    with KernelBuilder() as builder:
+        for outcome, request in _outcomes(builder, list(requests)):
+            if isinstance(outcome, KernelBuildError):
+                _LOG.warning("%s is left out: %s", request.configuration, outcome)
+            else:
+                functions[request] = tvm_ffi.load_module(str(outcome))[request.symbol]
+    return functions
+
+
+def _outcomes(
+    builder: KernelBuilder, requests: Sequence[KernelRequest]
+) -> Iterator[tuple[Path | KernelBuildError, KernelRequest]]:
+    try:
+        yield from ((library.path, request) for request, library in builder.build(requests).items())
+    except KernelBuildError:
+        # One of them does not build: what is built is cached, so that building each alone finds out which.
+        for request in requests:
+            try:
+                yield builder.build([request])[request].path, request
+            except KernelBuildError as error:
+                yield error, request
+
+
+def _winner(
+    case: Case,
+    functions: Mapping[KernelRequest, Any],
+    target: Target,
+    device: torch.device,
+    progress: Progress | None,
+) -> KernelRecord | None:
+    prepared = Prepared(case, device)
+    best: tuple[float, Any] | None = None
+    for configuration in prepared.spec.configurations(case.parameters, target):
+        function = functions.get(KernelRequest(case.kernel, case.parameters, configuration, target))
+        if function is None:
+            continue
+        call, error = prepared.call(function, configuration)
+        if error > max(_TOLERANCE.get(t.dtype, 1e-5) for t in prepared.spec.outputs(case.parameters)):
+            _LOG.warning("%s is wrong by %.1e at %s: %s", case.kernel, error, dict(case.sizes), configuration)
+            continue
+        if best is not None and median_milliseconds(call, device, _SECONDS / 20) > _HOPELESS * best[0]:
+            continue
+        milliseconds = median_milliseconds(call, device, _SECONDS)
+        if best is None or milliseconds < best[0]:
+            best = milliseconds, configuration
+    record = None if best is None else _record(case, target, *best, device)
+    if progress is not None:
+        progress(case, record)
+    return record
+
+
+def _record(case: Case, target: Target, milliseconds: float, configuration: Any, device: torch.device) -> KernelRecord:
+    return KernelRecord(
+        kernel=case.kernel,
+        parameters=dataclasses.asdict(case.parameters),
+        configuration=dataclasses.asdict(configuration),
+        target=str(target),
+        sizes=dict(case.sizes),
+        milliseconds=milliseconds,
+        device=device_name(device),
+        versions={name: version(name) for name in ("tkc", "tilelang")},
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
