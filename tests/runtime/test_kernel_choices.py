@@ -1,4 +1,4 @@
-"""Configurations that were measured, in a compilation: one artifact holds several, and each call chooses by its size."""
+"""Measured configurations in a compilation: one artifact holds several, and each call chooses by its size."""
 
 from __future__ import annotations
 
