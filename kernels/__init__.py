@@ -6,6 +6,7 @@
 from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.kernels.matmul.spec import Matmul
+from tkc.kernels.moe_combine.spec import MoeCombine
 from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
 from tkc.kernels.normalization.spec import Normalization
@@ -18,6 +19,7 @@ SPECS: dict[str, KernelSpec] = {
     for spec in (
         MoeGate(),
         MoePermute(),
+        MoeCombine(),
         SwiGLU(),
         AttentionPrefill(),
         AttentionDecode(),

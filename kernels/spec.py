@@ -24,6 +24,9 @@ from tkc.kernels.target import Target
 if TYPE_CHECKING:
     import torch
 
+SERIAL_ON_CPU = "the graph compiler's own CPU schedule uses every core, and TileLang's C code one"
+"""Why ``kernels="auto"`` leaves simple loops on the CPU to the graph compiler."""
+
 ParametersT = TypeVar("ParametersT")
 ConfigurationT = TypeVar("ConfigurationT")
 

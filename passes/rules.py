@@ -3,6 +3,7 @@
 from tkc.passes.attention import DECODE, PREFILL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.matmul import MATMUL
+from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
 from tkc.passes.normalization import NORMALIZATION
@@ -14,6 +15,7 @@ from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
+    MOE_COMBINE,
     QUANTIZED_SWIGLU,
     SWIGLU,
     GROUPED_MATMUL,

@@ -61,7 +61,8 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     extent = static(sch.get(loops[-1]).extent) if loops else None
     if extent is None or not _runs_contiguously(statement):
         return 1
-    widest = max(DataType(region.buffer.dtype).itemsize for region in (*statement.reads, *statement.writes))
+    moved = [statement.reads[index] for index in _contiguous_reads(statement)] + list(statement.writes)
+    widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
     lanes = min(_VECTOR_BYTES // widest, _MOST_LANES)
     while extent % lanes:
         lanes //= 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     def beneficial(self, parameters: MatmulParameters, target: Target) -> str | None:
         if not target.is_cuda:
-            return "the graph compiler's own CPU schedule uses every core, and TileLang's C code one"
+            return SERIAL_ON_CPU
         if parameters.n < 16 or parameters.k < 16:
             return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
         return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
         return None
 
     def beneficial(self, parameters: NormalizationParameters, target: Target) -> str | None:
-        """On the CPU the graph compiler's own functions use every core, and TileLang's C code one."""
-        return None if target.is_cuda else "the graph compiler's own CPU schedule uses every core, and this kernel one"
+        """On the CPU the graph compiler does better."""
+        return None if target.is_cuda else SERIAL_ON_CPU
 
     def configurations(
         self, parameters: NormalizationParameters, target: Target

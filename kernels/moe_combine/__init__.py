@@ -1,0 +1,1 @@
+"""The sum of what a token's experts returned, each times its weight."""
