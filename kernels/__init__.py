@@ -10,6 +10,7 @@ from tkc.kernels.moe_combine.spec import MoeCombine
 from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
 from tkc.kernels.normalization.spec import Normalization
+from tkc.kernels.rotary.spec import Rotary
 from tkc.kernels.spec import Choice, KernelDispatch, KernelRequest, KernelSpec, TensorType, Work
 from tkc.kernels.swiglu.spec import SwiGLU
 from tkc.kernels.target import Target
@@ -26,6 +27,7 @@ SPECS: dict[str, KernelSpec] = {
         Matmul(),
         GroupedMatmul(),
         Normalization(),
+        Rotary(),
     )
 }
 

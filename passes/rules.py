@@ -7,11 +7,13 @@ from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
 from tkc.passes.normalization import NORMALIZATION
+from tkc.passes.rotary import ROTARY
 from tkc.passes.rule import Rule
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
-# Permuting needs to see that experts come from a top-k, which gating replaces. Normalization comes last: it takes the
-# sums that no matrix product adds in its epilogue.
+# Permuting needs to see that experts come from a top-k, which gating replaces. Rotary embedding leaves queries and keys
+# in the layout that attention reads best. Normalization comes last: it takes the sums that no matrix product adds in
+# its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
@@ -19,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     QUANTIZED_SWIGLU,
     SWIGLU,
     GROUPED_MATMUL,
+    ROTARY,
     DECODE,
     PREFILL,
     MATMUL,

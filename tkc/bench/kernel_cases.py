@@ -13,9 +13,11 @@ from tkc.kernels import SPECS, TensorType
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
 
 Reference = Callable[..., object]
@@ -49,6 +51,14 @@ def benchmark_cases() -> list[Case]:
         Case("normalization", NormalizationParameters(c, "bfloat16", kind, 1e-6), {"tokens": t}, _normalized)
         for kind in ("rms", "layer")
         for t, c in ((2048, 4096), (16384, 7168), (131072, 128))
+    ]
+    found += [
+        Case("rotary", RotaryParameters(heads, 128, "bfloat16"), {"batch": 1, "sequence": s})
+        for heads, s in ((32, 2048), (8, 2048), (32, 8192))
+    ]
+    found += [
+        Case("moe.combine", MoeCombineParameters(c, 8, "bfloat16", "bfloat16"), {"tokens": t, "copies": 8 * t})
+        for t, c in ((64, 2048), (4096, 2048), (4096, 7168))
     ]
     found += [
         Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}, _matmul)
@@ -136,6 +146,9 @@ def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], devic
     shape = _shape(tensor, sizes)
     if tensor.name == "experts":
         return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
+    if tensor.name == "positions":
+        rows = torch.randperm(sizes["copies"], device=device)
+        return rows.reshape(shape).to(getattr(torch, tensor.dtype))
     if tensor.name == "offsets":
         # Uneven groups: the shares that a softmax over random scores gives.
         shares = torch.randn(shape, device=device).softmax(0).cumsum(0)

@@ -68,7 +68,7 @@ def _rows(
 
 _TOLD = (
     *("kind", "n", "k", "num_experts", "num_groups", "channels", "scale"),
-    *("num_heads", "num_kv_heads", "causal"),
+    *("heads", "num_heads", "num_kv_heads", "causal"),
 )  # the parameters by which rows are told apart
 
 

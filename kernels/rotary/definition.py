@@ -1,0 +1,105 @@
+"""Rotary position embedding in TileLang: a thread turns a vector of one half of a head and its partner in the other."""
+
+from typing import Any
+
+import tilelang.language as T
+from tvm.tirx import PrimExpr, PrimFunc
+
+from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.rotary.spec import Rotary, RotaryConfiguration, RotaryParameters, vector_width
+from tkc.kernels.target import Target
+
+
+def define(parameters: RotaryParameters, configuration: RotaryConfiguration, target: Target) -> PrimFunc:
+    """The kernel over ``x``, ``cos``, ``sin`` and ``out``."""
+    return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
+
+
+def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
+    x_type, cos_type, sin_type, out_type = _types(p, storage=False)
+    width, half = vector_width(p), p.size // 2
+    per_head = half // width
+    angle_dtype = p.angle_dtype or p.dtype
+
+    @T.prim_func
+    def rotary(x: x_type, cos: cos_type, sin: sin_type, out: out_type):
+        batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
+        vectors = batch * sequence * p.heads * per_head
+        with T.Kernel(T.max(T.ceildiv(vectors, c.threads), 1), threads=c.threads) as block:
+            vector = block * c.threads + T.get_thread_binding()
+            first = T.alloc_local((width,), p.dtype)
+            second = T.alloc_local((width,), p.dtype)
+            cosines = T.alloc_local((2 * width,), angle_dtype)
+            sines = T.alloc_local((2 * width,), angle_dtype)
+            if vector < vectors:
+                channel = vector % per_head * width
+                row = vector // per_head
+                b, outer, inner = _split(p, row, sequence)
+                position = outer if p.layout == "bshd" else inner
+                for e in T.vectorized(width):
+                    first[e] = x[b, outer, inner, channel + e]
+                for e in T.vectorized(width):
+                    second[e] = x[b, outer, inner, half + channel + e]
+                for part in T.unroll(2):
+                    for e in T.vectorized(width):
+                        cosines[part * width + e] = _angle(p, cos, b, position, part * half + channel + e)
+                    for e in T.vectorized(width):
+                        sines[part * width + e] = _angle(p, sin, b, position, part * half + channel + e)
+                for e in T.vectorized(width):
+                    out[b, outer, inner, channel + e] = T.cast(
+                        T.cast(first[e], "float32") * T.cast(cosines[e], "float32")
+                        - T.cast(second[e], "float32") * T.cast(sines[e], "float32"),
+                        p.dtype,
+                    )
+                for e in T.vectorized(width):
+                    out[b, outer, inner, half + channel + e] = T.cast(
+                        T.cast(second[e], "float32") * T.cast(cosines[width + e], "float32")
+                        + T.cast(first[e], "float32") * T.cast(sines[width + e], "float32"),
+                        p.dtype,
+                    )
+
+    return rotary
+
+
+def _cpu(p: RotaryParameters) -> PrimFunc:
+    x_type, cos_type, sin_type, out_type = _types(p, storage=True)
+    half = p.size // 2
+    angle_dtype = p.angle_dtype or p.dtype
+
+    @T.prim_func
+    def rotary(x: x_type, cos: cos_type, sin: sin_type, out: out_type):
+        batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
+        with T.Kernel(batch * sequence * p.heads) as row:
+            b, outer, inner = _split(p, row, sequence)
+            position = outer if p.layout == "bshd" else inner
+            for j in T.serial(half):
+                first = to_float32(x[b, outer, inner, j], p.dtype)
+                second = to_float32(x[b, outer, inner, half + j], p.dtype)
+                cos_1 = to_float32(_angle(p, cos, b, position, j), angle_dtype)
+                sin_1 = to_float32(_angle(p, sin, b, position, j), angle_dtype)
+                cos_2 = to_float32(_angle(p, cos, b, position, half + j), angle_dtype)
+                sin_2 = to_float32(_angle(p, sin, b, position, half + j), angle_dtype)
+                out[b, outer, inner, j] = from_float32(first * cos_1 - second * sin_1, p.dtype)
+                out[b, outer, inner, half + j] = from_float32(second * cos_2 + first * sin_2, p.dtype)
+
+    return rotary
+
+
+def _types(p: RotaryParameters, storage: bool) -> list[Any]:
+    """The types of ``x``, ``cos``, ``sin`` and ``out``; dtypes as the C target stores them, if ``storage``."""
+    sizes = {name: T.dynamic(name, "int32") for name in Rotary().sizes(p)}
+    return [
+        T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage_dtype(t.dtype) if storage else t.dtype)
+        for t in (*Rotary().inputs(p), *Rotary().outputs(p))
+    ]
+
+
+def _split(p: RotaryParameters, row: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    """The indices on the first three axes of a head, of which ``row`` is the number in memory."""
+    inner = p.heads if p.layout == "bshd" else sequence
+    per_batch = sequence * p.heads
+    return row // per_batch, row % per_batch // inner, row % inner
+
+
+def _angle(p: RotaryParameters, table: Any, b: PrimExpr, position: PrimExpr, channel: PrimExpr) -> PrimExpr:
+    return table[position, channel] if p.shared_angles else table[b, position, channel]

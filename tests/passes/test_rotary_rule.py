@@ -1,0 +1,98 @@
+"""The rule for rotary position embedding: how it may be written, where heads may lie, and what only looks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference_execution import checked_substitutions, imported, substituted
+from torch import Tensor
+
+from tkc.passes.rotary import ROTARY
+
+RULES = (ROTARY,)
+BATCH, SEQUENCE, HEADS, SIZE = 5, 6, 3, 8
+
+
+def turned(x: Tensor) -> Tensor:
+    """As transformers writes it."""
+    first, second = x[..., : SIZE // 2], x[..., SIZE // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def heads_last(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads ``[batch, sequence, heads, size]``, and angles for each position."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(BATCH, SEQUENCE, HEADS, SIZE, generator=generator)
+    cos, sin = (torch.randn(SEQUENCE, SIZE, generator=generator) for _ in range(2))
+    return x.to(dtype), cos.to(dtype), sin.to(dtype)
+
+
+def swapped(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads before the sequence, as attention wants them."""
+    x = x.transpose(1, 2)
+    return x * cos[None, None] + turned(x) * sin[None, None]
+
+
+WAYS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
+    "heads last": (lambda x, c, s: x * c[:, None] + turned(x) * s[:, None], "bshd"),
+    "heads swapped": (swapped, "bshd"),
+    "heads first": (lambda x, c, s: (y := x.transpose(1, 2) * 2) * c + turned(y) * s, "bhsd"),
+    "commuted": (lambda x, c, s: s[:, None] * turned(x) + c[:, None] * x, "bshd"),
+    "chunks": (
+        lambda x, c, s: x * c[:, None] + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * s[:, None],
+        "bshd",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_kernel_for_every_way_to_write_it(way: str) -> None:
+    """A swap of axes before it moves behind it, where attention sees through it."""
+    function, layout = WAYS[way]
+    (found,) = checked_substitutions(imported(function, *heads_last(), symbolic=(0,)), *heads_last(), rules=RULES)
+    parameters = found.parameters
+    assert (parameters.heads, parameters.size, parameters.layout) == (HEADS, SIZE, layout)
+    assert parameters.shared_angles
+
+
+def test_each_sequence_may_have_its_own_angles() -> None:
+    """Where positions differ between the sequences of a batch."""
+    x, *_ = heads_last()
+    cos, sin = (torch.randn(BATCH, SEQUENCE, SIZE) for _ in range(2))
+    module = imported(lambda x, c, s: x * c[:, :, None] + turned(x) * s[:, :, None], x, cos, sin)
+    (found,) = checked_substitutions(module, x, cos, sin, rules=RULES)
+    assert not found.parameters.shared_angles
+
+
+def widened(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """In float32, and back."""
+    wide = x.float()
+    return (wide * cos.float()[:, None] + turned(wide) * sin.float()[:, None]).to(x.dtype)
+
+
+@pytest.mark.parametrize(("way", "angle_dtype"), [(swapped, None), (widened, "float32")])
+def test_sixteen_bits_are_computed_in_float32(way: Callable[..., Tensor], angle_dtype: str | None) -> None:
+    """And rounded once, so that the result is nearer than the graph's own."""
+    inputs = heads_last(torch.bfloat16)
+    (found,) = checked_substitutions(imported(way, *inputs, symbolic=(0,)), *inputs, rules=RULES, rtol=2**-6)
+    assert found.parameters.dtype == "bfloat16" and found.parameters.angle_dtype == angle_dtype
+
+
+UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "the halves not negated": lambda x, c, s: x * c[:, None] + x.roll(SIZE // 2, -1) * s[:, None],
+    "the other half negated": lambda x, c, s: (
+        x * c[:, None] + torch.cat([x[..., SIZE // 2 :], -x[..., : SIZE // 2]], -1) * s[:, None]
+    ),
+    "unequal parts": lambda x, c, s: x * c[:, None] + torch.cat([-x[..., 2:], x[..., :2]], -1) * s[:, None],
+    "another tensor turned": lambda x, c, s: x * c[:, None] + turned(x + 1) * s[:, None],
+    "angles for each head": lambda x, c, s: x * c[:, None].tile(1, HEADS, 1) + turned(x) * s[:, None].tile(1, HEADS, 1),
+    "a difference": lambda x, c, s: x * c[:, None] - turned(x) * s[:, None],
+}
+
+
+@pytest.mark.parametrize("form", UNLIKE)
+def test_what_only_looks_alike_is_left_alone(form: str) -> None:
+    """No kernel."""
+    assert substituted(imported(UNLIKE[form], *heads_last(), symbolic=(0,)), RULES)[1].substitutions == []
