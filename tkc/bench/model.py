@@ -1,12 +1,13 @@
-"""A compiled model against PyTorch eager and against itself without kernels, in one run."""
+"""A compiled model against PyTorch and against itself without kernels, in one run."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,12 @@ from tkc.bench.record import Row
 from tkc.bench.timing import median_milliseconds
 from tkc.compiler import compile
 from tkc.errors import UsageError
-from tkc.executable import Executable
+
+Contender = Callable[..., Any]
+"""Called as the model is; the first of what it returns is compared."""
+
+PYTORCH = {"eager": None, "compile": "default", "max-autotune": "max-autotune"}
+"""PyTorch's ways to run a model, by the mode of ``torch.compile``."""
 
 
 def bench_model(
@@ -26,38 +32,53 @@ def bench_model(
     device: torch.device,
     dtype: torch.dtype,
     kernels: Sequence[str],
+    references: Sequence[str] = ("eager",),
     database: Path | None = None,
 ) -> list[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
-    Errors are those of each contender against a float32 run of PyTorch, by the norm of the difference over the norm.
+    ``references`` are keys of :data:`PYTORCH`; the ratio is to the fastest of them. Errors are those of each contender
+    against a float32 run of PyTorch, by the norm of the difference over the norm.
     """
     if name not in MODELS:
         raise UsageError(f"there is no benchmark model {name!r}; choose one of {', '.join(MODELS)}")
-    first = MODELS[name](layers, device, dtype)
-    built: dict[str, Executable] = {}
-    seconds: dict[str, float] = {}
+    if unknown := [reference for reference in references if reference not in PYTORCH]:
+        raise UsageError(f"there is no reference {', '.join(unknown)}; choose from {', '.join(PYTORCH)}")
+    case = MODELS[name](layers, device, dtype)
+    exact = copy.deepcopy(case.model).float()
+    contenders: dict[str, Contender] = {}
+    notes: dict[str, float | str] = {}
     for choice in kernels:
         start = time.perf_counter()
-        built[choice] = compile(
-            first.model,
+        contenders[f"tkc {choice}"] = compile(
+            case.model,
             (),
-            first.kwargs,
+            case.kwargs,
             target="cuda" if device.type == "cuda" else "cpu",
-            dynamic_shapes=first.dynamic_shapes,
+            dynamic_shapes=case.dynamic_shapes,
             kernels=choice,
             database=database,
         )
-        seconds[choice] = time.perf_counter() - start
-    exact = copy.deepcopy(first.model).float()
-    return [_row(first, exact, built, seconds, count, batch, device) for count in tokens]
+        notes[f"tkc {choice} compile s"] = time.perf_counter() - start
+    return [
+        _row(case, exact, contenders | _references(case.model, references), dict(notes), count, batch, device)
+        for count in tokens
+    ]
+
+
+def _references(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Contender]:
+    torch.compiler.reset()  # what was compiled for another size would make the next one dynamic
+    modes = {name: PYTORCH[name] for name in names}
+    return {
+        name: model if mode is None else torch.compile(model, mode=mode, dynamic=False) for name, mode in modes.items()
+    }
 
 
 def _row(
     case: Benchmarked,
     exact: torch.nn.Module,
-    built: dict[str, Executable],
-    seconds: dict[str, float],
+    contenders: Mapping[str, Contender],
+    notes: dict[str, float | str],
     tokens: int,
     batch: int,
     device: torch.device,
@@ -67,21 +88,20 @@ def _row(
         name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
         for name, value in inputs.items()
     }
+    milliseconds: dict[str, float] = {}
+    errors: dict[str, float] = {}
     with torch.no_grad():
         reference = exact(**widened)[0]
-        eager = case.model(**inputs)[0]
-        milliseconds: dict[str, float] = {}
-        errors = {"eager": _error(eager, reference)}
-        for choice, executable in built.items():
-            result = executable(**inputs)[0]
-            errors[choice] = _error(result, reference)
-            milliseconds[f"tkc {choice}"] = median_milliseconds(partial(executable, **inputs), device)
-        milliseconds["eager"] = median_milliseconds(partial(case.model, **inputs), device)
-    ours = next(iter(built))
-    notes: dict[str, float | str] = {f"{name} error": error for name, error in errors.items()}
-    notes |= {f"{choice} compile s": spent for choice, spent in seconds.items()}
-    name = f"{case.name}, {batch} × {tokens} tokens"
-    return Row(name, milliseconds, milliseconds["eager"] / milliseconds[f"tkc {ours}"], errors[ours], notes)
+        for name, contender in contenders.items():
+            start = time.perf_counter()
+            errors[name] = _error(contender(**inputs)[0], reference)
+            if name in PYTORCH:
+                notes[f"{name} first call s"] = time.perf_counter() - start
+            milliseconds[name] = median_milliseconds(partial(contender, **inputs), device)
+    ours = next(iter(contenders))
+    best = min(time for name, time in milliseconds.items() if name in PYTORCH)
+    notes |= {f"{name} error": error for name, error in errors.items()}
+    return Row(f"{case.name}, {batch} × {tokens} tokens", milliseconds, best / milliseconds[ours], errors[ours], notes)
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:

@@ -53,15 +53,28 @@ def model(
     kernels: Annotated[
         list[str] | None, typer.Option(help="Substitution settings to compare; the first is ours.")
     ] = None,
+    references: Annotated[
+        list[str] | None, typer.Option("--reference", help="PyTorch's contenders: eager, compile, max-autotune.")
+    ] = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
 ) -> None:
-    """A whole model against PyTorch eager, and against itself without kernels."""
+    """A whole model against PyTorch, and against itself without kernels."""
     from tkc.bench.model import bench_model
 
     on_gpu = resolve_target(target).is_cuda
     device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
-    rows = bench_model(name, tokens or [2048], layers, batch, device, dtype, kernels or ["auto", "none"], database)
+    rows = bench_model(
+        name,
+        tokens or [2048],
+        layers,
+        batch,
+        device,
+        dtype,
+        kernels or ["auto", "none"],
+        references or ["eager"],
+        database,
+    )
     _finish(f"model {name}", rows, on_gpu, output)
 
 
