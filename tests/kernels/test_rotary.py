@@ -37,7 +37,8 @@ def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
     """To the rounding of the result."""
     (out,) = kernel(*inputs)
     rounding = torch.finfo(out.dtype).eps
-    torch.testing.assert_close(out, rotary(kernel.request.parameters, *inputs), rtol=2 * rounding, atol=rounding)
+    # A difference of two products may be a fused operation, which rounds only one of them.
+    torch.testing.assert_close(out, rotary(kernel.request.parameters, *inputs), rtol=2 * rounding, atol=8 * rounding)
 
 
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())

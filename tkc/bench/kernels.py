@@ -23,11 +23,12 @@ def bench_kernels(
 ) -> list[Row]:
     """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one."""
     chosen = [case for case in benchmark_cases() if not names or case.kernel in known_kernels(names)]
-    requests = {case: _requests(case, target, choices, every_configuration) for case in chosen}
+    requests = [_requests(case, target, choices, every_configuration) for case in chosen]
     with KernelBuilder() as builder:
-        libraries = builder.build(request for own in requests.values() for request in own)
+        libraries = builder.build(request for own in requests for request in own)
     functions = {r: tvm_ffi.load_module(str(library.path))[r.symbol] for r, library in libraries.items()}
-    return [row for case, own in requests.items() for row in _rows(case, own, functions, every_configuration)]
+    pairs = zip(chosen, requests, strict=True)
+    return [row for case, own in pairs for row in _rows(case, own, functions, every_configuration)]
 
 
 def known_kernels(names: Sequence[str]) -> Sequence[str]:
