@@ -145,6 +145,11 @@ def launches_threads(statement: tirx.Stmt) -> bool:
     )
 
 
+def all_in_threads(func: tirx.PrimFunc) -> bool:
+    """Whether every statement of ``func`` launches GPU threads."""
+    return all(launches_threads(statement) for statement in top_level_statements(func))
+
+
 def top_level_statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:
     """What the root block does, one loop nest or block after the other."""
     body = func.body.block.body if isinstance(func.body, tirx.SBlockRealize) else func.body

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
-from tvm.s_tir.meta_schedule.database import Database
 
 from tkc.kernels.target import Target
 from tkc.schedules import fallback
-from tkc.schedules.blocks import calls_host, launches_threads, top_level_statements
+from tkc.schedules.blocks import all_in_threads, calls_host
+from tkc.schedules.code_generation import for_code_generation
+from tkc.schedules.coverage import Cost
 from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
-from tkc.schedules.database import open_database, tuned
+from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
-from tkc.schedules.vector_math import vectorize_math
-from tkc.schedules.wide_intermediates import widen_intermediates
+from tkc.schedules.refusals import DoesNotApplyError, last_line
+from tkc.schedules.tuned import recorded_seconds, schedule_found
+
+if TYPE_CHECKING:
+    from tkc.schedules.database import Lookup
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 Apply = Callable[[tirx.PrimFunc, tvm.target.Target], s_tir.Schedule | None]
 
@@ -34,11 +41,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class ScheduledFunction:
-    """What scheduled one function: ``database``, a rule's name, or ``fallback``; ``reason`` says why no other did."""
+    """What scheduled one function: ``database``, ``database (anchor)``, a rule's name, or ``fallback``.
+
+    ``reason`` says why nothing before it did. ``cost`` is what the function takes of the model's time; ``measured_on``
+    names the device of its tuning record, if that is another than this machine's.
+    """
 
     function: str
     scheduled_by: str
+    cost: Cost
     reason: str | None = None
+    measured_on: str | None = None
 
 
 def _dlight(name: str, rule: dlight.base.ScheduleRule) -> Rule:
@@ -72,85 +85,108 @@ class ScheduleModule:
     """Schedule every function that has no schedule yet.
 
     Functions that call a prebuilt kernel (attribute ``tkc.kernel``) are left alone, and those already scheduled
-    (``tirx.is_scheduled``) keep their loops. ``database`` is a folder of tuning records, ``report`` is appended to.
+    (``tirx.is_scheduled``) keep their loops. ``database`` finds tuning records, ``report`` is appended to.
 
-    Raises :class:`ValueError` for a database that cannot be read, and for a function that cannot run on ``target``.
+    Raises :class:`ValueError` for a function that cannot run on ``target``.
     """
 
     def __init__(
         self,
         target: Target,
         tvm_target: tvm.target.Target,
-        database: Path | str | None = None,
+        database: Lookup | None = None,
         report: list[ScheduledFunction] | None = None,
     ) -> None:
         self.target = target
         self.tvm_target = tvm_target
-        self.database = None if database is None else open_database(database, target)
+        self.database = database
         self.report = [] if report is None else report
 
     def transform_module(self, module: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
         """The module with every function scheduled."""
         result = tvm.IRModule(module.functions, attrs=module.attrs)
+        calls = calls_of_functions(module)
         with self.tvm_target:
             for variable, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
                 if not isinstance(func, tirx.PrimFunc) or "tkc.kernel" in (func.attrs or {}):
                     continue
                 if (func.attrs or {}).get("tirx.is_scheduled"):
-                    result[variable] = _for_code_generation(func, self.target)
+                    result[variable] = for_code_generation(func, self.target)
                     continue
-                name = variable.name_hint
-                result[variable], entry = schedule_function(name, func, self.target, self.tvm_target, self.database)
-                self.report.append(entry)
+                result[variable], entry = self._schedule(variable.name_hint, func)
+                self.report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
         return result
+
+    def _schedule(self, name: str, func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, ScheduledFunction]:
+        return schedule_function(name, func, self.target, self.tvm_target, self.database)
 
 
 def schedule_function(
-    name: str, func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, database: Database | None = None
+    name: str, func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, database: Lookup | None = None
 ) -> tuple[tirx.PrimFunc, ScheduledFunction]:
-    """``func`` scheduled by the first way that fits, and which that was.
+    """``func`` scheduled by the first way that fits, and which that was; its cost is that of one call.
 
     Raises :class:`ValueError` for a function that cannot run on ``target`` at all.
     """
     if target.is_cuda and calls_host(func):
         raise ValueError(f"function {name} cannot run on {target}: it calls a function of the host")
-    failures: list[str] = []
-    for rule in _ways(target, database):
+    cost = Cost(1, estimated_seconds(func, tvm_target))
+    found = None if database is None else database.find(func)
+    if found is None:
+        default = schedule_by_rules(func, target, tvm_target)
+        return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, default.reason)
+    way = "database" if found.match == "exact" else "database (anchor)"
+    try:
+        tuned = schedule_found(func, found, tvm_target, lambda: schedule_by_rules(func, target, tvm_target).scheduled)
+    except DoesNotApplyError as refusal:
+        default = schedule_by_rules(func, target, tvm_target)
+        reason = "; ".join(filter(None, [f"{way} does not apply: {refusal}", default.reason]))
+        return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, reason)
+    cost = replace(cost, recorded=recorded_seconds(found))
+    device = found.device if found.other_device else None
+    return _finished(func, tuned, target), ScheduledFunction(name, way, cost, None, device)
+
+
+@dataclass(frozen=True)
+class DefaultSchedule:
+    """A function as the first rule that fits schedules it, or the ``fallback``; ``reason`` says why none before did."""
+
+    scheduled: tirx.PrimFunc
+    rule: str
+    reason: str | None
+
+
+def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target) -> DefaultSchedule:
+    """``func`` scheduled without any record."""
+    refusals: list[str] = []
+    for rule in GPU_RULES if target.is_cuda else CPU_RULES:
         try:
             sch = rule.apply(func, tvm_target)
         except Exception as error:  # a rule that breaks on a function must not stop those after it; the report names it
-            failures.append(f"{rule.name} failed: {_last_line(error)}")
+            refusals.append(f"{rule.name} failed: {last_line(error)}")
             continue
-        if sch is not None and (not target.is_cuda or _all_in_threads(sch)):
-            entry = ScheduledFunction(name, rule.name, "; ".join(failures) or None)
-            return _finished(func, sch.mod["main"], target), entry
+        if sch is not None and (not target.is_cuda or all_in_threads(sch.mod["main"])):
+            return DefaultSchedule(sch.mod["main"], rule.name, "; ".join(refusals) or None)
     serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
     where = "one GPU thread" if target.is_cuda else "loops as written"
-    reason = "; ".join([f"no rule reads its blocks: {where}", *failures])
-    return _finished(func, serial, target), ScheduledFunction(name, "fallback", reason)
-
-
-def _ways(target: Target, database: Database | None) -> tuple[Rule, ...]:
-    rules = GPU_RULES if target.is_cuda else CPU_RULES
-    if database is None:
-        return rules
-    return (Rule("database", lambda func, tvm_target: tuned(database, func, tvm_target)), *rules)
-
-
-def _all_in_threads(sch: s_tir.Schedule) -> bool:
-    return all(launches_threads(statement) for statement in top_level_statements(sch.mod["main"]))
+    return DefaultSchedule(serial, "fallback", "; ".join([f"no rule reads its blocks: {where}", *refusals]))
 
 
 def _finished(original: tirx.PrimFunc, scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``scheduled`` under the attributes of ``original``, marked as done."""
     attributes = {**dict(original.attrs or {}), "tirx.is_scheduled": True}
-    return _for_code_generation(scheduled, target).with_attrs(attributes)
+    return for_code_generation(scheduled, target).with_attrs(attributes)
 
 
-def _for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    return widen_intermediates(func) if target.is_cuda else vectorize_math(func)
+def calls_of_functions(module: tvm.IRModule) -> Counter[str]:
+    """How many places of the module's graph functions call each TensorIR function."""
+    calls: Counter[str] = Counter()
 
+    def count(node: relax.Expr) -> None:
+        if isinstance(node, relax.Call) and node.op == _CALL_TIR:
+            calls[node.args[0].name_hint] += 1
 
-def _last_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+    for _, func in module.functions_items():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, count)
+    return calls

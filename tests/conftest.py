@@ -1,4 +1,4 @@
-"""What all tests share: a kernel cache of their own, and the reasons why tests that need hardware are skipped."""
+"""What all tests share: a kernel cache and a tuning database of their own, and why some tests are skipped."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from tkc.errors import TargetError
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session one cache folder, so that kernels are built once in it and the user's cache stays untouched."""
+    """Give the session one cache folder, so that kernels are built once in it and the user's cache stays untouched.
+
+    What the user has tuned must decide nothing either: the session's own database is empty.
+    """
     if "TKC_CACHE_DIR" not in os.environ:
         os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-cache-")
+    os.environ["TKC_DATABASE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-database-")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

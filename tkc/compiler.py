@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
-from tkc.databases import kernel_choices
+from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
 from tkc.executable import Executable
 from tkc.frontend import import_model
 from tkc.kernels import KernelRequest, Target
-from tkc.report import KernelUse, Refused, Report, Scheduled
+from tkc.report import Coverage, KernelUse, Refused, Report, Scheduled
 from tkc.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tkc.frontend.model import ImportedModel
     from tkc.passes.substitute_kernels import SubstitutionReport
     from tkc.pipeline import StageRunner
+    from tkc.schedules.database import Lookup
+    from tkc.schedules.schedule_module import ScheduledFunction
 
 Kernels = Literal["auto", "all", "none"]
 
@@ -39,7 +41,7 @@ class CompileOptions:
     """
 
     kernels: Kernels = "auto"
-    database: str | os.PathLike[str] | None = None
+    database: Database = None
     dump: Path | None = None
     observer: Callable[[str], None] | None = None
     kernel_progress: Callable[[KernelLibrary, bool], None] | None = None
@@ -48,7 +50,10 @@ class CompileOptions:
     def __post_init__(self) -> None:
         if self.kernels not in get_args(Kernels):
             raise UsageError(f"kernels={self.kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
-        if self.database is not None and not Path(self.database).is_dir():
+        if isinstance(self.database, bool) or self.database is None:
+            if self.database:
+                raise UsageError("database=True names no folder; leave it out for your own tuning database")
+        elif not Path(self.database).is_dir():
             raise UsageError(f"there is no tuning database folder {self.database}")
 
 
@@ -67,7 +72,8 @@ def compile(
     ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``. ``target`` is ``cpu``, ``cuda``
     (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). ``options``
     are the fields of :class:`CompileOptions`: ``kernels`` ``"auto"`` uses a kernel where one exists and pays,
-    ``"all"`` wherever one exists, ``"none"`` nowhere; ``database`` is a folder of tuning records.
+    ``"all"`` wherever one exists, ``"none"`` nowhere; ``database`` is a folder of tuning records to schedule from
+    (``None``: your own, ``$TKC_DATABASE_DIR``), before those that come with tkc; ``False`` uses neither.
 
     Raises a :class:`tkc.Error`: :class:`~tkc.UsageError`, :class:`~tkc.UnsupportedModelError`,
     :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
@@ -159,19 +165,23 @@ def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, s
 
 def _generated(
     runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions
-) -> tuple[IRModule, list[Any]]:
+) -> tuple[IRModule, list[ScheduledFunction]]:
     from tkc.pipeline import generation_stages
     from tkc.schedules.target import tvm_target
 
-    scheduled: list[Any] = []
+    scheduled: list[ScheduledFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
-        try:
-            stages = generation_stages(target, generated_for, settings.database, scheduled)
-        except ValueError as error:  # a tuning database that cannot be read
-            raise UsageError(str(error)) from None
+        stages = generation_stages(target, generated_for, _lookup(settings, target), scheduled)
         module = runner.run_passes(module, stages)
     return module, scheduled
+
+
+def _lookup(settings: CompileOptions, target: Target) -> Lookup:
+    """Where tuning records are looked up, the given or the user's database first."""
+    from tkc.schedules.database import Lookup
+
+    return Lookup(database_roots(settings.database), target)
 
 
 def _export(module: IRModule, target: Target, path: Path) -> None:
@@ -186,7 +196,7 @@ def _export(module: IRModule, target: Target, path: Path) -> None:
 
 
 def _report(
-    front: _Front, scheduled: Iterable[Any], target: Target, settings: CompileOptions, runner: StageRunner
+    front: _Front, scheduled: Sequence[ScheduledFunction], target: Target, settings: CompileOptions, runner: StageRunner
 ) -> Report:
     calls = {(request.kernel, request.parameters): (request, count) for _, request, count in front.requests}
     uses = []
@@ -200,6 +210,26 @@ def _report(
         kernels=settings.kernels,
         uses=tuple(uses),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
-        scheduled=tuple(Scheduled(s.function, s.scheduled_by, s.reason or "") for s in scheduled),
+        scheduled=tuple(map(_scheduled, scheduled)),
+        coverage=_coverage(scheduled),
         stages=tuple(runner.stages),
     )
+
+
+def _scheduled(function: ScheduledFunction) -> Scheduled:
+    cost = function.cost
+    return Scheduled(
+        function=function.function,
+        scheduled_by=function.scheduled_by,
+        reason=function.reason or "",
+        calls=cost.calls,
+        estimated_seconds=cost.estimated,
+        recorded_seconds=cost.recorded,
+        measured_on=function.measured_on,
+    )
+
+
+def _coverage(scheduled: Sequence[ScheduledFunction]) -> Coverage:
+    from tkc.schedules.coverage import coverage
+
+    return Coverage(**dataclasses.asdict(coverage((entry.scheduled_by, entry.cost) for entry in scheduled)))

@@ -6,36 +6,24 @@ import os
 from pathlib import Path
 from typing import Literal
 
-import platformdirs
-
-import tkc.tuning_db
 from tkc.errors import UsageError
 from tkc.kernels import Target
 from tkc.kernels.records import RecordedChoices, read_records
+from tkc.schedules.database_folders import shipped_database, target_folder, user_database
 
 Database = str | os.PathLike[str] | Literal[False] | None
 """A database's folder; ``None`` for the user's own, ``False`` for none at all, not even the shipped one."""
-
-
-def user_database() -> Path:
-    """The user's own database: ``$TKC_DATABASE_DIR``, else in the user's data folder."""
-    return Path(os.environ.get("TKC_DATABASE_DIR") or Path(platformdirs.user_data_dir("tkc")) / "tuning_db")
 
 
 def database_roots(database: Database) -> list[Path]:
     """The folders to look in, in order. Raises :class:`UsageError` for a given one that does not exist."""
     if database is False:
         return []
+    if database is True:
+        raise UsageError("database=True names no folder; leave it out for your own tuning database")
     if database is not None and not Path(database).is_dir():
         raise UsageError(f"there is no tuning database folder {database}")
-    own = user_database() if database is None else Path(database)
-    (shipped,) = map(Path, tkc.tuning_db.__path__)
-    return [own, shipped]
-
-
-def target_folder(root: Path, target: Target) -> Path:
-    """Where in a database the records of ``target`` stand."""
-    return root / str(target).replace(":", "-")
+    return [user_database() if database is None else Path(database), shipped_database()]
 
 
 def kernel_choices(database: Database, target: Target) -> RecordedChoices:

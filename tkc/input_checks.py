@@ -107,6 +107,9 @@ class _TensorCheck:
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
+    if tensor.numel() == 0:
+        # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
+        return tensor.new_empty(tensor.shape)
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 

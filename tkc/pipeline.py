@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import IRModule, relax
@@ -15,7 +15,9 @@ from tvm.relax import transform
 
 from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.lower_attention import LowerAttention
+from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.rules import RULES
 from tkc.passes.substitute_kernels import (
     Choice,
@@ -27,6 +29,9 @@ from tkc.passes.substitute_kernels import (
 from tkc.passes.widen_products import WidenProducts
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+
+if TYPE_CHECKING:
+    from tkc.schedules.database import Lookup
 
 Observer = Callable[[str], None]
 """Is told the name of each stage as it begins."""
@@ -70,13 +75,11 @@ def substitution_stages(
     ]
 
 
-def generation_stages(
-    target: Target, tvm_target: tvm.target.Target, database: Any, scheduled: list[ScheduledFunction]
-) -> list[PassStage]:
-    """From what substitution left to scheduled TensorIR functions."""
+def fusion_stages() -> list[PassStage]:
+    """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
-        # What TVM would compute in too low a precision is spelled out.
-        PassStage("lower operators", (LowerAttention(), WidenProducts())),
+        # What TVM would compute in too low a precision, or wrongly, is spelled out.
+        PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
         # Operators become TensorIR functions, neighbours one function each.
         PassStage(
             "fuse",
@@ -95,6 +98,15 @@ def generation_stages(
                 transform.DeadCodeElimination(),
             ),
         ),
+    ]
+
+
+def generation_stages(
+    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, scheduled: list[ScheduledFunction]
+) -> list[PassStage]:
+    """From what substitution left to a program of scheduled functions."""
+    return [
+        *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's.
         PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
         LOWERING,

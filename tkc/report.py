@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections import Counter
 from collections.abc import Mapping
@@ -35,11 +36,29 @@ class Refused:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A generated function and what scheduled it: ``database``, a rule's name, or ``fallback``."""
+    """A generated function and what scheduled it: ``database``, ``database (anchor)``, a rule's name, or ``fallback``.
+
+    ``calls`` counts the places of the model that call it. The seconds are those of one call: estimated from its
+    operations and bytes, and as its tuning record measured them, if it has one. ``measured_on`` is the device of the
+    record, if that is another than the one that was compiled on.
+    """
 
     function: str
     scheduled_by: str
     reason: str = ""
+    calls: int = 0
+    estimated_seconds: float = 0.0
+    recorded_seconds: float | None = None
+    measured_on: str | None = None
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What share of the time of the generated functions is tuned: exactly, by an anchor's record, or not at all."""
+
+    exact: float = 0.0
+    anchor: float = 0.0
+    none: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class Report:
     uses: tuple[KernelUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
+    coverage: Coverage = Coverage()
     stages: tuple[Stage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +95,7 @@ class Report:
         if self.refused:
             parts.append(_refused_table(self))
         if self.scheduled:
-            parts.append(_scheduled_table(self))
+            parts += [_scheduled_table(self), _coverage_table(self)]
         if self.stages:
             parts.append(_stages_table(self))
         return Group(*parts)
@@ -124,6 +144,18 @@ def _scheduled_table(report: Report) -> Table:
     for scheduler, functions in names.items():
         shown = ", ".join(functions[:4]) + (f", … {len(functions) - 4} more" if len(functions) > 4 else "")
         table.add_row(scheduler, str(len(functions)), shown)
+    return table
+
+
+def _coverage_table(report: Report) -> Table:
+    table = Table(title="Tuning records", title_justify="left", caption_justify="left")
+    table.add_column("record of the function")
+    table.add_column("share of the generated functions' time", justify="right")
+    for found, share in dataclasses.asdict(report.coverage).items():
+        table.add_row(found, f"{share:.1%}")
+    devices = sorted({row.measured_on for row in report.scheduled if row.measured_on})
+    if devices:
+        table.caption = f"in part measured on another device: {', '.join(devices)}"
     return table
 
 

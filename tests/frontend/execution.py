@@ -10,12 +10,14 @@ from tvm import relax
 
 from tkc.frontend.model import ImportedModel
 from tkc.passes.lower_attention import LowerAttention
+from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.widen_products import WidenProducts
 
 
 def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     """The model as a function from its flattened tensor inputs to its flattened outputs."""
-    module = relax.get_pipeline("zero")(WidenProducts()(LowerAttention()(imported.module)))
+    lowering = [LowerAttention(), WidenProducts(), LowerFloat8Casts()]
+    module = relax.get_pipeline("zero")(tvm.transform.Sequential(lowering)(imported.module))
     quickly_built = tvm.target.Target({"kind": "llvm", "opt-level": 0})
     machine = relax.VirtualMachine(tvm.compile(module, target=quickly_built), tvm.cpu())
     weights = _to_tvm(imported.parameters.values())

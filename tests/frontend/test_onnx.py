@@ -11,38 +11,15 @@ import onnx
 import pytest
 import torch
 import transformers
-import tvm
 from onnx import TensorProto, helper, numpy_helper
-from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
-from tvm import relax
+from onnx_execution import compiled, evaluated, parsed
 
 from tkc.errors import UnsupportedModelError, UsageError
-from tkc.frontend.model import ImportedModel, SizeRange, TensorSpec
+from tkc.frontend.model import SizeRange, TensorSpec
 from tkc.frontend.onnx import ALIGNMENT, import_onnx
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-
-
-def compiled(imported: ImportedModel) -> Callable[..., list[np.ndarray]]:
-    """The model, built for the CPU, as a function of arrays."""
-    machine = relax.VirtualMachine(tvm.compile(imported.module, target="llvm"), tvm.cpu())
-    weights = [tvm.runtime.from_dlpack(tensor) for tensor in imported.parameters.values()]
-
-    def call(*inputs: np.ndarray) -> list[np.ndarray]:
-        return [output.numpy() for output in machine["main"](*map(tvm.runtime.tensor, inputs), *weights)]
-
-    return call
-
-
-def evaluated(model: str | onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs of a model, given whole or in ONNX's text form."""
-    return compiled(import_onnx(parsed(model) if isinstance(model, str) else model))(*inputs)
-
-
-def parsed(graph: str, opset: int = 21, functions: str = "", imports: str = "") -> onnx.ModelProto:
-    """A model from ONNX's text form."""
-    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{imports}]>\n{graph}\n{functions}')
 
 
 def relative_error(actual: np.ndarray, expected: torch.Tensor) -> float:
@@ -60,7 +37,7 @@ def test_light_models_give_their_expected_outputs(path: Path) -> None:
     (spec,) = imported.signature.inputs
     count = int(np.prod(spec.shape))
     image = (np.arange(count).reshape(spec.shape) / count).astype(spec.dtype)
-    (output,) = compiled(imported)(image)
+    (output,) = compiled(imported, optimization=3)(image)
     expected = numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
     Runner.assert_similar_outputs([expected], [output], rtol=1e-3, atol=1e-7)
 
@@ -125,54 +102,6 @@ def test_positions_table_bounds_the_sequence(tmp_path: Path) -> None:
 
 
 # Operators
-
-
-@functools.cache
-def backend_cases() -> dict[str, onnx.backend.test.case.test_case.TestCase]:
-    """ONNX's own tests of its operators, by name."""
-    with np.errstate(all="ignore"):
-        return {case.name: case for case in load_model_tests(kind="node")}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "test_attention_4d_gqa_with_past_and_present", "test_attention_4d_causal_nonpad_batch_prefill",
-        "test_attention_3d_local_window", "test_attention_23_boolmask_fullymasked_row_nan_robustness",
-        "test_attention_4d_with_qk_matmul_bias_expanded", "test_basic_conv_with_padding", "test_cast_FLOAT_to_BFLOAT16",
-        "test_castlike_FLOAT_to_FLOAT16", "test_celu", "test_clip_min_greater_than_max", "test_constant_pad_axes",
-        "test_elu_default", "test_expand_dim_changed", "test_gather_negative_indices", "test_gathernd_example_int32",
-        "test_group_normalization_example", "test_hardswish", "test_layer_normalization_3d_axis1_epsilon",
-        "test_logsoftmax_axis_1", "test_max_example", "test_nllloss_NCd1d2_with_weight_reduction_mean",
-        "test_onehot_negative_indices", "test_pow_types_float32_int64", "test_prelu_broadcast",
-        "test_qlinearconv", "test_qlinearmatmul_3D_uint8_float32", "test_range_float_type_positive_delta",
-        "test_reduce_log_sum_exp_do_not_keepdims_random", "test_reshape_zero_and_negative_dim",
-        "test_rms_normalization_4d_axis1", "test_rotary_embedding_with_interleaved_rotary_dim",
-        "test_sce_mean_weight_ii", "test_shape_start_negative_1", "test_slice_neg_steps",
-        "test_split_variable_parts_2d_opset18", "test_swiglu", "test_swish", "test_tile", "test_top_k",
-        "test_dropout_default_mask_ratio", "test_tril_neg", "test_where_long_example",
-    ],
-)  # fmt: skip
-def test_backend_case(name: str) -> None:
-    """The operator's own test passes."""
-    case = backend_cases()[name]
-    for inputs, expected in case.data_sets:
-        model = onnx.ModelProto()
-        model.CopyFrom(case.model)
-        arrays, expected = (
-            [numpy_helper.to_array(x) if isinstance(x, TensorProto) else x for x in values]
-            for values in (inputs, expected)
-        )
-        first, *names = (value.name for value in model.graph.input)
-        given = {first: arrays[0]}
-        for operand, array in zip(names, arrays[1:], strict=True):
-            # Shapes, axes and flags decide what is compiled, so they are constants here, as exporters write them.
-            if not array.ndim or (array.ndim == 1 and array.dtype == np.int64):
-                model.graph.initializer.append(numpy_helper.from_array(array, operand))
-            else:
-                given[operand] = array
-        outputs = evaluated(model, *given.values())
-        Runner.assert_similar_outputs(expected, outputs, rtol=case.rtol, atol=case.atol)
 
 
 def test_functions_of_the_model_are_expanded() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 import tkc
-from tkc.databases import target_folder
 from tkc.kernels import SPECS, Target
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.records import KernelRecord, write_records
+from tkc.schedules.database_folders import target_folder
 
 CPU = Target.parse("cpu")
 

@@ -59,3 +59,12 @@ def test_sizes_that_break_a_condition_are_refused(tmp_path: Path) -> None:
             ready(torch.randn(4), torch.randn(11))
         x, y = torch.randn(5), torch.randn(11)
         torch.testing.assert_close(ready(x, y), x * 2 + y[1::2])
+
+
+def test_an_empty_tensor_may_have_any_strides() -> None:
+    """Where the sizes that the model was exported for begin at zero."""
+    checks = InputChecks(
+        Signature((TensorSpec("x", ("n", 4), "float32"),), (), {"n": SizeRange(0)}), torch.device("cpu")
+    )
+    (checked,) = checks([torch.zeros(3, 4)[:0].t().contiguous().t()])
+    assert checked.shape == (0, 4) and checked.stride() == (4, 1)

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import tvm
 from graphs import CPU, error, fused, graph, on_cpu, random, size
-from tvm import te, tirx
+from random_schedules import random_traces, the_function
+from records import OneFunction, Records, record_of
+from tvm import relax, s_tir, te, tirx
 from tvm.relax import op
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
+from tvm.s_tir.schedule import Trace
 
 from tkc.kernels.target import Target
-from tkc.schedules.blocks import child_blocks
-from tkc.schedules.database import as_workload, open_database, target_folder
-from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+from tkc.schedules.blocks import child_blocks, nodes
+from tkc.schedules.database import as_workload
+from tkc.schedules.default_record import default_trace
+from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule, schedule_function
+from tkc.schedules.sizes import retarget, size_variables, specialize
 from tkc.schedules.target import tvm_target
+
+TARGET = tvm_target(CPU)
 
 
 def addition(columns: int) -> tvm.IRModule:
     """One function, of ``x + y`` with that many columns."""
     return fused(graph([((64, columns), "float32")] * 2, lambda b, x, y: op.add(x, y)), CPU)
-
-
-def the_function(module: tvm.IRModule) -> tuple[tvm.ir.GlobalVar, tirx.PrimFunc]:
-    """The one TensorIR function of ``module``."""
-    (pair,) = [(v, f) for v, f in module.functions_items() if isinstance(f, tirx.PrimFunc)]
-    return pair
 
 
 @pytest.mark.parametrize("attribute", ["tkc.kernel", "tirx.is_scheduled"])
@@ -83,54 +80,166 @@ def test_functions_written_as_loops_run_as_written(name: str, body: object, refe
     assert error(run(x), reference(x)) < 1e-6
 
 
-def _record(folder: Path, function: tirx.PrimFunc, traced: tirx.PrimFunc) -> None:
-    """Write a database with one record for ``function``: what makes the rows of ``traced`` parallel."""
-    path = target_folder(folder, CPU)
-    path.mkdir(parents=True)
-    files = [str(path / f"database_{kind}.json") for kind in ("workload", "tuning_record")]
-    database = JSONDatabase(*files, allow_missing=True)
-    module = as_workload(traced)  # held, or the schedule would write into the function itself
-    sch = tvm.s_tir.Schedule(module)
+def _parallel_rows(function: tirx.PrimFunc) -> Trace:
+    """A schedule of a function of one block: its rows in parallel."""
+    module = as_workload(function)  # held, or the schedule would write into the function itself
+    sch = s_tir.Schedule(module)
     (block,) = child_blocks(sch)
     sch.parallel(sch.get_loops(sch.get_sblock(sch.get(block).name_hint))[0])
-    workload = database.commit_workload(as_workload(function))
-    args = ArgInfo.from_prim_func(function)
-    database.commit_tuning_record(TuningRecord(sch.trace, workload, [1e-3], tvm_target(CPU), args))
+    return sch.trace
 
 
-def test_a_tuning_record_goes_first(tmp_path: Path) -> None:
+def _known(function: tirx.PrimFunc, trace: Trace, **found: object) -> OneFunction:
+    return OneFunction(function, Records((record_of(function, trace, TARGET),), **found))
+
+
+def test_a_tuning_record_goes_first() -> None:
     """A function structurally equal to a tuned one gets its schedule; another shape gets a rule's."""
-    _record(tmp_path, *[the_function(addition(48))[1]] * 2)
+    function = the_function(addition(48))[1]
+    database = _known(function, _parallel_rows(function))
     for columns, expected in ((48, "database"), (49, "cpu-default")):
         report: list[ScheduledFunction] = []
-        result = ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)(addition(columns))
-        assert [entry.scheduled_by for entry in report] == [expected]
-        assert isinstance(the_function(result)[1], tirx.PrimFunc)
+        result = ScheduleModule(CPU, TARGET, database, report)(addition(columns))
+        assert [(entry.scheduled_by, entry.reason) for entry in report] == [(expected, None)]
+        kinds = [node.kind for node in nodes(the_function(result)[1].body) if isinstance(node, tirx.For)]
+        if expected == "database":
+            assert kinds.count(tirx.ForKind.PARALLEL) == 1
+            assert tirx.ForKind.VECTORIZED not in kinds
+            assert report[0].cost.recorded == 1e-3
 
 
-def test_a_record_that_does_not_apply_is_left_out(tmp_path: Path) -> None:
-    """A trace that names a block the function lacks, as another version may, costs only the record."""
-    other = fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU)
-    _record(tmp_path, the_function(addition(48))[1], the_function(other)[1])
+def test_a_record_that_does_not_apply_costs_only_itself() -> None:
+    """A trace that names a block the function lacks, as another version's may: a rule schedules, and says why."""
+    function = the_function(addition(48))[1]
+    other = the_function(fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU))[1]
     report: list[ScheduledFunction] = []
-    with pytest.warns(UserWarning, match="1 of 1 tuning records"):
-        scheduling = ScheduleModule(CPU, tvm_target(CPU), tmp_path, report)
-    scheduling(addition(48))
+    ScheduleModule(CPU, TARGET, _known(function, _parallel_rows(other)), report)(addition(48))
     assert [entry.scheduled_by for entry in report] == ["cpu-default"]
+    assert "database does not apply: " in report[0].reason
+    assert report[0].cost.recorded is None
 
 
-def test_an_unreadable_database_is_named(tmp_path: Path) -> None:
-    """A file cut short gives an error that says which, and what to do."""
-    _record(tmp_path, *[the_function(addition(48))[1]] * 2)
-    records = target_folder(tmp_path, CPU) / "database_tuning_record.json"
-    records.write_text(records.read_text()[:-40])
-    with pytest.raises(ValueError, match=r"cannot be read.*tune again"):
-        open_database(tmp_path, CPU)
+def test_the_best_record_that_applies_is_taken() -> None:
+    """Where the best does not apply, the next one does."""
+    function = the_function(addition(48))[1]
+    other = the_function(fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU))[1]
+    records = tuple(record_of(function, _parallel_rows(of), TARGET) for of in (other, function))
+    _, entry = schedule_function("add", function, CPU, TARGET, OneFunction(function, Records(records)))
+    assert entry.scheduled_by == "database"
 
 
-def test_no_records_for_a_target_is_no_error(tmp_path: Path) -> None:
-    """A database folder that was tuned for another target only."""
-    assert open_database(tmp_path, CPU) is None
+def test_the_report_names_another_device() -> None:
+    """A record of another machine of the same architecture is used, and marked."""
+    function = the_function(addition(48))[1]
+    trace = _parallel_rows(function)
+    for other, expected in ((True, "H100"), (False, None)):
+        database = _known(function, trace, device="H100", other_device=other)
+        _, entry = schedule_function("add", function, CPU, TARGET, database)
+        assert entry.measured_on == expected
+
+
+def test_the_order_of_parameters_does_not_matter() -> None:
+    """A record is found for the same function with its parameters in another order; each keeps its own order."""
+    inputs = [((8, 16), "float32"), ((16, 24), "float32"), ((24,), "float32")]
+    tuned = the_function(fused(graph(inputs, _matmul_bias), CPU))[1]
+    (trace,) = random_traces(tuned, TARGET, 1)
+    x, weight, bias, output = tuned.params
+    function = tirx.PrimFunc([bias, weight, x, output], tuned.body, tuned.ret_type, tuned.buffer_map, tuned.attrs)
+    database = OneFunction(function, Records((record_of(tuned, trace, TARGET),)))
+    scheduled, entry = schedule_function("dense", function, CPU, TARGET, database)
+    assert entry.scheduled_by == "database"
+    arguments = [random((24,)), random((16, 24)), random((8, 16))]
+    assert error(_run(scheduled, arguments, (8, 24)), arguments[2] @ arguments[1] + arguments[0]) < 1e-5
+
+
+def _matmul_bias(builder: relax.BlockBuilder, x: relax.Expr, weight: relax.Expr, bias: relax.Expr) -> relax.Expr:
+    return op.add(op.matmul(x, weight), bias)
+
+
+def _run(scheduled: tirx.PrimFunc, inputs: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    library = tvm.build(scheduled.with_attr("global_symbol", "main"), target=TARGET)
+    output = tvm.runtime.tensor(torch.zeros(shape).numpy())
+    library["main"](*(tvm.runtime.tensor(x.numpy()) for x in inputs), output)
+    return torch.from_numpy(output.numpy())
+
+
+@pytest.mark.parametrize("rows", [64, size("n")], ids=["static", "symbolic"])
+def test_a_record_of_the_same_anchor_serves_another_epilogue(rows: int | tirx.Var) -> None:
+    """What was found for a product with GELU schedules the same product with ReLU, and says so."""
+    inputs = [((rows, 30), "float32"), ((30, 48), "float32"), ((48,), "float32")]
+    tuned = the_function(fused(graph(inputs, lambda b, *args: op.nn.gelu(_matmul_bias(b, *args))), CPU))[1]
+    function = the_function(fused(graph(inputs, lambda b, *args: op.nn.relu(_matmul_bias(b, *args))), CPU))[1]
+    sizes = dict.fromkeys(size_variables(tuned), 64)
+    for trace in random_traces(specialize(tuned, sizes), TARGET, 4):
+        plain = retarget(trace, tuned, TARGET).trace if sizes else trace
+        record = record_of(tuned, plain, TARGET, specialize(tuned, sizes))
+        database = OneFunction(function, Records((record,), match="anchor"))
+        scheduled, entry = schedule_function("dense", function, CPU, TARGET, database)
+        assert (entry.scheduled_by, entry.reason) == ("database (anchor)", None)
+        for n in (1, 17, 64, 129) if sizes else (64,):
+            x, weight, bias = random((n, 30)), random((30, 48)), random((48,))
+            assert error(_run(scheduled, [x, weight, bias], (n, 48)), (x @ weight + bias).relu()) < 1e-5
+
+
+def test_records_of_several_sizes_are_dispatched_on() -> None:
+    """A symbolic function takes at each size the record that was measured nearest."""
+    rows = size("n")
+    inputs = [((rows, 32), "float32"), ((32, 48), "float32"), ((48,), "float32")]
+    function = the_function(fused(graph(inputs, _matmul_bias), CPU))[1]
+    records = []
+    for n in (1, 64):
+        static = specialize(function, {"n": n})
+        (trace,) = random_traces(static, TARGET, 1)
+        records.append(record_of(function, retarget(trace, function, TARGET).trace, TARGET, static))
+    scheduled, entry = schedule_function("dense", function, CPU, TARGET, OneFunction(function, Records(tuple(records))))
+    assert entry.scheduled_by == "database"
+    assert scheduled.script().count('sblock("variant') == 2
+    for n in (1, 7, 8, 9, 64, 129):
+        x, weight, bias = random((n, 32)), random((32, 48)), random((48,))
+        assert error(_run(scheduled, [x, weight, bias], (n, 48)), x @ weight + bias) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [64, size("n")], ids=["static", "symbolic"])
+def test_a_record_may_say_that_the_rules_do_best(rows: int | tirx.Var) -> None:
+    """Then the rules schedule, and the function counts as tuned."""
+    inputs = [((rows, 32), "float32"), ((32, 48), "float32"), ((48,), "float32")]
+    function = the_function(fused(graph(inputs, _matmul_bias), CPU))[1]
+    static = specialize(function, dict.fromkeys(size_variables(function), 64))
+    record = record_of(function, default_trace(as_workload(function)), TARGET, static)
+    tuned, entry = schedule_function("dense", function, CPU, TARGET, OneFunction(function, Records((record,))))
+    assert entry.scheduled_by == "database"
+    by_rules, _ = schedule_function("dense", function, CPU, TARGET)
+    if not size_variables(function):
+        tvm.ir.assert_structural_equal(tuned, by_rules)
+    for n in (64,) if isinstance(rows, int) else (1, 17, 129):
+        x, weight, bias = random((n, 32)), random((32, 48)), random((48,))
+        assert error(_run(tuned, [x, weight, bias], (n, 48)), x @ weight + bias) < 1e-5
+
+
+def test_a_record_without_threads_is_refused_on_a_gpu() -> None:
+    """A schedule that leaves a block to the host would read the GPU's memory there."""
+    gpu = Target.parse("cuda:sm_90a")
+    function = the_function(fused(graph([((64, 48), "float32")] * 2, lambda b, x, y: op.add(x, y)), gpu))[1]
+    sch = s_tir.Schedule(as_workload(function))
+    target = tvm_target(gpu)
+    with target:
+        database = OneFunction(function, Records((record_of(function, sch.trace, target),)))
+        _, entry = schedule_function("add", function, gpu, target, database)
+    assert entry.scheduled_by == "gpu-elementwise"
+    assert "leaves a block outside of the GPU's threads" in entry.reason
+
+
+def test_calls_are_counted() -> None:
+    """A function that two places of the graph call counts twice in the model's time."""
+
+    def body(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        first = builder.emit(op.nn.softmax(x))
+        return op.nn.softmax(first)
+
+    report: list[ScheduledFunction] = []
+    ScheduleModule(CPU, TARGET, report=report)(fused(graph([((64, 48), "float32")], body), CPU))
+    assert [entry.cost.calls for entry in report] == [2]
+    assert report[0].cost.estimated > 0
 
 
 def test_grouped_product_without_a_kernel() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tkc.cli import bench
+from tkc.cli import bench, db
+from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
 from tkc.cli.progress import StageProgress
 
 app = typer.Typer(
@@ -21,39 +21,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(db.app, name="db")
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
 
-ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
-TargetOption = Annotated[
-    str, typer.Option("--target", help="cpu, cuda (this machine's GPU), or cuda:ARCH (sm_80, sm_89, sm_90a, sm_120).")
+DatabaseOption = Annotated[
+    Path | None, typer.Option("--database", help="A folder of tuning records to schedule from, in place of your own.")
 ]
-KernelsOption = Annotated[
-    str,
-    typer.Option("--kernels", help="auto: where a kernel exists and pays; all: wherever one exists; none: nowhere."),
+NoDatabaseOption = Annotated[
+    bool, typer.Option("--no-database", help="Schedule by rules alone, without your tuning records or tkc's.")
 ]
-DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to schedule from.")]
 DumpOption = Annotated[Path | None, typer.Option("--dump", help="Write the module after each stage into this folder.")]
-
-
-def _import_modules(names: list[str] | None) -> None:
-    for name in names or []:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise typer.BadParameter(f"{name} cannot be imported: {error}") from None
-
-
-ImportOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import",
-        metavar="MODULE",
-        callback=_import_modules,
-        help="Import this first: a .pt2 file may need the module that registers its custom operators or classes.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
 @app.command()
@@ -63,6 +41,7 @@ def compile(
     target: TargetOption = "cpu",
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
+    no_database: NoDatabaseOption = False,
     dump: DumpOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
@@ -75,7 +54,7 @@ def compile(
             model,
             target=target,
             kernels=kernels,
-            database=database,
+            database=_database(database, no_database),
             dump=dump,
             observer=progress.stage,
             kernel_progress=progress.kernel,
@@ -93,6 +72,7 @@ def explain(
     target: TargetOption = "cpu",
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
+    no_database: NoDatabaseOption = False,
     dump: DumpOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
@@ -102,7 +82,12 @@ def explain(
 
     with StageProgress(_err) as progress:
         report = tkc.explain(
-            model, target=target, kernels=kernels, database=database, dump=dump, observer=progress.stage
+            model,
+            target=target,
+            kernels=kernels,
+            database=_database(database, no_database),
+            dump=dump,
+            observer=progress.stage,
         )
     _show(report, report.to_json(), as_json)
 
@@ -161,6 +146,12 @@ def doctor(as_json: JsonOption = False) -> None:
 
     findings = diagnose()
     _show(findings_table(findings), [finding.to_json() for finding in findings], as_json)
+
+
+def _database(folder: Path | None, without: bool) -> Path | bool | None:
+    if folder is not None and without:
+        raise typer.BadParameter("--database and --no-database contradict each other; give one of them")
+    return False if without else folder
 
 
 def _show(rendered: Any, data: Any, as_json: bool) -> None:

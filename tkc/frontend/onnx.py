@@ -36,9 +36,7 @@ ALIGNMENT = 64
 OLDEST_OPSET = 7
 
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
-_BETTER_EXPANDED = frozenset(
-    {"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"}
-)
+_BETTER_EXPANDED = frozenset({"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
 
@@ -58,6 +56,9 @@ def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedMode
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
     name stays that expression.
+
+    ONNX calls an index out of range an error. One that is a constant is refused here. A compiled model cannot raise:
+    it reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
     Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
     for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.

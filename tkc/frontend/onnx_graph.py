@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
+from tkc.frontend.onnx_signature import DTYPES
 from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -178,6 +179,8 @@ def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
     if value.expression is None and known is not None:
+        if known.dtype not in DTYPES:
+            raise ConversionError(f"needs a tensor of {known.dtype}, which compiled models cannot hold")
         value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values, known.dtype)
     return value.expression
 
@@ -217,8 +220,14 @@ class GraphImporter:
                 raise UnsupportedModelError(f"{describe(node)} cannot be converted: {reason[-1].strip()}") from error
 
     def tensor(self, name: str) -> relax.Expr:
-        """A value of the graph as Relax expression."""
-        return expression_of(self.values[name], self.builder)
+        """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
+        try:
+            tensor = expression_of(self.values[name], self.builder)
+        except ConversionError as error:
+            raise UnsupportedModelError(f"Output {name!r} {error}.") from error
+        if not isinstance(tensor.struct_info, relax.TensorStructInfo):
+            raise UnsupportedModelError(f"Output {name!r} is a sequence; only tensors can be outputs.")
+        return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
         if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
@@ -277,7 +286,7 @@ class GraphImporter:
         if isinstance(result, relax.PrimValue):
             size = pack_sizes([self.algebra.simplify(result.value)])
             return [Value(Known(size.values.reshape(()), size.dtype))]
-        if isinstance(result, relax.Tuple | tuple | list):
+        if isinstance(result, tuple | list) or (isinstance(result, relax.Tuple) and not _makes_sequence(node)):
             fields = list(result)
         else:
             result = self.builder.emit(result)
@@ -291,7 +300,11 @@ class GraphImporter:
         return [Value(expression=self._bound(expression)) for expression in named]
 
     def _bound(self, expression: relax.Expr) -> relax.Expr:
-        return expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
+        bound = expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
+        info = bound.struct_info
+        if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
+            raise ConversionError(f"makes a tensor of {info.dtype}, which compiled models cannot hold")
+        return bound
 
     def _add_if(self, node: onnx.NodeProto) -> None:
         branches = {a.name: a.g for a in node.attribute}

@@ -15,10 +15,11 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import Signature, TensorSpec
 from tkc.frontend.onnx_sizes import Size, SizeAlgebra
 
-_DTYPES = (
+DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
 )  # fmt: skip
+"""The element types of tensors that compiled models can hold."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
     ast.Add: operator.add,
@@ -79,8 +80,8 @@ def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
 def element_type(name: str, data_type: int) -> str:
     """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use."""
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
-    if dtype not in _DTYPES:
-        known = ", ".join(_DTYPES)
+    if dtype not in DTYPES:
+        known = ", ".join(DTYPES)
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
     return dtype
 

@@ -1,0 +1,21 @@
+"""Tuning databases: MetaSchedule's JSON files, one folder a target, with an index to find a function's records by."""
+
+from tkc.schedules.database.lookup import Found, Lookup
+from tkc.schedules.database.provenance import Provenance, this_provenance
+from tkc.schedules.database.store import Problem, RecordStore, StoredRecord
+from tkc.schedules.database.workloads import as_workload
+from tkc.schedules.database_folders import shipped_database, target_folder, user_database
+
+__all__ = [
+    "Found",
+    "Lookup",
+    "Problem",
+    "Provenance",
+    "RecordStore",
+    "StoredRecord",
+    "as_workload",
+    "shipped_database",
+    "target_folder",
+    "this_provenance",
+    "user_database",
+]

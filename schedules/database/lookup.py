@@ -1,0 +1,86 @@
+"""Finds the records of a function in databases: those of the function itself, else those of its anchor block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tvm import IRModule, tirx
+from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
+
+from tkc.kernels.target import Target
+from tkc.schedules.database.index import Index
+from tkc.schedules.database.provenance import this_device
+from tkc.schedules.database.store import WORKLOADS, tuning_record
+from tkc.schedules.database.workloads import anchor_key, as_workload, exact_key, same_anchor, same_function
+from tkc.schedules.database_folders import target_folder
+
+# A record may no longer apply; then the next best at the same arguments has its turn.
+_BEST = 3
+
+
+@dataclass(frozen=True)
+class Found:
+    """The ``records`` of one ``workload``, best first, some for each set of arguments it was measured with.
+
+    ``match`` says whether it is the function itself or one with the same anchor block. ``device`` measured the best of
+    them; ``other_device`` marks that it is not this machine's. ``root`` is the database they are from.
+    """
+
+    workload: Workload
+    records: tuple[TuningRecord, ...]
+    match: Literal["exact", "anchor"]
+    device: str
+    other_device: bool
+    root: Path
+
+
+class Lookup:
+    """The records for one target in several databases, of which earlier ones come first.
+
+    A function's own records come before those of its anchor block, whatever database they are in; this machine's
+    device before others of the same architecture.
+    """
+
+    def __init__(self, roots: Sequence[Path], target: Target) -> None:
+        folders = ((root, target_folder(root, target)) for root in roots)
+        self._indexes = [(root, Index(folder)) for root, folder in folders if (folder / WORKLOADS).is_file()]
+        self._device = this_device(target) if self._indexes else ""
+
+    def find(self, func: tirx.PrimFunc) -> Found | None:
+        """The records for ``func``; ``None`` where there are none."""
+        if not self._indexes:
+            return None
+        workload = as_workload(func)
+        key, anchor = exact_key(workload), anchor_key(workload)
+        for root, index in self._indexes:
+            if (found := self._first(root, index, workload, index.exact(key), "exact")) is not None:
+                return found
+        for root, index in self._indexes if anchor is not None else ():
+            if (found := self._first(root, index, workload, index.anchored(str(anchor)), "anchor")) is not None:
+                return found
+        return None
+
+    def _first(
+        self, root: Path, index: Index, wanted: IRModule, places: Sequence[int], match: Literal["exact", "anchor"]
+    ) -> Found | None:
+        same = same_function if match == "exact" else same_anchor
+        for place in places:
+            workload = index.workload(place)
+            if workload is None or not same(workload.mod, wanted):
+                continue
+            best = index.best(place, _BEST)
+            own = [entry for entry in best if entry.device == self._device] or best
+            stored = [(entry, index.record(entry)) for entry in own]
+            records = [
+                (entry.device, record)
+                for entry, line in stored
+                if line is not None and (record := tuning_record(line, workload)) is not None
+            ]
+            if records:
+                device = records[0][0]
+                usable = tuple(record for _, record in records)
+                return Found(workload, usable, match, device, device != self._device, root)
+        return None

@@ -1,0 +1,53 @@
+"""Statements over other buffers than those they were written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+Indices = Callable[[tirx.Buffer, Sequence[tirx.PrimExpr]], Sequence[tirx.PrimExpr]]
+
+
+def _as_they_are(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> Sequence[tirx.PrimExpr]:
+    return indices
+
+
+def over_buffers(
+    body: tirx.Stmt, buffers: Mapping[tirx.Buffer, tirx.Buffer], indices: Indices = _as_they_are
+) -> tirx.Stmt:
+    """``body`` over the values of ``buffers`` in place of the keys.
+
+    ``indices`` turns a place in a buffer that is replaced into one in its replacement.
+    """
+
+    def region(part: tirx.BufferRegion) -> tirx.BufferRegion:
+        if part.buffer not in buffers:
+            return part
+        starts = indices(part.buffer, [dimension.min for dimension in part.region])
+        lengths = [dimension.extent for dimension in part.region]
+        ranges = [tvm.ir.Range.from_min_extent(*pair) for pair in zip(starts, lengths, strict=True)]
+        return tirx.BufferRegion(buffers[part.buffer], ranges)
+
+    def rewrite(node: object) -> object | None:
+        if isinstance(node, tirx.BufferLoad) and node.buffer in buffers:
+            return tirx.BufferLoad(buffers[node.buffer], indices(node.buffer, node.indices))
+        if isinstance(node, tirx.BufferStore) and node.buffer in buffers:
+            return tirx.BufferStore(buffers[node.buffer], node.value, indices(node.buffer, node.indices))
+        if isinstance(node, tirx.SBlock):
+            return tirx.SBlock(
+                node.iter_vars,
+                [region(part) for part in node.reads],
+                [region(part) for part in node.writes],
+                node.name_hint,
+                node.body,
+                node.init,
+                [buffers.get(buffer, buffer) for buffer in node.alloc_buffers],
+                [tirx.MatchBufferRegion(match.buffer, region(match.source)) for match in node.match_buffers],
+                node.annotations,
+            )
+        return None
+
+    return ir_transform(body, None, rewrite, ["tirx.BufferLoad", "tirx.BufferStore", "tirx.SBlock"])

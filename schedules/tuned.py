@@ -1,0 +1,145 @@
+"""A function scheduled by the tuning records that were found for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from tvm import s_tir, tirx
+from tvm.s_tir.meta_schedule.database import TuningRecord
+from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
+from tvm.target import Target
+
+from tkc.schedules.blocks import all_in_threads
+from tkc.schedules.database import as_workload
+from tkc.schedules.default_record import is_default
+from tkc.schedules.refusals import REFUSALS, DoesNotApplyError, last_line
+from tkc.schedules.sizes import (
+    Variant,
+    dimensions,
+    dimensions_at,
+    dispatch,
+    in_order_of,
+    is_bounded,
+    with_known_tiles,
+    with_parameters_of,
+)
+
+if TYPE_CHECKING:
+    from tkc.schedules.database import Found
+
+# TVM samples what an anchor's trace leaves open; the same records must always give the same code.
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class _Reuse:
+    """How the records of a workload serve a function: a schedule from a record, and a function from the schedule.
+
+    ``by_rules`` makes the function that the default rules make, for a record that says that they do best.
+    """
+
+    replay: Callable[[TuningRecord], s_tir.Schedule]
+    adopt: Callable[[tirx.PrimFunc], tirx.PrimFunc]
+    by_rules: Callable[[], tirx.PrimFunc]
+
+
+def schedule_found(
+    func: tirx.PrimFunc, found: Found, target: Target, by_rules: Callable[[], tirx.PrimFunc]
+) -> tirx.PrimFunc:
+    """``func`` scheduled by the best of the records in ``found`` that apply to it.
+
+    Where sizes are symbolic, the records of every size at which they were measured have their say: the function chooses
+    among them by its sizes. ``by_rules`` is what schedules ``func`` where a record says that the default rules do best.
+    Raises :class:`DoesNotApplyError` if no record applies.
+    """
+    exact = found.match == "exact"
+    reuse = _exactly(func, found, target, by_rules) if exact else _by_anchor(func, target, by_rules)
+    if not dimensions(func):
+        return with_parameters_of(func, _first_that_applies(found.records, reuse, target).scheduled)
+    return with_known_tiles(dispatch(func, _variants(func, found, reuse, target)), target)
+
+
+def recorded_seconds(found: Found) -> float:
+    """What one call takes by the records in ``found``: the best one's time; the median of these over its sizes."""
+    best: dict[tuple[tuple[int, ...], ...], float] = {}
+    for record in found.records:
+        shapes = tuple(tuple(map(int, info.shape)) for info in record.args_info)
+        seconds = median(float(run) for run in record.run_secs)
+        best[shapes] = min(seconds, best.get(shapes, seconds))
+    return median(best.values())
+
+
+def _exactly(func: tirx.PrimFunc, found: Found, target: Target, by_rules: Callable[[], tirx.PrimFunc]) -> _Reuse:
+    """Schedules the records' own workload, which computes the same as ``func`` under other names."""
+    workload = found.workload.mod
+
+    def replay(record: TuningRecord) -> s_tir.Schedule:
+        sch = s_tir.Schedule(workload, seed=_SEED)
+        with target:
+            record.trace.apply_to_schedule(sch, remove_postproc=False)
+        return sch
+
+    return _Reuse(replay, lambda scheduled: in_order_of(func, workload["main"], scheduled), by_rules)
+
+
+def _by_anchor(func: tirx.PrimFunc, target: Target, by_rules: Callable[[], tirx.PrimFunc]) -> _Reuse:
+    """Schedules the anchor block of ``func`` as the records scheduled the same block, and the rest around it."""
+    workload = as_workload(func)
+
+    def replay(record: TuningRecord) -> s_tir.Schedule:
+        sch = s_tir.Schedule(workload, seed=_SEED)
+        with target:
+            schedule_using_anchor_trace(sch, record.trace, target)
+        return sch
+
+    return _Reuse(replay, lambda scheduled: scheduled, by_rules)
+
+
+def _variants(func: tirx.PrimFunc, found: Found, reuse: _Reuse, target: Target) -> list[Variant]:
+    """The best schedule that applies at each size at which there are records; no size twice."""
+    workload = found.workload.mod["main"]
+    # An anchor's function may have other dimensions around it, which say nothing of this one's.
+    known = len(dimensions(workload)) == len(dimensions(func))
+    records: dict[tuple[int, ...], list[TuningRecord]] = {}
+    for record in found.records:
+        shapes = [info.shape for info in record.args_info]
+        records.setdefault(dimensions_at(workload, shapes) if known else (), []).append(record)
+    refusals: list[DoesNotApplyError] = []
+    variants: list[Variant] = []
+    for measured_at, candidates in records.items():
+        try:
+            variants.append(replace(_first_that_applies(candidates, reuse, target), measured_at=measured_at))
+        except DoesNotApplyError as refusal:
+            refusals.append(refusal)
+    if not variants:
+        raise refusals[0]
+    return variants
+
+
+def _first_that_applies(records: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> Variant:
+    refusals: list[str] = []
+    for record in records:
+        if is_default(record.trace):
+            return Variant((), reuse.by_rules(), "default rules")
+        try:
+            scheduled = reuse.replay(record).mod["main"]
+        except REFUSALS as refusal:
+            refusals.append(last_line(refusal))
+            continue
+        problem = _problem(scheduled, target)
+        if problem is None:
+            return Variant((), reuse.adopt(scheduled), str(record.trace))
+        refusals.append(problem)
+    raise DoesNotApplyError(refusals[0])
+
+
+def _problem(scheduled: tirx.PrimFunc, target: Target) -> str | None:
+    """Why no code can be generated from ``scheduled``; ``None`` if it can."""
+    if not is_bounded(with_known_tiles(scheduled, target)):
+        return "the schedule needs a constant where this function has a size known only at run time"
+    if target.kind.name == "cuda" and not all_in_threads(scheduled):
+        return "the schedule leaves a block outside of the GPU's threads"
+    return None

@@ -1,0 +1,101 @@
+"""Compiles imported ONNX models into functions of arrays, and runs ONNX's own tests of its operators on them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import tvm
+from onnx import TensorProto, numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from tvm import relax
+
+from tkc.frontend.model import ImportedModel
+from tkc.frontend.onnx import import_onnx
+from tkc.passes.lower_attention import LowerAttention
+from tkc.passes.lower_float8_casts import LowerFloat8Casts
+from tkc.passes.widen_products import WidenProducts
+
+# In how many units of the last place a chain of operations in 16 bits may differ from ONNX's own.
+ROUNDINGS = 4
+
+
+def compiled(imported: ImportedModel, optimization: int = 0) -> Callable[..., list[np.ndarray]]:
+    """The model, built for the CPU, as a function of arrays; quickly, or at a higher LLVM level to run faster."""
+    lowering = tvm.transform.Sequential([LowerAttention(), WidenProducts(), LowerFloat8Casts()])
+    target = tvm.target.Target({"kind": "llvm", "opt-level": optimization})
+    machine = relax.VirtualMachine(tvm.compile(lowering(imported.module), target=target), tvm.cpu())
+    weights = [tvm.runtime.from_dlpack(tensor) for tensor in imported.parameters.values()]
+
+    def call(*inputs: np.ndarray) -> list[np.ndarray]:
+        return [output.numpy() for output in machine["main"](*map(tvm.runtime.tensor, inputs), *weights)]
+
+    return call
+
+
+def evaluated(model: str | onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The outputs of a model, given whole or in ONNX's text form."""
+    return compiled(import_onnx(parsed(model) if isinstance(model, str) else model))(*inputs)
+
+
+def parsed(graph: str, opset: int = 21, functions: str = "", imports: str = "") -> onnx.ModelProto:
+    """A model from ONNX's text form."""
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{imports}]>\n{graph}\n{functions}')
+
+
+@functools.cache
+def backend_cases() -> dict[str, TestCase]:
+    """ONNX's own tests of its operators, by name."""
+    with np.errstate(all="ignore"):
+        return {case.name: case for case in load_model_tests(kind="node")}
+
+
+def disagreement(case: TestCase, constants: bool) -> str | None:
+    """How the compiled model differs from what the case expects; None if it agrees.
+
+    With ``constants`` every input but the first is part of the model, as exporters write shapes, axes and flags.
+    Raises :class:`tkc.errors.UnsupportedModelError` for a model that is refused.
+    """
+    for inputs, expected in case.data_sets:
+        references = _arrays(expected)
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        arrays = []
+        for value, array in zip(model.graph.input, _arrays(inputs), strict=True):
+            if constants and arrays and isinstance(array, np.ndarray):
+                model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+            else:
+                arrays.append(array)
+        outputs = evaluated(model, *arrays)
+        if len(outputs) != len(references):
+            return f"{len(outputs)} outputs instead of {len(references)}"
+        for output, reference in zip(outputs, references, strict=True):
+            found = _difference(output, np.asarray(reference), case)
+            if found is not None:
+                return found
+    return None
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    """Tensors as arrays; sequences and optional values as they are."""
+    arrays = [numpy_helper.to_array(value) if isinstance(value, TensorProto) else value for value in values]
+    return [np.asarray(value) if isinstance(value, np.generic) else value for value in arrays]
+
+
+def _difference(output: np.ndarray, reference: np.ndarray, case: TestCase) -> str | None:
+    if (output.dtype, output.shape) != (reference.dtype, reference.shape):
+        return f"{output.dtype}{output.shape} instead of {reference.dtype}{reference.shape}"
+    rtol, atol = case.rtol, case.atol
+    if output.dtype in (np.float16, ml_dtypes.bfloat16):
+        rtol = max(rtol, ROUNDINGS * float(ml_dtypes.finfo(output.dtype).eps))
+    if output.dtype.kind not in "biuf":  # the types that NumPy does not know, whose numbers float32 holds
+        output, reference = output.astype("float32"), reference.astype("float32")
+    close = np.isclose(output, reference, rtol, atol, equal_nan=True)
+    if close.all():
+        return None
+    return f"{output[~close][:4]} instead of {reference[~close][:4]}, {(~close).sum()} of {close.size} elements"

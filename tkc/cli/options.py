@@ -1,0 +1,38 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
+TargetOption = Annotated[
+    str, typer.Option("--target", help="cpu, cuda (this machine's GPU), or cuda:ARCH (sm_80, sm_89, sm_90a, sm_120).")
+]
+KernelsOption = Annotated[
+    str,
+    typer.Option("--kernels", help="auto: where a kernel exists and pays; all: wherever one exists; none: nowhere."),
+]
+
+
+def _import_modules(names: list[str] | None) -> None:
+    for name in names or []:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise typer.BadParameter(f"{name} cannot be imported: {error}") from None
+
+
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        callback=_import_modules,
+        help="Import this first: a .pt2 file may need the module that registers its custom operators or classes.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
