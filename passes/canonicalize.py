@@ -1,4 +1,4 @@
-"""Drops casts, reshapes and permutations that change nothing, and joins those that follow each other."""
+"""Drops casts, reshapes, permutations and masks that change nothing, and joins those that follow each other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape
+from tkc.passes.index_bounds import never_holds
 
 
 @tvm.transform.module_pass(opt_level=0, name="Canonicalize")
@@ -15,8 +16,8 @@ class Canonicalize:
     """Brings casts, reshapes and permutations into one form, so that rules need not look for several.
 
     A cast to the dtype that is there already vanishes, as do a lossless cast that is undone, a reshape to the same
-    shape, and an identical permutation. A cast of a lossless cast, a reshape of a reshape, and a permutation of a
-    permutation become one.
+    shape, an identical permutation, and a selection by a condition that never holds. A cast of a lossless cast, a
+    reshape of a reshape, and a permutation of a permutation become one.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -55,6 +56,8 @@ def _simplified_value(graph: Graph, value: relax.Expr) -> relax.Expr:
         return _reshape(graph, value)
     if graph.call(value, "relax.permute_dims") is not None:
         return _permutation(graph, value)
+    if graph.call(value, "relax.where") is not None:
+        return _selection(graph, value)
     return value
 
 
@@ -83,6 +86,13 @@ def _permutation(graph: Graph, call: relax.Call) -> relax.Expr:
     if axes == sorted(axes):
         return source
     return call if source.same_as(call.args[0]) else relax.op.permute_dims(source, axes)
+
+
+def _selection(graph: Graph, call: relax.Call) -> relax.Expr:
+    """Mixture-of-experts layers mask the tokens of experts beyond the last, which their own top-k cannot choose."""
+    condition, _, other = call.args
+    whole = has_known_shape(other) and has_known_shape(call) and graph.same_shape(shape(other), shape(call))
+    return other if whole and never_holds(graph, condition) else call
 
 
 def _axes(call: relax.Call) -> list[int]:

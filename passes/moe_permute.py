@@ -9,6 +9,7 @@ from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
+from tkc.passes.index_bounds import index_bound
 from tkc.passes.layout import restored
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 
@@ -20,7 +21,7 @@ def _permute_call(match: Match) -> KernelCall | Refusal | None:
     graph, experts, order = match.graph, match["experts"], match.var
     if not has_known_shape(experts) or len(shape(experts)) != 1:
         return None
-    num_experts = _bound(graph, experts)
+    num_experts = index_bound(graph, experts)
     if num_experts is None:
         return None
     if match.root.attrs.descending:
@@ -38,17 +39,6 @@ def _permute_call(match: Match) -> KernelCall | Refusal | None:
         (experts,),
         {var: restored(output, var) for var, output in replaced.items()},
     )
-
-
-def _bound(graph: Graph, experts: relax.Expr) -> int | None:
-    """How many experts there can be: the size of the axis along which ``topk`` chose ``experts``, if it did."""
-    indices = graph.value(graph.through(experts, "relax.reshape", "relax.flatten", "relax.astype"))
-    in_pair = isinstance(indices, relax.TupleGetItem)
-    top = graph.call(indices.tuple_value if in_pair else indices, "relax.topk")
-    if top is None or (indices.index != 1 if in_pair else top.attrs.ret_type != "indices"):
-        return None
-    dims = shape(top.args[0])
-    return static(dims[int(top.attrs.axis) % len(dims)])
 
 
 def _picks(graph: Graph, var: relax.Var, data: relax.Expr, order: relax.Expr) -> bool:
