@@ -1,6 +1,7 @@
 """TKC compiles whole models, PyTorch or ONNX, into one executable with TileLang kernels inside.
 
-``compile`` makes an :class:`Executable`, ``load`` reads a saved one, ``explain`` reports what a compilation would do.
+``compile`` makes an :class:`Executable`, ``load`` reads a saved one, ``explain`` reports what a compilation would do,
+``tune`` searches faster schedules for the functions that no kernel replaces.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tkc.compiler import compile, explain
     from tkc.executable import Executable
     from tkc.report import Report
+    from tkc.tuning import TuningResult, TuningStoppedError, tune
 
 __version__ = "0.1.0"
 
@@ -35,11 +37,14 @@ __all__ = [
     "KernelBuildError",
     "Report",
     "TargetError",
+    "TuningResult",
+    "TuningStoppedError",
     "UnsupportedModelError",
     "UsageError",
     "compile",
     "explain",
     "load",
+    "tune",
 ]
 
 _HOMES = {
@@ -48,6 +53,9 @@ _HOMES = {
     "compile": "tkc.compiler",
     "explain": "tkc.compiler",
     "load": "tkc.artifact",
+    "TuningResult": "tkc.tuning",
+    "TuningStoppedError": "tkc.tuning",
+    "tune": "tkc.tuning",
 }
 
 

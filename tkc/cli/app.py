@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tkc.cli import bench, db
+from tkc.cli import bench, db, tune
 from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
 from tkc.cli.progress import StageProgress
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(db.app, name="db")
+app.add_typer(tune.app, name="tune")
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
 

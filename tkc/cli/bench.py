@@ -99,6 +99,19 @@ def overhead(target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", 
     _finish("call overhead", bench_call_overhead(torch.device("cuda" if on_gpu else "cpu")), on_gpu, output)
 
 
+@app.command()
+def tuning(
+    layers: Annotated[int, typer.Option(min=1)] = 12,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the one sequence.")] = 128,
+    trials: Annotated[int, typer.Option(min=1, help="Candidates that each may measure.")] = 500,
+    output: OutputOption = None,
+) -> None:
+    """BERT-base tuned by us and by stock MetaSchedule with equal trials, on the CPU."""
+    from tkc.bench.tuning import bench_tuning
+
+    _finish("tuning", bench_tuning(layers, tokens, trials), False, output)
+
+
 def _finish(benchmark: str, rows: list[Row], on_gpu: bool, output: Path | None) -> None:
     if output is not None and output.suffix != ".json":
         raise UsageError(f"--output {output}: records are JSON files")

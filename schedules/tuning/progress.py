@@ -1,0 +1,75 @@
+"""How far a tuning job is: what an observer sees after each trial, and what the job returns at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tkc.schedules.tuning.tasks import Skipped
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """One task. ``baseline`` and ``best`` are the seconds of a call under the default rules and under the best schedule
+    so far, ``None`` until there is one; ``weight`` is how often the model calls it.
+    """
+
+    name: str
+    weight: float
+    baseline: float | None = None
+    best: float | None = None
+    trials: int = 0
+    failed: int = 0
+    exhausted: bool = False
+
+    @property
+    def speedup(self) -> float:
+        """The time under the default rules over the best one; 1 until both are known."""
+        return self.baseline / self.best if self.baseline and self.best else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """What the task takes of one call of the model, as far as it is known."""
+        return self.weight * (self.best or 0.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """How much faster the model was (1 is the default rules' speed) after that many trials."""
+
+    trials: int
+    gain: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The whole job: ``seconds`` it has run, ``trials`` it has spent, both over all its resumptions. ``stopped`` says
+    why it ended, ``None`` while it runs.
+    """
+
+    activity: str
+    tasks: tuple[TaskProgress, ...]
+    trials: int
+    seconds: float
+    curve: tuple[Point, ...]
+    skipped: tuple[Skipped, ...] = ()
+    stopped: str | None = None
+
+    @property
+    def gain(self) -> float:
+        """How much faster the model's generated functions are together than under the default rules."""
+        return gain(self.tasks)
+
+    def share(self, task: TaskProgress) -> float:
+        """The part of the time of all tasks that ``task`` takes now."""
+        total = sum(each.seconds for each in self.tasks)
+        return task.seconds / total if total else 0.0
+
+
+def gain(tasks: tuple[TaskProgress, ...]) -> float:
+    """The time of ``tasks`` by the default rules over that by their best schedules, each weighted by its calls.
+
+    A task that one of them is missing for counts with the other on both sides.
+    """
+    before = sum(task.weight * (task.baseline or task.best or 0.0) for task in tasks)
+    after = sum(task.weight * (task.best or task.baseline or 0.0) for task in tasks)
+    return before / after if after else 1.0

@@ -1,0 +1,26 @@
+"""What the tuning tests share: this machine as a target, and a measurer of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import tvm
+from tuning_modules import CPU
+
+from tkc.schedules.target import tvm_target
+from tkc.schedules.tuning.measurement import Limits, LocalRunner, Measurer
+
+
+@pytest.fixture
+def cpu() -> tvm.target.Target:
+    """TVM's target for this machine."""
+    return tvm_target(CPU)
+
+
+@pytest.fixture
+def measurer(cpu: tvm.target.Target) -> Iterator[Measurer]:
+    """Measures here, and takes five seconds for hanging."""
+    limits = Limits(build=60, run=5)
+    with Measurer(CPU, cpu, LocalRunner(CPU, limits), limits) as measuring:
+        yield measuring

@@ -1,0 +1,156 @@
+"""Tests for ``tkc tune`` as people run it: killed and resumed, interrupted, twice at once, and used wrongly."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tkc
+from tkc.cli.tune import parse_percent, parse_shapes
+
+_COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tkc'; from tkc.cli import main; main()", "tune"]
+_PATIENCE = 120.0
+
+
+class Layer(torch.nn.Module):
+    """One product and a ReLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[rows, 64]`` to ``[rows, 96]``."""
+        return torch.relu(self.linear(x))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The layer, exported for 32 rows."""
+    path = tmp_path_factory.mktemp("model") / "layer.pt2"
+    torch.export.save(torch.export.export(Layer().eval(), (torch.randn(32, 64),)), path)
+    return path
+
+
+def _start(model: Path, database: Path, *options: str) -> subprocess.Popen[str]:
+    command = [*_COMMAND, str(model), "--database", str(database), "--json", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _records(database: Path) -> list[str]:
+    """The lines of the record file that are whole."""
+    path = database / "cpu" / "database_tuning_record.json"
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
+
+
+def _wait_for_records(job: subprocess.Popen[str], database: Path, count: int) -> None:
+    end = time.monotonic() + _PATIENCE
+    while len(_records(database)) < count:
+        assert job.poll() is None, job.communicate()[1]
+        assert time.monotonic() < end, "the job recorded too little"
+        time.sleep(0.1)
+
+
+def test_a_killed_job_loses_nothing_and_goes_on(model: Path, tmp_path: Path) -> None:
+    """Killed after some trials, resumed with a budget that counts them."""
+    job = _start(model, tmp_path, "--trials", "1000")
+    _wait_for_records(job, tmp_path, 6)
+    job.kill()
+    job.communicate()
+    before = _records(tmp_path)
+    resumed = _start(model, tmp_path, "--trials", str(len(before) + 3), "--resume")
+    output, errors = resumed.communicate(timeout=_PATIENCE)
+    assert resumed.returncode == 0, errors
+    result = json.loads(output)
+    after = _records(tmp_path)
+    assert after[: len(before)] == before
+    assert result["trials"] == len(before) + 3
+    # All but the default's record are trials; the one being measured when the job was killed may not be counted.
+    assert len(after) - 1 - result["trials"] in (0, 1)
+    assert len({line.partition('"')[0] + line for line in after}) == len(after)
+    assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_job_says_what_it_gained(model: Path, tmp_path: Path) -> None:
+    """``Ctrl-C`` ends it at once, with the exit code that shells expect."""
+    job = _start(model, tmp_path, "--trials", "1000")
+    _wait_for_records(job, tmp_path, 4)
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert "times the default rules' speed" in errors and "--resume" in errors
+    assert len(_records(tmp_path)) >= 4
+
+
+def test_two_jobs_on_one_database_lose_nothing(model: Path, tmp_path: Path) -> None:
+    """Each has its own budget, and every record of both is kept."""
+    jobs = [_start(model, tmp_path, "--trials", "4") for _ in range(2)]
+    results = []
+    for job in jobs:
+        output, errors = job.communicate(timeout=2 * _PATIENCE)
+        assert job.returncode == 0, errors
+        results.append(json.loads(output))
+    assert [result["trials"] for result in results] == [4, 4]
+    assert 9 <= len(_records(tmp_path)) <= 10  # the later one may find the other's default, or measure its own
+
+
+def test_the_best_of_a_job_is_what_a_compilation_takes(tmp_path: Path) -> None:
+    """From Python; the report names the database, and the results stay right."""
+    layer, x = Layer().eval(), torch.randn(32, 64)
+    result = tkc.tune(layer, (x,), database=tmp_path, trials=4)
+    assert result.gain >= 1 and result.progress.trials == 4
+    executable = tkc.compile(layer, (x,), database=tmp_path)
+    assert "database" in {function.scheduled_by for function in executable.report.scheduled}
+    torch.testing.assert_close(executable(x), layer(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "budget of trials=0"),
+        ({}, "without a budget"),
+        ({"trials": 1, "shapes": {"rows": [4]}}, "no size rows"),
+        ({"trials": 1, "kernels": "some"}, "kernels='some' means nothing"),
+        ({"trials": 1, "rpc": "here:9190"}, "both the RPC tracker"),
+        ({"trials": 1, "rpc": "here", "device_key": "k"}, "must be host:port"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    """One clear message each, and nothing written."""
+    with pytest.raises(tkc.UsageError, match=message):
+        tkc.tune(Layer(), (torch.randn(32, 64),), database=tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_database_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    path = tmp_path / "records"
+    path.write_text("")
+    with pytest.raises(tkc.UsageError, match="is a file; it must be a folder"):
+        tkc.tune(Layer(), (torch.randn(32, 64),), database=path, trials=1)
+
+
+def test_shapes_and_percentages_are_read() -> None:
+    """As the command line takes them."""
+    assert parse_shapes(["batch=1,8", "seq=128"]) == {"batch": [1, 8], "seq": [128]}
+    assert parse_percent("2%") == parse_percent("2") == 0.02
+
+
+@pytest.mark.parametrize("option", ["batch", "batch=", "=4", "batch=1,x"])
+def test_shapes_of_another_form(option: str) -> None:
+    """The message shows the form."""
+    with pytest.raises(tkc.UsageError, match="such as seq=128,2048"):
+        parse_shapes([option])
+
+
+def test_a_name_twice_is_refused() -> None:
+    """Its values belong together."""
+    with pytest.raises(tkc.UsageError, match="names batch twice"):
+        parse_shapes(["batch=1", "batch=8"])

@@ -1,0 +1,198 @@
+"""``tkc tune``: its options, and what it prints during a job and after it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from typer.core import TyperGroup
+
+from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
+from tkc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tkc.schedules.tuning.progress import Progress
+
+_SHOWN_TASKS = 20
+_REFRESHES_PER_SECOND = 4
+
+
+class _ModelByDefault(TyperGroup):
+    """Takes ``tkc tune MODEL`` for ``tkc tune model MODEL``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands
+        return super().parse_args(ctx, args if named else ["model", *args])
+
+
+app = typer.Typer(cls=_ModelByDefault, help="Search schedules for a model's functions; records go to a database.")
+
+
+@app.command()
+def model(
+    model: ModelArgument,
+    target: TargetOption = "cpu",
+    database: Annotated[
+        Path | None, typer.Option("--database", help="The folder of records, made if need be; your own if left out.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option("--trials", help="Stop after this many candidates.")] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this many minutes.")] = None,
+    until_gain: Annotated[
+        str | None,
+        typer.Option("--until-gain", metavar="PERCENT", help="Stop when the last 64 candidates gained less: 2%."),
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shapes", metavar="NAME=N,N", help="Sizes at which to tune: seq=128,2048; once for each name."),
+    ] = None,
+    rpc: Annotated[
+        str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Measure on the servers of this TVM RPC tracker.")
+    ] = None,
+    device_key: Annotated[
+        str | None, typer.Option("--device-key", help="The key by which those servers registered.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the job that this command began: its budget counts on.")
+    ] = False,
+    kernels: KernelsOption = "auto",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Where to draw gain against trials; beside the records if left out.")
+    ] = None,
+    modules: ImportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Search schedules for MODEL's functions. Interrupt it whenever you like, and go on with --resume."""
+    import tkc
+
+    gain = None if until_gain is None else parse_percent(until_gain)
+    sizes = parse_shapes(shapes or [])
+    if plot is not None and plot.suffix != ".png":
+        raise UsageError(f"--plot {plot}: plots are PNG files")
+    view = _ProgressView(Console(stderr=True))
+    try:
+        with view:
+            result = tkc.tune(
+                model,
+                target=target,
+                database=database,
+                trials=trials,
+                minutes=minutes,
+                until_gain=gain,
+                shapes=sizes,
+                rpc=rpc,
+                device_key=device_key,
+                resume=resume,
+                kernels=kernels,  # type: ignore[arg-type]  # tune checks it
+                observer=view.show,
+            )
+    except KeyboardInterrupt:
+        _say_what_is_kept(view.latest)
+        raise
+    path = plot or result.folder / "gain.png"
+    from tkc.cli.tuning_plot import draw
+
+    draw(result.progress, path)
+    if as_json:
+        print(json.dumps({**result.to_json(), "plot": str(path)}, indent=1))
+        return
+    out = Console()
+    out.print(tasks_table(result.progress))
+    for each in result.progress.skipped:
+        out.print(f"not tuned: {each.function}: {each.reason}", markup=False, highlight=False)
+    out.print(
+        f"{result.gain:.2f} times the default rules' speed after {result.progress.trials} trials: "
+        f"{result.progress.stopped}",
+        highlight=False,
+    )
+    out.print(f"records in {result.folder}, plot in {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def parse_percent(text: str) -> float:
+    """``2%`` as 0.02; :class:`tkc.UsageError` for anything but a percentage."""
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise UsageError(f"--until-gain {text}: expected a percentage such as 2%") from None
+
+
+def parse_shapes(options: list[str]) -> dict[str, list[int]]:
+    """``["seq=128,2048"]`` as ``{"seq": [128, 2048]}``; :class:`tkc.UsageError` for another form, or a name twice."""
+    sizes: dict[str, list[int]] = {}
+    for option in options:
+        name, _, values = option.partition("=")
+        parts = values.split(",")
+        if not name or not all(part.strip().isdigit() for part in parts):
+            raise UsageError(f"--shapes {option}: expected a size's name and its values, such as seq=128,2048")
+        if name in sizes:
+            raise UsageError(f"--shapes names {name} twice; give all its values at once, such as {name}=1,8")
+        sizes[name] = [int(part) for part in parts]
+    return sizes
+
+
+def tasks_table(progress: Progress) -> Table:
+    """A row for each task, those that take most of the model's time first."""
+    title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
+    table = Table(title=title, title_justify="left")
+    table.add_column("function", overflow="fold")
+    for name in ("share", "default µs", "best µs", "gain", "trials", "failed"):
+        table.add_column(name, justify="right")
+    ranked = sorted(progress.tasks, key=lambda task: -task.seconds)
+    for task in ranked[:_SHOWN_TASKS]:
+        table.add_row(
+            task.name,
+            f"{progress.share(task):.1%}",
+            _microseconds(task.baseline),
+            _microseconds(task.best),
+            f"{task.speedup:.2f}×",
+            str(task.trials),
+            str(task.failed),
+        )
+    if len(ranked) > _SHOWN_TASKS:
+        rest = ranked[_SHOWN_TASKS:]
+        table.add_row(f"{len(rest)} more", f"{sum(map(progress.share, rest)):.1%}")
+    return table
+
+
+class _ProgressView:
+    """A table that changes with the job, and disappears at its end."""
+
+    def __init__(self, console: Console) -> None:
+        self.latest: Progress | None = None
+        self._live = Live(
+            "importing the model", console=console, transient=True, refresh_per_second=_REFRESHES_PER_SECOND
+        )
+
+    def __enter__(self) -> _ProgressView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, progress: Progress) -> None:
+        """The job is as far as ``progress``."""
+        self.latest = progress
+        self._live.update(tasks_table(progress))
+
+
+def _say_what_is_kept(progress: Progress | None) -> None:
+    if progress is None:
+        return
+    print(
+        f"after {progress.trials} trials: {progress.gain:.2f} times the default rules' speed; everything measured is "
+        "recorded, and the same command with --resume goes on",
+        file=sys.stderr,
+    )
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e6:,.1f}"

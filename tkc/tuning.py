@@ -1,0 +1,195 @@
+"""``tkc.tune``: schedules for a model's functions, searched on real devices and kept in a database."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tkc.compiler import CompileOptions, Kernels, prepare_toolchain
+from tkc.errors import Error, TargetError, UsageError
+from tkc.frontend import import_model
+from tkc.kernels import Target
+from tkc.targets import resolve_target, runs_here
+
+if TYPE_CHECKING:
+    from tvm import IRModule
+
+    from tkc.frontend.model import ImportedModel
+    from tkc.schedules.tuning.budget import Budget
+    from tkc.schedules.tuning.measurement import Limits, Runner
+    from tkc.schedules.tuning.progress import Progress
+    from tkc.schedules.tuning.remote import Endpoint
+    from tkc.schedules.tuning.tasks import Extraction
+
+
+class TuningStoppedError(Error):
+    """A tuning job that could not go on: the disk is full, or no server is left. What it measured is kept."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """What a job did: the ``folder`` of its records, how far it came, and why it ended."""
+
+    folder: Path
+    target: str
+    progress: Progress
+
+    @property
+    def gain(self) -> float:
+        """How much faster the model's generated functions are together than under the default rules."""
+        return self.progress.gain
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON values; times in seconds."""
+        return {
+            "folder": str(self.folder),
+            "target": self.target,
+            "gain": self.gain,
+            **dataclasses.asdict(self.progress),
+        }
+
+
+def tune(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    database: str | os.PathLike[str] | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    until_gain: float | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    rpc: str | None = None,
+    device_key: str | None = None,
+    resume: bool = False,
+    kernels: Kernels = "auto",
+    observer: Callable[[Progress], None] | None = None,
+) -> TuningResult:
+    """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
+
+    ``model``, the example inputs, ``dynamic_shapes``, ``target`` and ``kernels`` are those of :func:`tkc.compile`.
+    Records go to the folder ``database``, which is made if need be (``None``: your own, ``$TKC_DATABASE_DIR``), and
+    everything in it is used. The job ends after ``trials`` candidates, ``minutes``, or when the last 64 candidates
+    gained less than ``until_gain`` (0.02 is 2 %) of the model's time, whatever comes first; ``resume`` counts what the
+    same job spent before. Functions of symbolic sizes are tuned at ``shapes`` (``{"seq": [128, 2048]}``), by default at
+    sizes spread over each declared range. ``rpc`` (``host:port`` of a TVM RPC tracker) with ``device_key`` measures on
+    its servers instead of this machine. ``observer`` is called after each trial.
+
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` for a budget, shapes or database that mean nothing and for a
+    model with nothing to tune, :class:`TuningStoppedError` when the job cannot go on, and those of :func:`tkc.compile`.
+    """
+    from tkc.schedules.tuning.budget import Budget
+
+    try:
+        budget = Budget(trials, minutes, until_gain)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    resolved = resolve_target(target)
+    if rpc is None and (reason := runs_here(resolved)):
+        raise TargetError(f"cannot measure for {resolved} here: {reason}; name an RPC tracker with servers that can")
+    endpoint = _endpoint(rpc, device_key)
+    CompileOptions(kernels=kernels)  # refuses what means nothing
+    prepare_toolchain(resolved)
+    imported = import_model(model, example_args, example_kwargs, dynamic_shapes)
+    extraction = _extraction(imported, resolved, kernels, shapes)
+    return _run(extraction, resolved, _root(database), budget, endpoint, resume, observer)
+
+
+def _run(
+    extraction: Extraction,
+    target: Target,
+    root: Path,
+    budget: Budget,
+    endpoint: Endpoint | None,
+    resume: bool,
+    observer: Callable[[Progress], None] | None,
+) -> TuningResult:
+    from tkc.schedules.database import target_folder
+    from tkc.schedules.target import tvm_target
+    from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
+    from tkc.schedules.tuning.measurement import Limits, Measurer
+    from tkc.schedules.tuning.state import StateFile, UnreadableStateError
+    from tkc.schedules.tuning.stored_records import StoredRecords
+
+    generated_for, limits, folder = tvm_target(target), Limits(), target_folder(root, target)
+    prepare = partial(prepare_toolchain, target)
+    try:
+        records = StoredRecords(root, target, None if endpoint is None else endpoint.key)
+        with (
+            Measurer(target, generated_for, _runner(endpoint, target, limits), limits, prepare) as measurer,
+            closing(StateFile(folder / "jobs", extraction.tasks)) as file,
+        ):
+            job = TuningJob(extraction, target, generated_for, measurer, records, budget, file, resume, observer)
+            return TuningResult(folder, str(target), job.run())
+    except (NothingToTuneError, UnreadableStateError) as error:
+        raise UsageError(str(error)) from error
+    except ConnectionError as error:
+        raise TuningStoppedError(str(error)) from error
+    except OSError as error:
+        raise TuningStoppedError(
+            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there"
+        ) from error
+
+
+def _extraction(
+    imported: ImportedModel, target: Target, kernels: Kernels, shapes: Mapping[str, Sequence[int]] | None
+) -> Extraction:
+    from tkc.schedules.tuning.tasks import extract
+
+    ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
+    try:
+        return extract(unscheduled(imported, target, kernels), ranges, shapes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def unscheduled(imported: ImportedModel, target: Target, kernels: Kernels) -> IRModule:
+    """The model as compilations have it before they schedule it."""
+    from tkc.passes.substitute_kernels import SubstitutionReport
+    from tkc.pipeline import StageRunner, fusion_stages, substitution_stages
+    from tkc.schedules.target import tvm_target
+
+    stages = [*substitution_stages(target, kernels, SubstitutionReport()), *fusion_stages()]
+    with tvm_target(target):
+        return StageRunner().run_passes(imported.module, stages)
+
+
+def _endpoint(rpc: str | None, device_key: str | None) -> Endpoint | None:
+    if rpc is None and device_key is None:
+        return None
+    if rpc is None or device_key is None:
+        raise UsageError("measuring on other machines needs both the RPC tracker (host:port) and the device key")
+    host, _, port = rpc.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{rpc!r} names no RPC tracker; it must be host:port")
+    from tkc.schedules.tuning.remote import Endpoint
+
+    return Endpoint(host, int(port), device_key)
+
+
+def _runner(endpoint: Endpoint | None, target: Target, limits: Limits) -> Runner:
+    from tkc.schedules.tuning.measurement import LocalRunner
+    from tkc.schedules.tuning.remote import RemoteRunner
+
+    if endpoint is not None:
+        return RemoteRunner(endpoint, target, limits)
+    return LocalRunner(target, limits, partial(prepare_toolchain, target))
+
+
+def _root(database: str | os.PathLike[str] | None) -> Path:
+    from tkc.schedules.database import user_database
+
+    root = user_database() if database is None else Path(database)
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"the database {root} is a file; it must be a folder")
+    return root
