@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ class _ModelByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else ["model", *args])
 
 
-app = typer.Typer(cls=_ModelByDefault, help="Search schedules for a model's functions; records go to a database.")
+app = typer.Typer(cls=_ModelByDefault, help="Search what is fastest on a device; records go to a database.")
 
 
 @app.command()
@@ -112,6 +113,44 @@ def model(
         highlight=False,
     )
     out.print(f"records in {result.folder}, plot in {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def kernels(
+    names: Annotated[list[str] | None, typer.Argument(help="Kernels by name; all if left out.")] = None,
+    target: Annotated[str, typer.Option(help="cpu or cuda: this machine's.")] = "cuda",
+    database: Annotated[
+        Path | None, typer.Option("--database", help="The folder of records, made if need be; your own if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the configurations of tkc's own kernels on this machine, for compilations to choose from."""
+    from tkc.kernel_tuning import tune_kernels
+    from tkc.schedules.database_folders import target_folder, user_database
+    from tkc.targets import resolve_target, runs_here
+
+    resolved = resolve_target(target)
+    if reason := runs_here(resolved):
+        raise UsageError(f"cannot measure for {resolved} here: {reason}")
+    folder = target_folder(database or user_database(), resolved)
+    with Console(stderr=True).status("building every configuration") as status:
+        records = tune_kernels(
+            names or [], resolved, folder, lambda case, _: status.update(f"{case.kernel} {dict(case.sizes)}")
+        )
+    if as_json:
+        print(json.dumps([dataclasses.asdict(record) for record in records], indent=1))
+        return
+    table = Table(title=f"records in {folder}", title_justify="left")
+    for name in ("kernel", "parameters", "sizes", "µs", "configuration"):
+        table.add_column(name, overflow="fold")
+    for record in records:
+        told = [
+            " ".join(f"{key}={value}" for key, value in part.items() if value not in (None, False))
+            for part in (record.parameters, record.sizes)
+        ]
+        configuration = " ".join(f"{key}={value}" for key, value in record.configuration.items())
+        table.add_row(record.kernel, *told, f"{record.milliseconds * 1e3:,.1f}", configuration)
+    Console().print(table)
 
 
 def parse_percent(text: str) -> float:

@@ -1,0 +1,67 @@
+"""Measuring configurations of kernels: the winner of each case is recorded, and what is wrong or broken is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tkc import kernel_tuning
+from tkc.bench.kernel_cases import Case
+from tkc.errors import UsageError
+from tkc.kernels import SPECS, Target
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.records import read_records
+
+CPU = Target.parse("cpu")
+PARAMETERS = MatmulParameters(24, 32, "float32")
+CONFIGURATIONS = SPECS["matmul"].configurations(PARAMETERS, CPU)
+
+
+@pytest.fixture(autouse=True)
+def _two_small_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [Case("matmul", PARAMETERS, {"m": rows}) for rows in (1, 16)]
+    monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: cases)
+
+
+def test_each_size_has_its_winner(tmp_path: Path) -> None:
+    """On disk, with the time it took, in a configuration that the kernel offers."""
+    seen: list[Any] = []
+    records = kernel_tuning.tune_kernels(["matmul"], CPU, tmp_path, lambda case, record: seen.append((case, record)))
+    assert [record.sizes["m"] for record in records] == [1, 16] == [case.sizes["m"] for case, _ in seen]
+    assert all(record.milliseconds > 0 and record.request.configuration in CONFIGURATIONS for record in records)
+    assert set(map(str, read_records(tmp_path))) == set(map(str, records))
+
+
+def test_a_wrong_configuration_never_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However fast it is; a warning names it."""
+    built = kernel_tuning._built
+
+    def with_one_that_does_nothing(requests: Any) -> dict[Any, Any]:
+        functions = built(requests)
+        return {r: (lambda *_: None) if r.configuration == CONFIGURATIONS[0] else f for r, f in functions.items()}
+
+    monkeypatch.setattr(kernel_tuning, "_built", with_one_that_does_nothing)
+    records = kernel_tuning.tune_kernels([], CPU, tmp_path)
+    assert {record.request.configuration for record in records} == {CONFIGURATIONS[1]}
+    assert "is wrong by" in caplog.text and str(CONFIGURATIONS[0]) in caplog.text
+
+
+def test_kernels_without_a_table_are_refused_by_name(tmp_path: Path) -> None:
+    """And ones that do not exist."""
+    with pytest.raises(UsageError, match=r"nothing to tune in moe\.permute"):
+        kernel_tuning.tune_kernels(["moe.permute"], CPU, tmp_path)
+    with pytest.raises(UsageError, match=r"no kernel no\.such"):
+        kernel_tuning.tune_kernels(["no.such"], CPU, tmp_path)
+
+
+def test_the_command_needs_the_device() -> None:
+    """One message that says what is missing."""
+    command = [sys.executable, "-c", "from tkc.cli import main; main()", "tune", "kernels", "--target", "cuda:sm_80"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot measure for cuda:sm_80 here" in done.stderr.replace("\n", " ")
