@@ -1,38 +1,17 @@
 """The weighted sum of a token's rows in TileLang."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineConfiguration, MoeCombineParameters, vector_width
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: MoeCombineParameters, configuration: MoeCombineConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``rows``, ``positions``, ``weights`` if there are any, and ``out``."""
     return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
-
-
-@dataclass(frozen=True)
-class _TensorTypes:
-    """The types of the kernel's tensors; ``None`` where rows have no weights."""
-
-    rows: Any
-    positions: Any
-    out: Any
-    weights: Any = None
-
-
-def _tensor_types(p: MoeCombineParameters, storage: Callable[[str], str] = str) -> _TensorTypes:
-    sizes = {name: T.dynamic(name, "int32") for name in MoeCombine().sizes(p)}
-    tensors = (*MoeCombine().inputs(p), *MoeCombine().outputs(p))
-    return _TensorTypes(
-        **{t.name: T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage(t.dtype)) for t in tensors}
-    )
 
 
 def _within(p: MoeCombineParameters, position: PrimExpr, copies: PrimExpr) -> PrimExpr:
@@ -42,7 +21,7 @@ def _within(p: MoeCombineParameters, position: PrimExpr, copies: PrimExpr) -> Pr
 
 
 def _cuda(p: MoeCombineParameters, c: MoeCombineConfiguration) -> PrimFunc:
-    types = _tensor_types(p)
+    types = tensor_types(MoeCombine(), p, ("weights",))
     width = vector_width(p)
     per_block = c.threads * width
 
@@ -74,7 +53,7 @@ def _cuda(p: MoeCombineParameters, c: MoeCombineConfiguration) -> PrimFunc:
 
 
 def _cpu(p: MoeCombineParameters) -> PrimFunc:
-    types = _tensor_types(p, storage_dtype)
+    types = tensor_types(MoeCombine(), p, ("weights",), storage_dtype)
 
     @T.prim_func
     def moe_combine(rows: types.rows, positions: types.positions, weights: types.weights, out: types.out):

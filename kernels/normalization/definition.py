@@ -1,9 +1,5 @@
 """Normalization in TileLang: a token's values stay in registers between their statistics and the result."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
@@ -16,6 +12,7 @@ from tkc.kernels.normalization.spec import (
     vector_width,
 )
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: NormalizationParameters, configuration: NormalizationConfiguration, target: Target) -> PrimFunc:
@@ -23,28 +20,11 @@ def define(parameters: NormalizationParameters, configuration: NormalizationConf
     return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
 
 
-@dataclass(frozen=True)
-class _TensorTypes:
-    """The types of the kernel's tensors; ``None`` for those that the particular kernel lacks."""
-
-    x: Any
-    out: Any
-    residual: Any = None
-    weight: Any = None
-    bias: Any = None
-    sum: Any = None
-
-
-def _tensor_types(p: NormalizationParameters, storage: Callable[[str], str] = str) -> _TensorTypes:
-    tokens = T.dynamic("tokens", "int32")
-    tensors = (*Normalization().inputs(p), *Normalization().outputs(p))
-    return _TensorTypes(
-        **{t.name: T.Tensor(tuple(tokens if d == "tokens" else d for d in t.shape), storage(t.dtype)) for t in tensors}
-    )
+_OPTIONAL = ("residual", "weight", "bias", "sum")
 
 
 def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc:
-    types = _tensor_types(p)
+    types = tensor_types(Normalization(), p, _OPTIONAL)
     width = vector_width(p)
     per_lane = -(-p.channels // (width * c.lanes))
     at_once = c.threads // c.lanes
@@ -142,7 +122,7 @@ def _sum_of_lanes(c: NormalizationConfiguration, total: Buffer, warp_totals: Buf
 
 
 def _cpu(p: NormalizationParameters) -> PrimFunc:
-    types = _tensor_types(p, storage_dtype)
+    types = tensor_types(Normalization(), p, _OPTIONAL, storage_dtype)
     parameter_dtype = p.parameter_dtype or p.dtype
 
     def stored(value: PrimExpr) -> PrimExpr:

@@ -8,6 +8,7 @@ from tvm.tirx import PrimExpr, PrimFunc
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.rotary.spec import Rotary, RotaryConfiguration, RotaryParameters, vector_width
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: RotaryParameters, configuration: RotaryConfiguration, target: Target) -> PrimFunc:
@@ -16,13 +17,13 @@ def define(parameters: RotaryParameters, configuration: RotaryConfiguration, tar
 
 
 def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
-    x_type, cos_type, sin_type, out_type = _types(p, storage=False)
+    types = tensor_types(Rotary(), p)
     width, half = vector_width(p), p.size // 2
     per_head = half // width
     angle_dtype = p.angle_dtype or p.dtype
 
     @T.prim_func
-    def rotary(x: x_type, cos: cos_type, sin: sin_type, out: out_type):
+    def rotary(x: types.x, cos: types.cos, sin: types.sin, out: types.out):
         batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
         vectors = batch * sequence * p.heads * per_head
         with T.Kernel(T.max(T.ceildiv(vectors, c.threads), 1), threads=c.threads) as block:
@@ -62,12 +63,12 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
 
 
 def _cpu(p: RotaryParameters) -> PrimFunc:
-    x_type, cos_type, sin_type, out_type = _types(p, storage=True)
+    types = tensor_types(Rotary(), p, storage=storage_dtype)
     half = p.size // 2
     angle_dtype = p.angle_dtype or p.dtype
 
     @T.prim_func
-    def rotary(x: x_type, cos: cos_type, sin: sin_type, out: out_type):
+    def rotary(x: types.x, cos: types.cos, sin: types.sin, out: types.out):
         batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
         with T.Kernel(batch * sequence * p.heads) as row:
             b, outer, inner = _split(p, row, sequence)
@@ -83,15 +84,6 @@ def _cpu(p: RotaryParameters) -> PrimFunc:
                 out[b, outer, inner, half + j] = from_float32(second * cos_2 + first * sin_2, p.dtype)
 
     return rotary
-
-
-def _types(p: RotaryParameters, storage: bool) -> list[Any]:
-    """The types of ``x``, ``cos``, ``sin`` and ``out``; dtypes as the C target stores them, if ``storage``."""
-    sizes = {name: T.dynamic(name, "int32") for name in Rotary().sizes(p)}
-    return [
-        T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage_dtype(t.dtype) if storage else t.dtype)
-        for t in (*Rotary().inputs(p), *Rotary().outputs(p))
-    ]
 
 
 def _split(p: RotaryParameters, row: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:

@@ -5,13 +5,13 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels import cpu_math
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
-from tkc.kernels.swiglu.quantization import scale_of, tensor_types, tile_shape
+from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 
 def tiles(p: SwiGLUParameters) -> PrimFunc:
     """A scale per token, group or block, or none at all: one tile after the other, its values kept in between."""
-    types = tensor_types(p, storage_dtype)
+    types = swiglu_types(p, storage_dtype)
     rows, columns = tile_shape(p)
     tiles_per_row = -(-p.channels // columns)
 
@@ -57,7 +57,7 @@ def tiles(p: SwiGLUParameters) -> PrimFunc:
 
 def channels(p: SwiGLUParameters) -> PrimFunc:
     """A scale per channel: the tokens once for the largest magnitudes, and once more to quantize."""
-    types = tensor_types(p, storage_dtype)
+    types = swiglu_types(p, storage_dtype)
 
     @T.prim_func
     def swiglu(

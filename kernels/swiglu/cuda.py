@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.swiglu.quantization import scale_of, tensor_types, tile_shape
+from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUConfiguration, SwiGLUParameters, vector_width
 
 WARP = 32
@@ -11,7 +11,7 @@ WARP = 32
 
 def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
     """A scale per group, or none at all: some lanes of a warp to each token's group of 128 channels."""
-    types = tensor_types(p)
+    types = swiglu_types(p)
     width = vector_width(p)
     lanes = min(WARP, QUANTIZATION_BLOCK // width)
     per_lane = QUANTIZATION_BLOCK // (lanes * width)
@@ -64,7 +64,7 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
 
 def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
     """A scale per token or block: a thread block to each scale, with the values in its registers."""
-    types = tensor_types(p)
+    types = swiglu_types(p)
     width = vector_width(p)
     rows, columns = tile_shape(p)
     vectors_per_row = -(-columns // width)
@@ -128,7 +128,7 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
 
 def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
     """A scale per channel: largest magnitudes of shares of the tokens, then of all, then the quantization."""
-    types = tensor_types(p)
+    types = swiglu_types(p)
     width = vector_width(p)
     channels_per_block = c.threads * width
 

@@ -1,32 +1,18 @@
 """The parts of SwiGLU that every form of the kernel has: its tensors, what shares a scale, and the scale."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import tilelang.language as T
 from tvm.tirx import PrimExpr
 
 from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, SwiGLU, SwiGLUParameters
+from tkc.kernels.tensor_types import tensor_types
 
 
-@dataclass(frozen=True)
-class TensorTypes:
-    """The types of the kernel's inputs and outputs; ``None`` for those that the particular kernel lacks."""
-
-    out: Any
-    gate: Any = None
-    up: Any = None
-    gate_up: Any = None
-    scales: Any = None
-
-
-def tensor_types(p: SwiGLUParameters, storage: Callable[[str], str] = str) -> TensorTypes:
-    """The types of the kernel's tensors, each dtype as ``storage`` has it."""
-    sizes = {name: T.dynamic(name, "int32") for name in SwiGLU().sizes(p)}
-    tensors = (*SwiGLU().inputs(p), *SwiGLU().outputs(p))
-    types = {t.name: T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage(t.dtype)) for t in tensors}
-    return TensorTypes(**types)
+def swiglu_types(p: SwiGLUParameters, storage: Callable[[str], str] = str) -> SimpleNamespace:
+    """The types of the kernel's tensors, each dtype as ``storage`` has it; ``None`` for those that there are not."""
+    return tensor_types(SwiGLU(), p, ("gate", "up", "gate_up", "scales"), storage)
 
 
 def tile_shape(p: SwiGLUParameters) -> tuple[int, int]:
