@@ -17,9 +17,8 @@ def register(target: Target) -> None:
     TVM parses those of every target when it imports their package, for half a minute, so this takes the package's
     place before that happens.
     """
-    if _PACKAGE in sys.modules:
-        return
-    spec = importlib.util.find_spec(_PACKAGE)
-    assert spec is not None
-    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
+    if _PACKAGE not in sys.modules:
+        spec = importlib.util.find_spec(_PACKAGE)
+        assert spec is not None
+        sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)
     importlib.import_module(f"{_PACKAGE}.{'cuda' if target.is_cuda else 'x86'}")
