@@ -18,6 +18,7 @@ from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
+from tkc.passes.patch_products import PatchProducts
 from tkc.passes.rules import RULES
 from tkc.passes.substitute_kernels import (
     Choice,
@@ -69,7 +70,7 @@ def substitution_stages(
     """From the imported model to one in which the rules' subgraphs are kernel calls."""
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
-        PassStage("canonicalize", (Canonicalize(),)),
+        PassStage("canonicalize", (PatchProducts(), Canonicalize())),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library.
         PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure),)),
     ]
