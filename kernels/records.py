@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
 from tkc.kernels.spec import Choice, KernelRequest, KernelSpec
@@ -75,11 +76,16 @@ def read_records(folder: Path) -> tuple[KernelRecord, ...]:
 def write_records(folder: Path, records: Iterable[KernelRecord]) -> None:
     """Add ``records`` to a target's database folder, each in place of an older one of the same measurement.
 
-    The file is replaced as a whole or not at all.
+    The file is replaced as a whole or not at all, by one process at a time.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{FILE}.lock"):
+        _write_merged(folder, records)
+
+
+def _write_merged(folder: Path, records: Iterable[KernelRecord]) -> None:
     kept = {record.measured: record for record in (*read_records(folder), *records)}
     ordered = tuple(kept[key] for key in sorted(kept))
-    folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{FILE}.new"
     new.write_bytes(TypeAdapter(_File).dump_json(_File(_FORMAT, ordered), indent=1) + b"\n")
     new.replace(folder / FILE)

@@ -10,6 +10,8 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.passes.rewriting import rewritten
+
 # Below this, the difference of e^x and e^-x has lost too many digits, and six terms of the series have them all.
 _SMALL = 1.0
 
@@ -20,11 +22,7 @@ class ExpandFunctions:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` without these functions."""
-        expanding = _Expanding(module)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                expanding.builder_.update_func(name, expanding.visit_expr(function))
-        return expanding.builder_.get()
+        return rewritten(module, _Expanding)
 
 
 @mutator

@@ -11,6 +11,8 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.passes.rewriting import rewritten
+
 _OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
 
 
@@ -25,11 +27,7 @@ class LowerAttention:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` without attention operators."""
-        lowering = _Lowering(module)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                lowering.builder_.update_func(name, lowering.visit_expr(function))
-        return lowering.builder_.get()
+        return rewritten(module, _Lowering)
 
 
 @mutator

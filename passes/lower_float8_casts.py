@@ -12,6 +12,8 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.passes.rewriting import rewritten
+
 _FLOAT32_BIAS, _FLOAT32_MANTISSA = 127, 23
 
 
@@ -54,11 +56,7 @@ class LowerFloat8Casts:
         target = tvm.target.Target.current(allow_none=True)
         if target is not None and target.kind.name != "llvm":
             return module
-        lowering = _Lowering(module)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                lowering.builder_.update_func(name, lowering.visit_expr(function))
-        return lowering.builder_.get()
+        return rewritten(module, _Lowering)
 
 
 @mutator

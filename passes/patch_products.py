@@ -10,6 +10,7 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph import has_known_shape, shape, static
+from tkc.passes.rewriting import rewritten
 
 _SIXTEEN_BITS = ("float16", "bfloat16")
 
@@ -24,11 +25,7 @@ class PatchProducts:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with products."""
-        rewriting = _Rewriting(module)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                rewriting.builder_.update_func(name, rewriting.visit_expr(function))
-        return rewriting.builder_.get()
+        return rewritten(module, _Rewriting)
 
 
 @mutator

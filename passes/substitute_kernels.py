@@ -65,7 +65,12 @@ def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: T
 
 
 def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, int]]:
-    """Every kernel that ``module`` may call: the function that does, its request, and from how many places."""
+    """Every library that ``module`` may call: the function that does, its request, and from how many places."""
+    return [(name, request, count) for name, kernel, count in called_kernels(module) for request in kernel.requests]
+
+
+def called_kernels(module: IRModule) -> list[tuple[GlobalVar, KernelDispatch, int]]:
+    """Every kernel that ``module`` calls: the function that does, its configurations, and from how many places."""
     calls: Counter[GlobalVar] = Counter()
 
     def count(expr: relax.Expr) -> None:
@@ -76,12 +81,7 @@ def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, in
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, count)
     dispatches = ((name, kernel_dispatch(function)) for name, function in module.functions_items())
-    return [
-        (name, request, calls[name])
-        for name, dispatch in dispatches
-        if dispatch is not None
-        for request in dispatch.requests
-    ]
+    return [(name, dispatch, calls[name]) for name, dispatch in dispatches if dispatch is not None]
 
 
 @tvm.transform.module_pass(opt_level=0, name="SubstituteKernels")

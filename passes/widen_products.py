@@ -8,6 +8,8 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.passes.rewriting import rewritten
+
 _LOW_PRECISION = ("float16", "bfloat16")
 
 
@@ -20,11 +22,7 @@ class WidenProducts:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with wide products."""
-        widening = _Widening(module)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                widening.builder_.update_func(name, widening.visit_expr(function))
-        return widening.builder_.get()
+        return rewritten(module, _Widening)
 
 
 @mutator

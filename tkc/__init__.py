@@ -15,6 +15,7 @@ from tkc.errors import (
     InternalError,
     KernelBuildError,
     TargetError,
+    TuningStoppedError,
     UnsupportedModelError,
     UsageError,
 )
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tkc.compiler import compile, explain
     from tkc.executable import Executable
     from tkc.report import Report
-    from tkc.tuning import TuningResult, TuningStoppedError, tune
+    from tkc.tuning import TuningResult, tune
 
 __version__ = "0.1.0"
 
@@ -54,7 +55,6 @@ _HOMES = {
     "explain": "tkc.compiler",
     "load": "tkc.artifact",
     "TuningResult": "tkc.tuning",
-    "TuningStoppedError": "tkc.tuning",
     "tune": "tkc.tuning",
 }
 

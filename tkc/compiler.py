@@ -16,8 +16,9 @@ from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
 from tkc.executable import Executable
 from tkc.frontend import import_model
-from tkc.kernels import KernelRequest, Target
-from tkc.report import Coverage, KernelUse, Refused, Report, Scheduled
+from tkc.kernels import KernelDispatch, Target
+from tkc.report import KernelUse, Refused, Report, Scheduled
+from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def compile(
     front = _substituted(runner, imported, resolved, settings)
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as builder:
-        requests = [request for _, request, _ in front.requests]
+        requests = [request for kernel in front.called for request in kernel.requests]
         libraries = background.submit(builder.build, requests, settings.kernel_progress)
         module, scheduled = _generated(runner, front.module, resolved, settings)
         folder = tempfile.TemporaryDirectory(prefix="tkc-")
@@ -150,17 +151,17 @@ class _Front:
 
     module: IRModule
     substitutions: SubstitutionReport
-    requests: list[tuple[Any, KernelRequest, int]]
+    called: tuple[KernelDispatch, ...]
 
 
 def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> _Front:
-    from tkc.passes.substitute_kernels import SubstitutionReport, kernel_requests
+    from tkc.passes.substitute_kernels import SubstitutionReport, called_kernels
     from tkc.pipeline import substitution_stages
 
     report = SubstitutionReport()
     choices = kernel_choices(settings.database, target)
     module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report, choices))
-    return _Front(module, report, kernel_requests(module))
+    return _Front(module, report, tuple(kernel for _, kernel, _ in called_kernels(module)))
 
 
 def _generated(
@@ -198,20 +199,23 @@ def _export(module: IRModule, target: Target, path: Path) -> None:
 def _report(
     front: _Front, scheduled: Sequence[ScheduledFunction], target: Target, settings: CompileOptions, runner: StageRunner
 ) -> Report:
-    calls = {(request.kernel, request.parameters): (request, count) for _, request, count in front.requests}
+    choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in front.called}
     uses = []
     for row in front.substitutions.substitutions:
-        if (row.kernel, row.parameters) in calls:
-            request, _ = calls[row.kernel, row.parameters]
-            parameters, configuration = dataclasses.asdict(row.parameters), dataclasses.asdict(request.configuration)
-            uses.append(KernelUse(row.rule, row.kernel, parameters, configuration, row.count))
+        if (row.kernel, row.parameters) in choices:
+            configurations = tuple(
+                {"most": choice.most, **dataclasses.asdict(choice.configuration)}
+                for choice in choices[row.kernel, row.parameters]
+            )
+            parameters = dataclasses.asdict(row.parameters)
+            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count))
     return Report(
         target=str(target),
         kernels=settings.kernels,
         uses=tuple(uses),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
         scheduled=tuple(map(_scheduled, scheduled)),
-        coverage=_coverage(scheduled),
+        coverage=coverage((entry.scheduled_by, entry.cost) for entry in scheduled),
         stages=tuple(runner.stages),
     )
 
@@ -227,9 +231,3 @@ def _scheduled(function: ScheduledFunction) -> Scheduled:
         recorded_seconds=cost.recorded,
         measured_on=function.measured_on,
     )
-
-
-def _coverage(scheduled: Sequence[ScheduledFunction]) -> Coverage:
-    from tkc.schedules.coverage import coverage
-
-    return Coverage(**dataclasses.asdict(coverage((entry.scheduled_by, entry.cost) for entry in scheduled)))

@@ -39,3 +39,9 @@ class InternalError(Error):
     """A fault of TKC itself, or of a library below it, on input that should have worked."""
 
     exit_code = 3
+
+
+class TuningStoppedError(Error):
+    """A tuning job that could not go on: the disk is full, or no server is left. What it measured is kept."""
+
+    exit_code = 3

@@ -6,22 +6,28 @@ import dataclasses
 import io
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tkc.schedules.coverage import Coverage
+
 
 @dataclass(frozen=True)
 class KernelUse:
-    """One kernel in the model and how many places call it."""
+    """One kernel in the model and how many places call it.
+
+    ``configurations`` are those among which each call chooses by its size, the smallest first; ``most`` in each is the
+    largest size that it serves, ``None`` for the last.
+    """
 
     rule: str
     kernel: str
     parameters: Mapping[str, Any]
-    configuration: Mapping[str, Any]
+    configurations: tuple[Mapping[str, Any], ...]
     calls: int
 
 
@@ -53,15 +59,6 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """What share of the time of the generated functions is tuned: exactly, by an anchor's record, or not at all."""
-
-    exact: float = 0.0
-    anchor: float = 0.0
-    none: float = 0.0
-
-
-@dataclass(frozen=True)
 class Stage:
     """The time of one stage of the compilation, in seconds."""
 
@@ -78,7 +75,7 @@ class Report:
     uses: tuple[KernelUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
-    coverage: Coverage = Coverage()
+    coverage: Coverage = field(default_factory=Coverage)
     stages: tuple[Stage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

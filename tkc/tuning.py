@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler import CompileOptions, Kernels, prepare_toolchain
-from tkc.errors import Error, TargetError, UsageError
+from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.targets import resolve_target, runs_here
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from tkc.schedules.tuning.progress import Progress
     from tkc.schedules.tuning.remote import Endpoint
     from tkc.schedules.tuning.tasks import Extraction
-
-
-class TuningStoppedError(Error):
-    """A tuning job that could not go on: the disk is full, or no server is left. What it measured is kept."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True)

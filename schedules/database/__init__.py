@@ -2,11 +2,12 @@
 
 from tkc.schedules.database.lookup import Found, Lookup
 from tkc.schedules.database.provenance import Provenance, this_provenance
-from tkc.schedules.database.store import Problem, RecordStore, StoredRecord
-from tkc.schedules.database.workloads import as_workload
+from tkc.schedules.database.store import FAILED_SECONDS, Problem, RecordStore, StoredRecord
+from tkc.schedules.database.workloads import as_workload, exact_key
 from tkc.schedules.database_folders import shipped_database, target_folder, user_database
 
 __all__ = [
+    "FAILED_SECONDS",
     "Found",
     "Lookup",
     "Problem",
@@ -14,6 +15,7 @@ __all__ = [
     "RecordStore",
     "StoredRecord",
     "as_workload",
+    "exact_key",
     "shipped_database",
     "target_folder",
     "this_provenance",

@@ -52,11 +52,17 @@ class Index:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            self._database = sqlite3.connect(folder / FILE, timeout=_PATIENCE)
-            self._catch_up()
-        except sqlite3.Error:  # not writable, or not a database any more
+            self._open()
+        except sqlite3.OperationalError:  # nothing can be written here
             self._database = sqlite3.connect(":memory:")
             self._catch_up()
+        except sqlite3.DatabaseError:  # what is there is no index any more
+            (folder / FILE).unlink()
+            self._open()
+
+    def _open(self) -> None:
+        self._database = sqlite3.connect(self._folder / FILE, timeout=_PATIENCE)
+        self._catch_up()
 
     def exact(self, key: str) -> list[int]:
         """The workloads with this key, by their places."""

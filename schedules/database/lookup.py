@@ -54,12 +54,14 @@ class Lookup:
         if not self._indexes:
             return None
         workload = as_workload(func)
-        key, anchor = exact_key(workload), anchor_key(workload)
+        key = exact_key(workload)
         for root, index in self._indexes:
             if (found := self._first(root, index, workload, index.exact(key), "exact")) is not None:
                 return found
-        for root, index in self._indexes if anchor is not None else ():
-            if (found := self._first(root, index, workload, index.anchored(str(anchor)), "anchor")) is not None:
+        if (anchor := anchor_key(workload)) is None:
+            return None
+        for root, index in self._indexes:
+            if (found := self._first(root, index, workload, index.anchored(anchor), "anchor")) is not None:
                 return found
         return None
 

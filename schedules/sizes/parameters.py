@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.s_tir import renew_defs
 
+from tkc.schedules.buffers import over_buffers
 from tkc.schedules.database.workloads import by_first_use
-from tkc.schedules.sizes.buffers import over_buffers
 from tkc.schedules.sizes.symbolic import bind_sizes, parameter_buffers, size_variables
 
 

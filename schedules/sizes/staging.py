@@ -13,7 +13,7 @@ from tvm import arith, tirx
 from tvm.tirx.stmt_functor import substitute
 
 from tkc.schedules.blocks import nodes, static
-from tkc.schedules.sizes.buffers import Indices, over_buffers
+from tkc.schedules.buffers import Indices, over_buffers
 
 
 def fold_staging_buffers(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -14,11 +14,11 @@ from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
 from tkc.schedules.blocks import iterator_kinds, nodes
+from tkc.schedules.database import exact_key
 from tkc.schedules.default_record import is_default
 from tkc.schedules.refusals import REFUSALS
 from tkc.schedules.sizes import size_variables
 from tkc.schedules.tuning.records import seconds_of, succeeded
-from tkc.schedules.tuning.tasks import key_of
 
 # Of more, the model would learn little, and replaying them takes a while.
 _LIKES = 16
@@ -34,7 +34,7 @@ class History:
         for record in records:
             module = record.workload.mod
             if module not in keys:
-                keys[module] = key_of(module)
+                keys[module] = exact_key(module)
             self._records.setdefault(keys[module], []).append(record)
         modules = {key: found[0].workload.mod for key, found in self._records.items()}
         # Candidates and lessons come from functions whose sizes are known.
@@ -42,7 +42,7 @@ class History:
 
     def of(self, workload: tvm.IRModule) -> Sequence[TuningRecord]:
         """The records of ``workload``, those of failures too."""
-        return self._records.get(key_of(workload), [])
+        return self._records.get(exact_key(workload), [])
 
     def likes(self, workload: tvm.IRModule) -> Sequence[TuningRecord]:
         """The best record of each other workload that is like ``workload``."""
@@ -51,7 +51,7 @@ class History:
 
     def teach(self, model: CostModel, workloads: Iterable[tvm.IRModule], target: tvm.target.Target) -> None:
         """Train ``model`` with what was measured of ``workloads`` and of their likes."""
-        keys = {key for workload in workloads for key in (key_of(workload), *self._alike(workload))}
+        keys = {key for workload in workloads for key in (exact_key(workload), *self._alike(workload))}
         for key in sorted(keys & set(self._records)):
             records = _schedules(self._records[key])[-_LESSONS:]
             pairs = [(replayed(record, target), list(map(float, record.run_secs))) for record in records]
@@ -60,7 +60,7 @@ class History:
                 teach(model, TuneContext(records[0].workload.mod, target=target), measured)
 
     def _alike(self, workload: tvm.IRModule) -> list[str]:
-        own_key, own_kind = key_of(workload), _kind(workload)
+        own_key, own_kind = exact_key(workload), _kind(workload)
         return [key for key, kind in self._kinds.items() if kind == own_kind and key != own_key][-_LIKES:]
 
 

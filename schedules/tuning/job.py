@@ -15,6 +15,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 from tvm.s_tir.schedule import Trace
 
 from tkc.kernels.target import Target
+from tkc.schedules.database import FAILED_SECONDS
 from tkc.schedules.default_record import default_trace, is_default
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.tuning import tensor_instructions
@@ -22,7 +23,7 @@ from tkc.schedules.tuning.budget import Budget
 from tkc.schedules.tuning.history import History
 from tkc.schedules.tuning.measurement import Measurement, Measurer, Program, arguments_of
 from tkc.schedules.tuning.progress import Point, Progress, TaskProgress
-from tkc.schedules.tuning.records import FAILED, Records, seconds_of, succeeded
+from tkc.schedules.tuning.records import Records, seconds_of, succeeded
 from tkc.schedules.tuning.scheduler import Standing, next_task
 from tkc.schedules.tuning.search import Search
 from tkc.schedules.tuning.state import JobState, StateFile
@@ -257,7 +258,7 @@ class TuningJob:
         self._notify()
 
     def _commit(self, task: Task, trace: Trace, measurement: Measurement) -> None:
-        runs = list(measurement.seconds) or [FAILED]
+        runs = list(measurement.seconds) or [FAILED_SECONDS]
         args_info = ArgInfo.from_entry_func(task.workload, True)
         record = TuningRecord(trace, Workload(task.workload), runs, self._tvm_target, args_info)
         self._records.commit(record, measurement.error)

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from tvm.s_tir.meta_schedule.database import TuningRecord
 
-FAILED = 1e10
-"""The seconds by which MetaSchedule knows the record of a candidate that failed."""
+from tkc.schedules.database import FAILED_SECONDS
 
 
 class Records(Protocol):
@@ -24,7 +23,7 @@ class Records(Protocol):
 
 def succeeded(record: TuningRecord) -> bool:
     """Whether ``record`` has a time."""
-    return bool(record.run_secs) and all(float(run) < FAILED for run in record.run_secs)
+    return bool(record.run_secs) and all(float(run) < FAILED_SECONDS for run in record.run_secs)
 
 
 def seconds_of(record: TuningRecord) -> float:

@@ -15,12 +15,12 @@ from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 from tvm.s_tir.schedule import Trace
 
+from tkc.schedules.database import exact_key
 from tkc.schedules.default_record import is_default
 from tkc.schedules.refusals import REFUSALS
 from tkc.schedules.tuning.history import replayed, teach
 from tkc.schedules.tuning.measurement import Measurement
 from tkc.schedules.tuning.records import seconds_of, succeeded
-from tkc.schedules.tuning.tasks import key_of
 
 _POPULATION = 256
 # Of the population, what comes from the best measured schedules; of the candidates, what no cost model chooses.
@@ -122,7 +122,7 @@ class Search:
             sch = replayed(record, self._target)
             if sch is None:
                 continue
-            self._known.add(key_of(sch.mod))
+            self._known.add(exact_key(sch.mod))
             if succeeded(record) and not is_default(record.trace):
                 self._measured.append((seconds_of(record), record.trace))
         self._measured.sort(key=lambda item: item[0])
@@ -161,7 +161,7 @@ class Search:
         for sch in schedules:
             if len(found) >= count:
                 break
-            key = key_of(sch.mod)
+            key = exact_key(sch.mod)
             if key not in self._known:
                 self._known.add(key)
                 found.append(sch)

@@ -13,13 +13,13 @@ from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 from tvm.s_tir.schedule import Trace
 
 from tkc.kernels.target import Target
-from tkc.schedules.database import as_workload
+from tkc.schedules.database import FAILED_SECONDS, as_workload, exact_key
 from tkc.schedules.default_record import default_trace, is_default
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.sizes import retarget, with_known_tiles
 from tkc.schedules.tuning.measurement import Argument, Measurer, Program, TensorArgument, arguments_of
-from tkc.schedules.tuning.records import FAILED, Records, seconds_of, succeeded
-from tkc.schedules.tuning.tasks import Function, at_size, key_of
+from tkc.schedules.tuning.records import Records, seconds_of, succeeded
+from tkc.schedules.tuning.tasks import Function, at_size
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class SymbolicSizes:
         What is ``known`` is not measured again. Yields, for each size, the task's key and the seconds of a call under
         the default rules and under the best schedule; nothing where the default cannot be measured.
         """
-        keys = [key_of(as_workload(at_size(function, sizes))) for sizes in function.sizes]
+        keys = [exact_key(as_workload(at_size(function, sizes))) for sizes in function.sizes]
         variants = self._variants(function, [trace for key in keys for _, trace in finalists.get(key, ())])
         calls = [arguments_of(function.func, sizes) for sizes in function.sizes]
-        times = {_place(record): seconds_of(record) if succeeded(record) else FAILED for record in known}
+        times = {_place(record): seconds_of(record) if succeeded(record) else FAILED_SECONDS for record in known}
         missing = [
             (variant, arguments)
             for variant in variants
@@ -65,11 +65,11 @@ class SymbolicSizes:
         for index, result in self._measurer.measure([Program(variant.func, call) for variant, call in missing]):
             variant, arguments = missing[index]
             self._commit(function, variant.trace, arguments, result.seconds, result.error)
-            times[str(variant.trace), _shapes(arguments)] = median(result.seconds) if result.seconds else FAILED
+            times[str(variant.trace), _shapes(arguments)] = median(result.seconds) if result.seconds else FAILED_SECONDS
         for key, arguments in zip(keys, calls, strict=True):
             here = {variant.trace: times[str(variant.trace), _shapes(arguments)] for variant in variants}
             default = next(seconds for trace, seconds in here.items() if is_default(trace))
-            if default < FAILED:
+            if default < FAILED_SECONDS:
                 yield key, default, min(here.values())
 
     def _variants(self, function: Function, traces: Sequence[Trace]) -> list[_Variant]:
@@ -92,7 +92,7 @@ class SymbolicSizes:
         error: str | None,
     ) -> None:
         info = [TensorInfo(each.dtype, each.shape) for each in arguments if isinstance(each, TensorArgument)]
-        runs = list(seconds) or [FAILED]
+        runs = list(seconds) or [FAILED_SECONDS]
         record = TuningRecord(trace, Workload(function.workload), runs, self._tvm_target, info)
         self._records.commit(record, error)
 

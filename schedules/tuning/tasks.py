@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_hash
 
 from tkc.schedules.blocks import calls_host
-from tkc.schedules.database import as_workload
+from tkc.schedules.database import as_workload, exact_key
 from tkc.schedules.schedule_module import calls_of_functions
 from tkc.schedules.sizes import representative_sizes, size_variables, specialize
 from tkc.schedules.sizes.representative import Range
@@ -56,7 +55,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What :func:`extract` finds: functions and, over all their sizes, the tasks; each by :func:`key_of` its module."""
+    """What :func:`extract` finds: functions and, over all their sizes, the tasks, each by the key of its workload."""
 
     functions: tuple[Function, ...]
     tasks: Mapping[str, Task]
@@ -88,7 +87,7 @@ def extract(
         names.update(size_variables(func))
         workload = as_workload(func)
         function = Function(name, func, workload, calls[name], representative_sizes(func, ranges or {}, shapes))
-        key = key_of(workload)
+        key = exact_key(workload)
         known = functions.get(key)
         functions[key] = function if known is None else replace(known, calls=known.calls + function.calls)
     unknown = sorted(set(shapes or {}) - names)
@@ -97,11 +96,6 @@ def extract(
             f"the model has no size {', '.join(unknown)}; its sizes are {', '.join(sorted(names)) or 'all known'}"
         )
     return Extraction(tuple(functions.values()), _tasks(functions.values()), tuple(skipped))
-
-
-def key_of(module: tvm.IRModule) -> str:
-    """Equal for modules that are structurally equal; 16 hexadecimal digits."""
-    return f"{structural_hash(module) & (1 << 64) - 1:016x}"
 
 
 def at_size(function: Function, sizes: Mapping[str, int]) -> tirx.PrimFunc:
@@ -119,7 +113,7 @@ def _tasks(functions: Iterable[Function]) -> dict[str, Task]:
             task = Task(
                 f"{function.name}[{at}]" if at else function.name, func, workload, function.calls / len(function.sizes)
             )
-            key = key_of(workload)
+            key = exact_key(workload)
             known = tasks.get(key)
             tasks[key] = task if known is None else replace(known, weight=known.weight + task.weight)
     return tasks

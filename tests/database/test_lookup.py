@@ -80,6 +80,7 @@ def test_the_index_follows_the_files(tmp_path: Path) -> None:
     assert seconds_of(Lookup([tmp_path], CPU), 4) == [3.0]
     (folder / FILE).write_bytes(b"no database at all, but long enough to be taken for one" * 100)
     assert seconds_of(Lookup([tmp_path], CPU), 4) == [3.0]
+    assert (folder / FILE).read_bytes().startswith(b"SQLite format 3")
 
 
 def test_agrees_with_a_search_through_everything(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def test_one_artifact_serves_every_size_with_its_own_configuration(tmp_path: Pat
     shapes = {"input": {0: rows}}
     executable = tkc.compile(layer, (torch.randn(4, 32),), kernels="all", dynamic_shapes=shapes, database=tmp_path)
     assert len(executable.libraries) == 2
+    (use,) = executable.report.uses
+    assert [choice["most"] for choice in use.configurations] == [8, None]
     for ready in (executable, tkc.load(executable.save(tmp_path / "linear.tkc"))):
         for size in (1, 8, 9, 100):
             x = torch.randn(size, 32)

@@ -11,6 +11,7 @@ from tuning_modules import CPU, AnyRows, RecordsInMemory, TwoLayers
 from tvm import relax, te, tirx
 from tvm.s_tir.schedule import Trace
 
+from tkc.schedules.database import exact_key
 from tkc.schedules.default_record import is_default
 from tkc.schedules.tuning.budget import Budget
 from tkc.schedules.tuning.history import replayed
@@ -19,7 +20,7 @@ from tkc.schedules.tuning.measurement import Measurement, Measurer, Program
 from tkc.schedules.tuning.progress import Progress
 from tkc.schedules.tuning.records import FAILED, succeeded
 from tkc.schedules.tuning.state import StateFile
-from tkc.schedules.tuning.tasks import extract, key_of
+from tkc.schedules.tuning.tasks import extract
 
 
 class ScriptedMeasurer:
@@ -84,7 +85,7 @@ def test_every_record_applies_and_no_schedule_is_measured_twice(cpu: tvm.target.
     _job(TwoLayers, ScriptedMeasurer(_seconds(*[1.0] * 16)), records, cpu, tmp_path, 16)
     schedules = [replayed(record, cpu) for record in records.all()]
     assert len(schedules) == 33
-    assert len({key_of(sch.mod) for sch in schedules}) == 33
+    assert len({exact_key(sch.mod) for sch in schedules}) == 33
 
 
 def test_a_failed_candidate_is_recorded_and_costs_its_trial(cpu: tvm.target.Target, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
     records = RecordsInMemory()
     progress = _job(AnyRows, measurer, records, cpu, tmp_path, 4)
     workload = extract(AnyRows).functions[0].workload
-    own = [record for record in records.all() if key_of(record.workload.mod) == key_of(workload)]
+    own = [record for record in records.all() if exact_key(record.workload.mod) == exact_key(workload)]
     sizes = {int(record.args_info[0].shape[0]) for record in own}
     defaults = [record for record in own if is_default(record.trace)]
     assert sizes == {1, 64} and len(defaults) == 2 and len(own) > 2

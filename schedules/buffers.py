@@ -18,7 +18,7 @@ def _as_they_are(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> Seque
 def over_buffers(
     body: tirx.Stmt, buffers: Mapping[tirx.Buffer, tirx.Buffer], indices: Indices = _as_they_are
 ) -> tirx.Stmt:
-    """``body`` over the values of ``buffers`` in place of the keys.
+    """``body`` over the values of ``buffers`` in place of the keys, whose dtypes it converts from and to.
 
     ``indices`` turns a place in a buffer that is replaced into one in its replacement.
     """
@@ -33,9 +33,14 @@ def over_buffers(
 
     def rewrite(node: object) -> object | None:
         if isinstance(node, tirx.BufferLoad) and node.buffer in buffers:
-            return tirx.BufferLoad(buffers[node.buffer], indices(node.buffer, node.indices))
+            load = tirx.BufferLoad(buffers[node.buffer], indices(node.buffer, node.indices))
+            return load if load.dtype == node.dtype else load.astype(node.dtype)
         if isinstance(node, tirx.BufferStore) and node.buffer in buffers:
-            return tirx.BufferStore(buffers[node.buffer], node.value, indices(node.buffer, node.indices))
+            old, new = node.buffer, buffers[node.buffer]
+            # The dtype of a vector names its lanes, too.
+            dtype = node.value.dtype.replace(old.dtype, new.dtype)
+            value = node.value if dtype == node.value.dtype else node.value.astype(dtype)
+            return tirx.BufferStore(new, value, indices(old, node.indices))
         if isinstance(node, tirx.SBlock):
             return tirx.SBlock(
                 node.iter_vars,

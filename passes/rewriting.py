@@ -1,0 +1,16 @@
+"""Applies a mutator to every function of a module."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.relax.expr_functor import PyExprMutator
+
+
+def rewritten(module: IRModule, mutator: type[PyExprMutator]) -> IRModule:
+    """``module`` with each of its Relax functions as ``mutator`` makes it, and what that adds to the module."""
+    rewriting = mutator(module)
+    for name, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            rewriting.builder_.update_func(name, rewriting.visit_expr(function))
+    return rewriting.builder_.get()
