@@ -11,14 +11,14 @@ from tuning_modules import CPU, AnyRows, RecordsInMemory, TwoLayers
 from tvm import relax, te, tirx
 from tvm.s_tir.schedule import Trace
 
-from tkc.schedules.database import exact_key
+from tkc.schedules.database import FAILED_SECONDS, exact_key
 from tkc.schedules.default_record import is_default
 from tkc.schedules.tuning.budget import Budget
 from tkc.schedules.tuning.history import replayed
 from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
 from tkc.schedules.tuning.measurement import Measurement, Measurer, Program
 from tkc.schedules.tuning.progress import Progress
-from tkc.schedules.tuning.records import FAILED, succeeded
+from tkc.schedules.tuning.records import succeeded
 from tkc.schedules.tuning.state import StateFile
 from tkc.schedules.tuning.tasks import extract
 
@@ -97,7 +97,7 @@ def test_a_failed_candidate_is_recorded_and_costs_its_trial(cpu: tvm.target.Targ
     assert (task.trials, task.failed, task.baseline, task.best) == (3, 1, 2.0, 1.0)
     assert [error for _, error in records.kept] == [None, "run: crashed its process", None, None]
     assert [succeeded(record) for record in records.all()] == [True, False, True, True]
-    assert list(map(float, records.all()[1].run_secs)) == [FAILED]
+    assert list(map(float, records.all()[1].run_secs)) == [FAILED_SECONDS]
 
 
 def test_resuming_counts_what_was_spent(cpu: tvm.target.Target, tmp_path: Path) -> None:
