@@ -34,7 +34,9 @@ class _Expanding(PyExprMutator):
 
 
 def _tan(x: relax.Expr) -> relax.Expr:
-    return relax.op.divide(relax.op.sin(x), relax.op.cos(x))
+    """The quotient of sine and cosine, in which LLVM must not see that it is one, or makes it the tangent again."""
+    cosine, zero = relax.op.cos(x), relax.const(0, x.struct_info.dtype)
+    return relax.op.divide(relax.op.sin(x), relax.op.where(relax.op.equal(cosine, zero), zero, cosine))
 
 
 def _cosh(x: relax.Expr) -> relax.Expr:

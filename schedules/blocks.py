@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tvm import s_tir, tirx
+from tvm import arith, s_tir, tirx
 from tvm.ir import Op
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.analysis.common_analysis import get_sblockrealize
@@ -13,6 +13,9 @@ from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
 
 _COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos")
+
+
+_MOST_PADDING = 128  # Rules pad to whole vectors, tiles and panels, all of which are narrower.
 
 
 def child_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
@@ -106,9 +109,13 @@ def attempt(primitive: Callable[[SBlockRV], object], block: SBlockRV) -> bool:
 def partition_tail(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     """Make the last iterations of ``loop``, if they need guards, a loop of their own, so that the others have none.
 
-    ``block`` is what the loop runs. TVM 0.25 tries to partition by every comparison it finds, and fails on data.
+    ``block`` is what the loop runs. LoopPartition divides the loop at every comparison in it, its own guard or not, and
+    where the parts that it finds are not one behind the other, it runs iterations twice, or some before the first. So
+    it is asked only where each comparison is a guard of padding, which holds but for the end of the loop.
     """
-    if _compares_data(sch.get(block)):
+    statement = sch.get(block)
+    comparisons = [node for node in nodes(statement.body) if isinstance(node, _CONDITIONS)]
+    if not all(_guards_padding(comparison, statement) for comparison in comparisons):
         return
     sch.annotate(loop, "pragma_loop_partition_hint", 1)
     # LoopPartition replaces the variable of a loop of one iteration by a 32-bit zero, whatever its type, unless the
@@ -116,12 +123,18 @@ def partition_tail(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     sch.annotate(loop, "tkc.partitioned", 1)
 
 
-def _compares_data(block: tirx.SBlock) -> bool:
-    comparisons = tirx.LT | tirx.LE | tirx.GT | tirx.GE | tirx.EQ | tirx.NE
-    return any(
-        isinstance(node, comparisons) and any(isinstance(part, tirx.BufferLoad) for part in nodes(node))
-        for node in nodes(block.body)
-    )
+_CONDITIONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.Or, tirx.Not)
+
+
+def _guards_padding(comparison: tirx.PrimExpr, block: tirx.SBlock) -> bool:
+    """Whether ``comparison`` says that an iterator of ``block`` is below a bound which is nearly its extent."""
+    if not isinstance(comparison, tirx.LT):
+        return False
+    for iterator in block.iter_vars:
+        if iterator.var.same_as(comparison.a):
+            padding = iterator.dom.extent - comparison.b
+            return bool(arith.Analyzer().can_prove(tirx.all(padding >= 0, padding < _MOST_PADDING)))
+    return False
 
 
 def divides_by_sizes(block: tirx.SBlock) -> bool:

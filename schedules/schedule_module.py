@@ -17,6 +17,7 @@ from tkc.schedules.blocks import all_in_threads, calls_host
 from tkc.schedules.code_generation import for_code_generation
 from tkc.schedules.coverage import Cost
 from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
+from tkc.schedules.empty import schedule_empty
 from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
@@ -64,11 +65,14 @@ def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule
     return None if symbolic else dlight.gpu.Transpose().apply(func, target, False)
 
 
+_EMPTY = Rule("empty", schedule_empty)
 CPU_RULES = (
+    _EMPTY,
     Rule("cpu-matmul", schedule_cpu_matmul),
     Rule("cpu-default", schedule_cpu_default),
 )
 GPU_RULES = (
+    _EMPTY,
     _dlight("dlight-matmul", dlight.gpu.Matmul()),
     _dlight("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),

@@ -43,7 +43,7 @@ class CompileOptions:
 
     kernels: Kernels = "auto"
     database: Database = None
-    dump: Path | None = None
+    dump: str | Path | None = None
     observer: Callable[[str], None] | None = None
     kernel_progress: Callable[[KernelLibrary, bool], None] | None = None
     builder: BuilderSettings = dataclasses.field(default_factory=BuilderSettings)

@@ -15,6 +15,8 @@ from tvm.relax import transform
 
 from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.define_sizes_first import DefineSizesFirst
+from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
@@ -27,6 +29,7 @@ from tkc.passes.substitute_kernels import (
     SubstitutionReport,
     default_configuration,
 )
+from tkc.passes.transposed_products import TransposedProducts
 from tkc.passes.widen_products import WidenProducts
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
@@ -52,6 +55,7 @@ LOWERING = PassStage(
     (
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
+        AllocateEmptyConstants(),
         transform.CallTIRRewrite(),
         transform.StaticPlanBlockMemory(),
         transform.LowerAllocTensor(),
@@ -70,7 +74,7 @@ def substitution_stages(
     """From the imported model to one in which the rules' subgraphs are kernel calls."""
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
-        PassStage("canonicalize", (PatchProducts(), Canonicalize())),
+        PassStage("canonicalize", (FoldEmptyTensors(), PatchProducts(), Canonicalize())),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library.
         PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure),)),
     ]
@@ -87,13 +91,12 @@ def fusion_stages() -> list[PassStage]:
             (
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
-                # A product reads a transposed weight where it lies, instead of transposing it at every call.
-                transform.FuseTransposeMatmul(),
+                TransposedProducts(),
                 transform.LegalizeOps(),
                 transform.AnnotateTIROpPattern(),
-                transform.FoldConstant(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
+                DefineSizesFirst(),
                 # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
                 transform.RewriteDataflowReshape(),
                 transform.DeadCodeElimination(),
@@ -117,12 +120,12 @@ def generation_stages(
 class StageRunner:
     """Runs stages, times them, tells an observer, and dumps the module between them if asked to."""
 
-    def __init__(self, observer: Observer | None = None, dump: Path | None = None) -> None:
+    def __init__(self, observer: Observer | None = None, dump: str | Path | None = None) -> None:
         self.stages: list[Stage] = []
         self._observer = observer
-        self._dump = dump
-        if dump is not None:
-            dump.mkdir(parents=True, exist_ok=True)
+        self._dump = None if dump is None else Path(dump)
+        if self._dump is not None:
+            self._dump.mkdir(parents=True, exist_ok=True)
 
     def run(self, name: str, work: Callable[[], Any]) -> Any:
         """Do ``work`` as the stage ``name``; its result, which is dumped if it is a module."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -13,13 +14,15 @@ from tkc.errors import InputError
 
 FromTorch = Callable[[torch.Tensor], Any]
 
+_BITS = {1: "uint8", 2: "uint16"}  # as what both libraries exchange the floats that NumPy itself lacks, by their bytes
+
 
 def to_torch(value: Any, name: str) -> torch.Tensor:
     """``value`` as a torch tensor that shares its memory; :class:`InputError` if it is no tensor."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+        return _from_numpy(value, name)
     if hasattr(value, "__dlpack__"):
         return torch.from_dlpack(value)
     raise InputError(f"input '{name}' is a {type(value).__name__}; give a torch, numpy or DLPack tensor")
@@ -40,5 +43,18 @@ def from_torch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
+    if not array.dtype.isnative or not hasattr(torch, array.dtype.name):
+        raise InputError(
+            f"input '{name}' has numpy dtype {array.dtype}, which torch lacks; convert it with .astype(...)"
+        )
+    if any(stride < 0 for stride in array.strides):  # torch has none such
+        array = array.copy()
+    if hasattr(ml_dtypes, array.dtype.name):
+        return torch.from_numpy(array.view(_BITS[array.itemsize])).view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.numpy()
+    dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."), None)
+    return tensor.numpy() if dtype is None else tensor.view(getattr(torch, _BITS[tensor.itemsize])).numpy().view(dtype)

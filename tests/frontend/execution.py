@@ -1,4 +1,4 @@
-"""Runs an imported model on the CPU, without rules, kernels and schedules, to tell whether the import is right."""
+"""Runs an imported model on the CPU, through the compiler's own stages but without kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ import tvm
 from tvm import relax
 
 from tkc.frontend.model import ImportedModel
-from tkc.passes.lower_attention import LowerAttention
-from tkc.passes.lower_float8_casts import LowerFloat8Casts
-from tkc.passes.widen_products import WidenProducts
+from tkc.kernels import Target
+from tkc.passes.substitute_kernels import SubstitutionReport
+from tkc.pipeline import StageRunner, generation_stages, substitution_stages
+from tkc.schedules.target import tvm_target
+
+CPU = Target.parse("cpu")
 
 
 def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     """The model as a function from its flattened tensor inputs to its flattened outputs."""
-    lowering = [LowerAttention(), WidenProducts(), LowerFloat8Casts()]
-    module = relax.get_pipeline("zero")(tvm.transform.Sequential(lowering)(imported.module))
-    quickly_built = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    machine = relax.VirtualMachine(tvm.compile(module, target=quickly_built), tvm.cpu())
+    target = tvm_target(CPU)
+    stages = [
+        *substitution_stages(CPU, "none", SubstitutionReport()),
+        *generation_stages(CPU, target, database=None, scheduled=[]),
+    ]
+    with target:
+        module = StageRunner().run_passes(imported.module, stages)
+        machine = relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None), tvm.cpu())
     weights = _to_tvm(imported.parameters.values())
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -1,46 +1,46 @@
-"""Compiles imported ONNX models into functions of arrays, and runs ONNX's own tests of its operators on them."""
+"""Compiles ONNX models into functions of arrays, and runs ONNX's own tests of its operators on them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-import tvm
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
-from tvm import relax
 
-from tkc.frontend.model import ImportedModel
-from tkc.frontend.onnx import import_onnx
-from tkc.passes.lower_attention import LowerAttention
-from tkc.passes.lower_float8_casts import LowerFloat8Casts
-from tkc.passes.widen_products import WidenProducts
+import tkc
+from tkc.tensors import from_torch_as
 
 # In how many units of the last place a chain of operations in 16 bits may differ from ONNX's own.
 ROUNDINGS = 4
 
 
-def compiled(imported: ImportedModel, optimization: int = 0) -> Callable[..., list[np.ndarray]]:
-    """The model, built for the CPU, as a function of arrays; quickly, or at a higher LLVM level to run faster."""
-    lowering = tvm.transform.Sequential([LowerAttention(), WidenProducts(), LowerFloat8Casts()])
-    target = tvm.target.Target({"kind": "llvm", "opt-level": optimization})
-    machine = relax.VirtualMachine(tvm.compile(lowering(imported.module), target=target), tvm.cpu())
-    weights = [tvm.runtime.from_dlpack(tensor) for tensor in imported.parameters.values()]
+Model = str | Path | onnx.ModelProto
+
+
+def compiled(model: Model) -> Callable[..., list[np.ndarray]]:
+    """The model, compiled as users compile it but without kernels, as a function of arrays.
+
+    A string is a model in ONNX's text form.
+    """
+    executable = tkc.compile(parsed(model) if isinstance(model, str) else model, target="cpu", kernels="none")
+    to_array = from_torch_as(np.empty(0))
 
     def call(*inputs: np.ndarray) -> list[np.ndarray]:
-        return [output.numpy() for output in machine["main"](*map(tvm.runtime.tensor, inputs), *weights)]
+        return [to_array(output) for output in executable.run_flat(inputs)]
 
     return call
 
 
-def evaluated(model: str | onnx.ModelProto, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The outputs of a model, given whole or in ONNX's text form."""
-    return compiled(import_onnx(parsed(model) if isinstance(model, str) else model))(*inputs)
+def evaluated(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
+    """The outputs of a model."""
+    return compiled(model)(*inputs)
 
 
 def parsed(graph: str, opset: int = 21, functions: str = "", imports: str = "") -> onnx.ModelProto:

@@ -33,11 +33,10 @@ def relative_error(actual: np.ndarray, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("light_*.onnx")), ids=lambda path: path.stem)
 def test_light_models_give_their_expected_outputs(path: Path) -> None:
     """Each model that onnx ships runs on the image its own test runner uses."""
-    imported = import_onnx(path)
-    (spec,) = imported.signature.inputs
+    (spec,) = import_onnx(path).signature.inputs
     count = int(np.prod(spec.shape))
     image = (np.arange(count).reshape(spec.shape) / count).astype(spec.dtype)
-    (output,) = compiled(imported, optimization=3)(image)
+    (output,) = compiled(path)(image)
     expected = numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
     Runner.assert_similar_outputs([expected], [output], rtol=1e-3, atol=1e-7)
 
@@ -78,9 +77,9 @@ def test_transformers_exported_by_torch_agree_with_eager(
     """One import serves two sizes, padding included."""
     torch.manual_seed(0)
     model = build()
-    imported = import_onnx(exported(model, tmp_path / "model.onnx", external))
-    assert [spec.shape for spec in imported.signature.inputs] == [("batch", "seq")] * 2
-    call = compiled(imported)
+    path = exported(model, tmp_path / "model.onnx", external)
+    assert [spec.shape for spec in import_onnx(path).signature.inputs] == [("batch", "seq")] * 2
+    call = compiled(path)
     for batch, length in ((1, 5), (3, 33)):
         ids = torch.randint(0, 128, (batch, length))
         mask = torch.ones_like(ids)
@@ -140,8 +139,8 @@ def test_branches(choice: str, condition: int, flag: bool, factor: int) -> None:
 
 def test_shape_arithmetic_stays_symbolic() -> None:
     """A shape put together from pieces of shapes is known but for its symbols."""
-    imported = import_onnx(
-        parsed("""g (float[batch, seq, 6] x) => (float[a, b, c] y) {
+    model = parsed(
+        """g (float[batch, seq, 6] x) => (float[a, b, c] y) {
         shape = Shape(x)
         first = Constant<value = int64 {0}>()
         zero = Constant<value = int64[1] {0}>()
@@ -154,12 +153,13 @@ def test_shape_arithmetic_stays_symbolic() -> None:
         rest = Constant<value = int64[2] {3, -1}>()
         target = Concat<axis = 0>(merged, rest)
         y = Reshape(x, target)
-    }""")
+    }"""
     )
+    imported = import_onnx(model)
     (output,) = imported.signature.outputs
     assert output.shape == ("batch * seq", 3, 2)
     assert imported.signature.sizes == {"batch": SizeRange(), "seq": SizeRange()}
-    call = compiled(imported)
+    call = compiled(model)
     for shape in ((2, 5, 6), (1, 1, 6)):
         x = np.random.default_rng(0).random(shape, dtype="float32")
         np.testing.assert_array_equal(call(x)[0], x.reshape(-1, 3, 2))
@@ -167,15 +167,15 @@ def test_shape_arithmetic_stays_symbolic() -> None:
 
 def test_dimensions_may_be_expressions_of_others() -> None:
     """An input as long as two others together says so, and fits them."""
-    imported = import_onnx(
-        parsed("""g (float[past, 4] cache, float[new, 4] x, float["past + new", 4] mask) => (float[T, 4] y) {
+    model = parsed(
+        """g (float[past, 4] cache, float[new, 4] x, float["past + new", 4] mask) => (float[T, 4] y) {
         whole = Concat<axis = 0>(cache, x)
         y = Mul(whole, mask)
-    }""")
+    }"""
     )
-    assert imported.signature.inputs[2].shape == ("past + new", 4)
+    assert import_onnx(model).signature.inputs[2].shape == ("past + new", 4)
     cache, x, mask = (np.random.default_rng(i).random((n, 4), dtype="float32") for i, n in enumerate((3, 2, 5)))
-    np.testing.assert_array_equal(compiled(imported)(cache, x, mask)[0], np.concatenate([cache, x]) * mask)
+    np.testing.assert_array_equal(compiled(model)(cache, x, mask)[0], np.concatenate([cache, x]) * mask)
 
 
 def test_sizes_that_a_broadcast_makes_equal_become_one() -> None:
@@ -224,12 +224,13 @@ def test_weights_keep_their_names_and_are_no_inputs() -> None:
     """Each weight is found under its initializer's name, whatever that is."""
     # Names that would clash if they were shortened or taken for variables of the builder.
     weights = dict(zip(("a_b", "onnx::x", "x", "lv", "gv"), square(5), strict=True))
-    imported = import_onnx(model_with_weights(weights))
+    model = model_with_weights(weights)
+    imported = import_onnx(model)
     assert [spec.name for spec in imported.signature.inputs] == ["a.b"]
     assert list(imported.parameters) == list(weights)
     x = np.eye(32, dtype="float32")
     expected = functools.reduce(np.matmul, weights.values(), x)
-    np.testing.assert_allclose(compiled(imported)(x)[0], expected, rtol=1e-4)
+    np.testing.assert_allclose(compiled(model)(x)[0], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("padding", [0, 24])

@@ -148,7 +148,7 @@ def test_reductions_of_a_size_that_the_data_decides(reduction: str, expected: fl
         chosen = Gather(x, flat)
         y = {reduction}<keepdims = 0>(chosen)
     }}"""
-    call = compiled(import_onnx(parsed(graph)))
+    call = compiled(graph)
     np.testing.assert_array_equal(call(np.zeros(4, "float32"))[0], np.float32(expected))
     chosen = np.array([0, 3, 0, 4], "float32")
     np.testing.assert_allclose(call(chosen)[0], reference(graph, chosen), rtol=1e-6)
@@ -216,7 +216,7 @@ def test_embeddings_of_onnx_runtime_stay_inside() -> None:
     rng = np.random.default_rng(0)
     tables = [rng.random(shape, dtype="float32") for shape in ((3, 4), (2, 4), (4,), (4,))]
     model = parsed(graph, imports=', "com.microsoft": 1')
-    call = compiled(import_onnx(model))
+    call = compiled(model)
     inside, outside = (call(np.array([ids], "int32"), *tables)[0] for ids in ([2, 1], [1 << 30, 1]))
     np.testing.assert_array_equal(outside, inside)
 
@@ -260,7 +260,7 @@ def test_images_of_symbolic_size_are_resized_by_whole_factors(mode: str) -> None
         scales = Constant<value = float[4] {{1.0, 1.0, 2.0, 3.0}}>()
         y = Resize<mode = "{mode}">(x, , scales)
     }}"""
-    call = compiled(import_onnx(parsed(graph)))
+    call = compiled(graph)
     for shape in ((1, 2, 4, 5), (2, 2, 3, 3)):
         image = np.random.default_rng(0).random(shape, dtype="float32")
         np.testing.assert_allclose(call(image)[0], reference(graph, image), rtol=1e-4, atol=1e-6)
@@ -284,7 +284,7 @@ def test_quantization_takes_the_types_asked_for(kind: str, dtype: str) -> None:
 def test_hardmax_of_rows_without_finite_numbers(opset: int) -> None:
     """One number of each row is chosen, whatever the row holds."""
     model = parsed("g (float[N, 3] x) => (float[N, 3] y) { y = Hardmax(x) }", opset)
-    chosen = compiled(import_onnx(model))(EXTREME_ROWS)[0]
+    chosen = compiled(model)(EXTREME_ROWS)[0]
     np.testing.assert_array_equal(chosen, np.eye(3, dtype="float32")[[0, 0, 0, 1, 0]])
 
 

@@ -9,10 +9,12 @@ import torch
 import tkc
 
 
+@pytest.mark.parametrize("columns", [1, 6, 16])
 @pytest.mark.parametrize("name", ["tan", "sinh", "cosh"])
-def test_functions_agree_where_loops_are_vectorized(name: str) -> None:
-    """Small, large and infinite numbers, many at once, to a few units of the last place."""
-    numbers = np.concatenate([np.linspace(-6, 6, 1001), [0.0, 1e-6, -1e-3, 80, -80, np.inf]]).astype("float32")
+def test_functions_agree_where_loops_are_vectorized(name: str, columns: int) -> None:
+    """Small, large and infinite numbers, in vectors of any width, to a few units of the last place."""
+    numbers = np.concatenate([np.linspace(-6, 6, 1002), [0.0, 1e-6, -1e-3, 80, -80, np.inf]])
+    numbers = numbers.astype("float32").reshape(-1, columns)
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,6 @@ def fused(module: tvm.IRModule, target: Target) -> tvm.IRModule:
                 relax.backend.DispatchSortScan(),
                 transform.LegalizeOps(),
                 transform.AnnotateTIROpPattern(),
-                transform.FoldConstant(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
                 transform.DeadCodeElimination(),

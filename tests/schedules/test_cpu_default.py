@@ -12,6 +12,8 @@ from torch.nn import functional
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tkc.passes.transposed_products import TransposedProducts
+
 BATCH, LENGTH = size("b"), size("s")
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 5}, {"b": 3, "s": 37}, {"b": 2, "s": 64})
 
@@ -84,7 +86,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_agrees_with_pytorch(case: Case) -> None:
     """One build for every size; each function scheduled by a rule."""
-    run, report = on_cpu(relax.transform.FuseTransposeMatmul()(graph(case.inputs, case.body)))
+    run, report = on_cpu(TransposedProducts()(graph(case.inputs, case.body)))
     assert {entry.scheduled_by for entry in report} == {"cpu-default"}
     for sizes in SIZES:
         shapes = [[sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape] for shape, _ in case.inputs]
@@ -120,7 +122,7 @@ def _loops(module: object) -> list[tirx.For]:
 def test_heavy_functions_are_parallel_and_vectorized(name: str) -> None:
     """Nothing that grows with the model runs as one scalar loop."""
     (case,) = [case for case in CASES if case.name == name]
-    module, _ = scheduled(relax.transform.FuseTransposeMatmul()(graph(case.inputs, case.body)), CPU)
+    module, _ = scheduled(TransposedProducts()(graph(case.inputs, case.body)), CPU)
     kinds = {loop.kind for loop in _loops(module)}
     assert {tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED} <= kinds
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 from tvm import relax
 from tvm.relax import op
 
+from tkc.passes.transposed_products import TransposedProducts
 from tkc.schedules.cpu_matmul import matmul_tile
 from tkc.schedules.target import tvm_target
 
@@ -34,7 +35,7 @@ def linear(rows: tuple[Dimension, ...], depth: int, columns: int, dtype: str, la
         return op.add(result, residual) if epilogue.endswith("residual") else op.nn.relu(result)
 
     module = graph([((*rows, depth), dtype), (weight, dtype), ((columns,), dtype), (residual, dtype)], body)
-    return relax.transform.FuseTransposeMatmul()(module)
+    return TransposedProducts()(module)
 
 
 def linear_reference(
@@ -82,7 +83,7 @@ def test_attention_products(transposed: bool) -> None:
         return op.matmul(x, b.emit(op.permute_dims(y, [0, 1, 3, 2])) if transposed else y)
 
     module = graph([(left, "float32"), ((batch, 4, length, 16), "float32")], body)
-    run, report = on_cpu(relax.transform.FuseTransposeMatmul()(module))
+    run, report = on_cpu(TransposedProducts()(module))
     assert {entry.scheduled_by for entry in report} == {"cpu-matmul"}
     for b, s in ((1, 2), (2, 33), (3, 70)):
         x, y = random((b, 4, s, 16 if transposed else s)), random((b, 4, s, 16), seed=1)
@@ -151,7 +152,7 @@ def test_speed_is_of_pytorchs_order(layout: str) -> None:
     def body(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
         return op.matmul(x, b.emit(op.permute_dims(w)) if layout == "nk" else w)
 
-    module = relax.transform.FuseTransposeMatmul()(graph([((n, n), "float32")] * 2, body))
+    module = TransposedProducts()(graph([((n, n), "float32")] * 2, body))
     run, _ = on_cpu(module)
     x, w = random((n, n)), random((n, n), seed=1)
     weight = w.T if layout == "nk" else w

@@ -143,20 +143,14 @@ class Emitter:
         return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
 
     def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Expr:
-        """A number computed from sizes.
-
-        The loops fill as many elements as one of the sizes says, because TVM's FoldConstant would evaluate a function
-        of no tensors and a static shape, and cannot pass it the sizes.
-        """
+        """A number computed from sizes."""
         variables = list(tirx.analysis.undefined_vars(value))
 
         def compute(*sizes: tirx.Var) -> te.Tensor:
             number = tirx.stmt_functor.substitute(value, dict(zip(variables, sizes, strict=True))).astype(dtype)
-            return te.compute((sizes[0],), lambda _: number, name="size")
+            return te.compute((), lambda: number, name="size")
 
-        filled = self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
-        first = self.emit(relax.op.strided_slice(filled, [0], [0], [1], assume_inbound=True))
-        return self.emit(relax.op.reshape(first, []))
+        return self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
 
     def _settle(self, value: Any, expected: Any) -> Any:
         if isinstance(expected, list | tuple):

@@ -13,6 +13,8 @@ from tkc.frontend.converters.symbols import Size
 
 def reshape(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
     """``x`` in the shape of the result, itself where it has it already."""
+    if any(isinstance(size, int) and size == 0 for size in b.shape):  # which Relax's reshape reads as "as before"
+        return op.zeros(b.shape, b.dtype)
     return x if b.has_shape(x, b.shape) else op.reshape(x, b.shape)
 
 
