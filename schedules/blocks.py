@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from tvm import arith, s_tir, tirx
@@ -15,6 +16,7 @@ from tvm.tirx.stmt_functor import post_order_visit
 _COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos")
 
 
+_MOST_READS = 256
 _MOST_PADDING = 128  # Rules pad to whole vectors, tiles and panels, all of which are narrower.
 
 
@@ -75,16 +77,46 @@ def nodes(statement: tirx.Stmt | tirx.PrimExpr) -> Iterator[object]:
 
 
 def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
-    """Inline those of ``blocks`` that are injective into their consumers, wherever that repeats no costly work."""
-    for block in blocks:
+    """Inline those of ``blocks`` that are injective into their consumers, wherever that repeats no costly work.
+
+    ``blocks`` are in program order. What is used several times is repeated, so a chain of squares would double at each
+    step; a block whose repetitions would read more than ``_MOST_READS`` elements stays.
+    """
+    uses = Counter(load.buffer for block in child_blocks(sch) for load in _loads(sch.get(block)))
+    originals = [sch.get(block) for block in blocks]
+    reads: dict[tirx.Buffer, int] = {}  # how many elements one element of an inlined block takes
+    for block, original in zip(blocks, originals, strict=True):
         statement = sch.get(block)
         if not is_injective(statement):
             continue
         consumers = [sch.get(consumer) for consumer in sch.get_consumers(block)]
+        result = original.writes[0].buffer
+        taken = sum(reads.get(load.buffer, 1) for load in _loads(original))
         repeated = any(len(consumer.iter_vars) > len(statement.iter_vars) for consumer in consumers)
         reduced = any(is_reduction(consumer) for consumer in consumers)
-        if consumers and not (repeated and is_costly(statement)) and not (reduced and divides_by_sizes(statement)):
-            attempt(sch.compute_inline, block)
+        if (
+            consumers
+            and taken * uses[result] <= _MOST_READS
+            and not (repeated and is_costly(statement))
+            and not (reduced and divides_by_sizes(statement))
+            and attempt(sch.compute_inline, block)
+        ):
+            reads[result] = taken
+
+
+def doubles_when_inlined(func: tirx.PrimFunc) -> bool:
+    """Whether ``func`` would repeat too much if all that can be inlined were, as DLight's rules do first."""
+    reads: dict[tirx.Buffer, int] = {}
+    for block in (node for node in nodes(func.body) if isinstance(node, tirx.SBlock) and is_injective(node)):
+        taken = [reads.get(load.buffer, 1) for load in _loads(block)]
+        reads[block.writes[0].buffer] = sum(taken)
+        if sum(taken) > _MOST_READS and max(taken) > 1:
+            return True
+    return False
+
+
+def _loads(block: tirx.SBlock) -> list[tirx.BufferLoad]:
+    return [node for node in nodes(block.body) if isinstance(node, tirx.BufferLoad)]
 
 
 def loop_kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:

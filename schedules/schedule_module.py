@@ -13,7 +13,7 @@ from tvm.s_tir import dlight
 
 from tkc.kernels.target import Target
 from tkc.schedules import fallback
-from tkc.schedules.blocks import all_in_threads, calls_host
+from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
 from tkc.schedules.code_generation import for_code_generation
 from tkc.schedules.coverage import Cost
 from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
@@ -56,7 +56,10 @@ class ScheduledFunction:
 
 
 def _dlight(name: str, rule: dlight.base.ScheduleRule) -> Rule:
-    return Rule(name, lambda func, target: rule.apply(func, target, False))
+    def apply(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
+        return None if doubles_when_inlined(func) else rule.apply(func, target, False)
+
+    return Rule(name, apply)
 
 
 def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
