@@ -9,7 +9,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule
 from tvm.s_tir.schedule import Trace
 
+from tkc.kernels.target import Target
 from tkc.schedules.database import as_workload
+from tkc.schedules.tuning import tensor_instructions
 
 _ATTEMPTS = 20
 
@@ -25,6 +27,7 @@ def random_traces(func: tirx.PrimFunc, target: tvm.target.Target, count: int) ->
 
     The sketches take turns, so that each kind of schedule in the space comes up.
     """
+    tensor_instructions.register(Target.parse("cuda:sm_90a" if target.kind.name == "cuda" else "cpu"))
     workload = as_workload(func)
     context = meta_schedule.TuneContext(
         mod=workload,
