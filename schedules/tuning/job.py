@@ -169,7 +169,7 @@ class TuningJob:
             if task.best is None:
                 continue
             if task.seconds < _LEAST_SHARE * total:
-                self._skip(key, f"it takes less than {_LEAST_SHARE:.1%} of the model's time")
+                self._skip(key, f"less than {_LEAST_SHARE:.1%} of the model's time")
             else:
                 standings[key] = Standing(task.seconds, rounds=self._state.rounds.get(key, 0))
         return standings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ from tkc.errors import UsageError
 
 app = typer.Typer(help="Look into tuning databases, merge, prune and check them.", no_args_is_help=True)
 _out = Console()
+_KEY_SHOWN, _NAME_SHOWN = 10, 36  # characters, which tell the functions of a large database apart
+_WRAPPED = ("function", "measured on", "problem", "failed because", "database", "from", "to")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A tuning database.")]
 KeepOption = Annotated[int, typer.Option("--keep", min=1, help="Records of each function, arguments and device.")]
@@ -28,11 +31,20 @@ def ls(folder: FolderArgument, as_json: JsonOption = False) -> None:
 
     found = {str(target): summaries(store) for target, store in _stores(folder).items()}
     rows = [
-        (target, s.name, s.key, s.records, s.failed, s.arguments, _microseconds(s.best_seconds), ", ".join(s.devices))
+        (
+            target,
+            shorten(s.name, _NAME_SHOWN, placeholder=" …"),
+            s.key[:_KEY_SHOWN],
+            s.records,
+            s.failed,
+            s.arguments,
+            _microseconds(s.best_seconds),
+            ", ".join(s.devices),
+        )
         for target, own in found.items()
         for s in own
     ]
-    columns = ("target", "function", "key", "records", "failed", "arguments", "best (µs)", "measured on")
+    columns = ("target", "function", "key", "records", "failed", "sizes", "best (µs)", "measured on")
     listed = {target: [dataclasses.asdict(summary) for summary in own] for target, own in found.items()}
     _show(columns, rows, listed, as_json)
 
@@ -145,6 +157,9 @@ def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
     rows = [(target, problem.file, problem.line, problem.reason) for target, problem in problems]
     rows += [("", path.name, 0, "its name is no target's, so nothing reads it") for path in _foreign(folder)]
     columns = ("target", "file", "line", "problem")
+    if not rows and not as_json:
+        _out.print("every line is sound, and every schedule applies")
+        return
     _show(columns, rows, [dict(zip(columns, row, strict=True)) for row in rows], as_json)
     if rows:
         if not as_json:
@@ -194,9 +209,9 @@ def _show(columns: tuple[str, ...], rows: list[Any], data: Any, as_json: bool) -
     if as_json:
         print(json.dumps(data, indent=1))
         return
-    table = Table()
+    table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column not in _WRAPPED)
     for row in rows:
         table.add_row(*map(str, row))
     _out.print(table)

@@ -105,8 +105,11 @@ def model(
         return
     out = Console()
     out.print(tasks_table(result.progress))
+    reasons: dict[str, list[str]] = {}
     for each in result.progress.skipped:
-        out.print(f"not tuned: {each.function}: {each.reason}", markup=False, highlight=False)
+        reasons.setdefault(each.reason, []).append(each.function)
+    for reason, functions in reasons.items():
+        out.print(f"not tuned, {reason}: {', '.join(functions)}", markup=False, highlight=False, soft_wrap=True)
     out.print(
         f"{result.gain:.2f} times the default rules' speed after {result.progress.trials} trials: "
         f"{result.progress.stopped}",
