@@ -29,14 +29,13 @@ def estimated_seconds(func: tirx.PrimFunc, target: Target) -> float:
     """The time of ``func``, unscheduled, if it ran at the rates of ``target``: the roofline.
 
     The larger of operations ÷ peak rate and bytes ÷ bandwidth (Williams, Waterman and Patterson, "Roofline: an
-    insightful visual performance model", CACM 52(4), 2009). Operations are what TVM counts; bytes are what blocks touch
-    of the parameters: of each, at most all of it, and at most what every iteration touches, so that a gather does not
-    count its whole table. The rates are nominal for the kind of machine, so the estimate serves to compare functions
+    insightful visual performance model", CACM 52(4), 2009). Operations are what TVM counts, bytes those of
+    :func:`parameter_bytes`. The rates are nominal for the kind of machine, so the estimate serves to compare functions
     with one another. Symbolic sizes count as 128.
     """
     static_func = specialize(func, dict.fromkeys(size_variables(func), _NOMINAL_SIZE))
     rates = _rates(target)
-    return max(_operations(static_func) / rates.flops, _parameter_bytes(static_func) / rates.bytes)
+    return max(_operations(static_func) / rates.flops, parameter_bytes(static_func) / rates.bytes)
 
 
 def _rates(target: Target) -> _Rates:
@@ -55,7 +54,12 @@ def _operations(func: tirx.PrimFunc) -> float:
         return 0.0
 
 
-def _parameter_bytes(func: tirx.PrimFunc) -> float:
+def parameter_bytes(func: tirx.PrimFunc) -> float:
+    """The bytes that the blocks of ``func``, unscheduled and of known sizes, read and write of its parameters.
+
+    Of each parameter at most all of it, and at most what every iteration touches, so that a gather does not count its
+    whole table.
+    """
     parameters = set(func.buffer_map.values())
     touched: dict[tirx.Buffer, float] = {}
     for block in nodes(func.body):

@@ -75,8 +75,9 @@ def substitution_stages(
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage("canonicalize", (FoldEmptyTensors(), PatchProducts(), Canonicalize())),
-        # Each rule's subgraph becomes a call_tir to a function that calls a kernel library.
-        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure),)),
+        # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
+        # is often a reshape to the model's shape and back, which goes.
+        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure), Canonicalize())),
     ]
 
 

@@ -47,6 +47,7 @@ class TuningResult:
             "folder": str(self.folder),
             "target": self.target,
             "gain": self.gain,
+            "copy_share": self.progress.copy_share,
             **dataclasses.asdict(self.progress),
         }
 

@@ -17,9 +17,11 @@ from tvm.s_tir.schedule import Trace
 from tkc.kernels.target import Target
 from tkc.schedules.database import FAILED_SECONDS
 from tkc.schedules.default_record import default_trace, is_default
+from tkc.schedules.estimate import parameter_bytes
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.tuning import tensor_instructions
 from tkc.schedules.tuning.budget import Budget
+from tkc.schedules.tuning.copy_program import copy_program
 from tkc.schedules.tuning.history import History
 from tkc.schedules.tuning.measurement import Measurement, Measurer, Program, arguments_of
 from tkc.schedules.tuning.progress import Point, Progress, TaskProgress
@@ -98,6 +100,7 @@ class TuningJob:
             raise NothingToTuneError(_nothing_to_tune(self._skipped))
         self._notify()
         tensor_instructions.register(self._target)
+        self._measure_copies()
         history = History(self._records.all())
         self._measure_baselines(history)
         standings = self._standings()
@@ -133,6 +136,16 @@ class TuningJob:
     @property
     def _seconds(self) -> float:
         return self._state.seconds + time.monotonic() - self._clock
+
+    def _measure_copies(self) -> None:
+        """How fast a copy would move each task's bytes: how near its limit a function is that computes little."""
+        self._activity = "measuring copies"
+        keys = list(self._extraction.tasks)
+        tasks = (self._extraction.tasks[key] for key in keys)
+        programs = [copy_program(parameter_bytes(task.func), self._target, self._tvm_target) for task in tasks]
+        for index, measurement in self._measurer.measure(programs):
+            if measurement.error is None:
+                self._progress[keys[index]] = replace(self._progress[keys[index]], copy=median(measurement.seconds))
 
     def _measure_baselines(self, history: History) -> None:
         """Every task under the default rules: what tuning must beat, and what it never ends worse than."""

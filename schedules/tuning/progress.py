@@ -10,13 +10,15 @@ from tkc.schedules.tuning.tasks import Skipped
 @dataclass(frozen=True)
 class TaskProgress:
     """One task. ``baseline`` and ``best`` are the seconds of a call under the default rules and under the best schedule
-    so far, ``None`` until there is one; ``weight`` is how often the model calls it.
+    so far, ``copy`` those of a copy that moves as many bytes, ``None`` until there is one; ``weight`` is how often the
+    model calls it.
     """
 
     name: str
     weight: float
     baseline: float | None = None
     best: float | None = None
+    copy: float | None = None
     trials: int = 0
     failed: int = 0
     exhausted: bool = False
@@ -25,6 +27,11 @@ class TaskProgress:
     def speedup(self) -> float:
         """The time under the default rules over the best one; 1 until both are known."""
         return self.baseline / self.best if self.baseline and self.best else 1.0
+
+    @property
+    def copy_share(self) -> float | None:
+        """The part of a copy's speed that the best schedule reaches."""
+        return self.copy / self.best if self.copy and self.best else None
 
     @property
     def seconds(self) -> float:
@@ -58,6 +65,13 @@ class Progress:
     def gain(self) -> float:
         """How much faster the model's generated functions are together than under the default rules."""
         return gain(self.tasks)
+
+    @property
+    def copy_share(self) -> float | None:
+        """The part of a copy's speed that all functions reach together, of those for which it is known."""
+        known = [task for task in self.tasks if task.copy and task.best]
+        after = sum(task.seconds for task in known)
+        return sum(task.weight * (task.copy or 0.0) for task in known) / after if after else None
 
     def share(self, task: TaskProgress) -> float:
         """The part of the time of all tasks that ``task`` takes now."""

@@ -110,9 +110,11 @@ def model(
         reasons.setdefault(each.reason, []).append(each.function)
     for reason, functions in reasons.items():
         out.print(f"not tuned, {reason}: {', '.join(functions)}", markup=False, highlight=False, soft_wrap=True)
+    reach = result.progress.copy_share
     out.print(
-        f"{result.gain:.2f} times the default rules' speed after {result.progress.trials} trials: "
-        f"{result.progress.stopped}",
+        f"{result.gain:.2f} times the default rules' speed"
+        + ("" if reach is None else f" and {reach:.2f} of a copy's")
+        + f" after {result.progress.trials} trials: {result.progress.stopped}",
         highlight=False,
     )
     out.print(f"records in {result.folder}, plot in {path}", markup=False, highlight=False, soft_wrap=True)
@@ -183,7 +185,7 @@ def tasks_table(progress: Progress) -> Table:
     title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
     table = Table(title=title, title_justify="left")
     table.add_column("function", overflow="fold")
-    for name in ("share", "default µs", "best µs", "gain", "trials", "failed"):
+    for name in ("share", "default µs", "best µs", "gain", "of copy speed", "trials", "failed"):
         table.add_column(name, justify="right")
     ranked = sorted(progress.tasks, key=lambda task: -task.seconds)
     for task in ranked[:_SHOWN_TASKS]:
@@ -193,6 +195,7 @@ def tasks_table(progress: Progress) -> Table:
             _microseconds(task.baseline),
             _microseconds(task.best),
             f"{task.speedup:.2f}×",
+            "–" if task.copy_share is None else f"{task.copy_share:.2f}",
             str(task.trials),
             str(task.failed),
         )
