@@ -55,6 +55,8 @@ def schedule_found(
     among them by its sizes. ``by_rules`` is what schedules ``func`` where a record says that the default rules do best.
     Raises :class:`DoesNotApplyError` if no record applies.
     """
+    if not found.records:
+        raise DoesNotApplyError("this version cannot read the schedules of its records")
     exact = found.match == "exact"
     reuse = _exactly(func, found, target, by_rules) if exact else _by_anchor(func, target, by_rules)
     if not dimensions(func):

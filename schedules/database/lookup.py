@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 from tkc.kernels.target import Target
 from tkc.schedules.database.index import Index
 from tkc.schedules.database.provenance import this_device
-from tkc.schedules.database.store import WORKLOADS, tuning_record
+from tkc.schedules.database.store import WORKLOADS, StoredRecord, tuning_record
 from tkc.schedules.database.workloads import anchor_key, as_workload, exact_key, same_anchor, same_function
 from tkc.schedules.database_folders import target_folder
 
@@ -23,18 +24,24 @@ _BEST = 3
 
 @dataclass(frozen=True)
 class Found:
-    """The ``records`` of one ``workload``, best first, some for each set of arguments it was measured with.
+    """The records of one ``workload``, best first, some for each set of arguments it was measured with; as ``stored``.
 
     ``match`` says whether it is the function itself or one with the same anchor block. ``device`` measured the best of
     them; ``other_device`` marks that it is not this machine's. ``root`` is the database they are from.
     """
 
     workload: Workload
-    records: tuple[TuningRecord, ...]
+    stored: tuple[StoredRecord, ...]
     match: Literal["exact", "anchor"]
     device: str
     other_device: bool
     root: Path
+
+    @cached_property
+    def records(self) -> tuple[TuningRecord, ...]:
+        """Those that this version can read, in MetaSchedule's form; reading a schedule takes as long as a lookup."""
+        read = (tuning_record(stored, self.workload) for stored in self.stored)
+        return tuple(record for record in read if record is not None)
 
 
 class Lookup:
@@ -75,14 +82,9 @@ class Lookup:
                 continue
             best = index.best(place, _BEST)
             own = [entry for entry in best if entry.device == self._device] or best
-            stored = [(entry, index.record(entry)) for entry in own]
-            records = [
-                (entry.device, record)
-                for entry, line in stored
-                if line is not None and (record := tuning_record(line, workload)) is not None
-            ]
-            if records:
-                device = records[0][0]
-                usable = tuple(record for _, record in records)
-                return Found(workload, usable, match, device, device != self._device, root)
+            stored = [(entry.device, line) for entry in own if (line := index.record(entry)) is not None]
+            if stored:
+                device = stored[0][0]
+                records = tuple(record for _, record in stored)
+                return Found(workload, records, match, device, device != self._device, root)
         return None

@@ -89,6 +89,8 @@ class TuningJob:
             for key, task in extraction.tasks.items()
         }
         self._searches: dict[str, Search] = {}
+        self._search_seconds = 0.0
+        self._searched = 0
         self._finalists: dict[str, list[tuple[float, Trace]]] = {key: [] for key in extraction.tasks}
 
     def run(self) -> Progress:
@@ -190,7 +192,7 @@ class TuningJob:
     def _search(self, standings: dict[str, Standing], history: History, model: XGBModel) -> str:
         """Rounds of trials until the budget is spent or every task exhausted; which of them it was."""
         self._activity = "searching"
-        while (spent := self._budget.spent(self._trials, self._seconds, self._state.curve)) is None:
+        while (spent := self._spent(self._state.curve)) is None:
             key = next_task(standings.items())
             if key is None:
                 return "there is nothing left to try"
@@ -219,9 +221,23 @@ class TuningJob:
                 return None
         return self._searches[key]
 
+    def _spent(self, curve: Sequence[Point]) -> str | None:
+        """Why the search must end, if it must: it leaves time to try what it found at every size."""
+        each = self._search_seconds / self._searched if self._searched else 0.0
+        return self._budget.spent(self._trials, self._seconds + each * self._symbolic_programs(), curve)
+
+    def _symbolic_programs(self) -> int:
+        """How many programs :meth:`_measure_symbolic` would measure now, if it knew none."""
+        return sum(
+            len(function.sizes) * (1 + sum(len(self._finalists[key]) for key in function.task_keys))
+            for function in self._extraction.functions
+            if function.is_symbolic
+        )
+
     def _round(self, key: str, search: Search) -> None:
         task = self._extraction.tasks[key]
         count = _ROUND if self._budget.trials is None else min(_ROUND, self._budget.trials - self._trials)
+        start = time.monotonic()
         candidates = search.candidates(count)
         arguments = arguments_of(task.workload["main"])
         measured = []
@@ -232,7 +248,10 @@ class TuningJob:
             if measurement.error is None:
                 self._note(key, median(measurement.seconds), trace)
             self._count_trial(key, measurement.error is not None)
-            if self._budget.spent(self._trials, self._seconds, ()) is not None:
+            self._searched += 1
+            self._search_seconds += time.monotonic() - start
+            start = time.monotonic()
+            if self._spent(()) is not None:
                 return
         search.learn(measured)
 

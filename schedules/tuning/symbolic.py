@@ -13,13 +13,13 @@ from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 from tvm.s_tir.schedule import Trace
 
 from tkc.kernels.target import Target
-from tkc.schedules.database import FAILED_SECONDS, as_workload, exact_key
+from tkc.schedules.database import FAILED_SECONDS
 from tkc.schedules.default_record import default_trace, is_default
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.sizes import retarget, with_known_tiles
 from tkc.schedules.tuning.measurement import Argument, Measurer, Program, TensorArgument, arguments_of
 from tkc.schedules.tuning.records import Records, seconds_of, succeeded
-from tkc.schedules.tuning.tasks import Function, at_size
+from tkc.schedules.tuning.tasks import Function
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SymbolicSizes:
         What is ``known`` is not measured again. Yields, for each size, the task's key and the seconds of a call under
         the default rules and under the best schedule; nothing where the default cannot be measured.
         """
-        keys = [exact_key(as_workload(at_size(function, sizes))) for sizes in function.sizes]
+        keys = function.task_keys
         variants = self._variants(function, [trace for key in keys for _, trace in finalists.get(key, ())])
         calls = [arguments_of(function.func, sizes) for sizes in function.sizes]
         times = {_place(record): seconds_of(record) if succeeded(record) else FAILED_SECONDS for record in known}

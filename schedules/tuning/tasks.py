@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import tvm
 from tvm import tirx
@@ -31,6 +32,11 @@ class Function:
     def is_symbolic(self) -> bool:
         """Whether there are sizes that only a call knows."""
         return bool(size_variables(self.func))
+
+    @cached_property
+    def task_keys(self) -> tuple[str, ...]:
+        """The key of the task at each of ``sizes``."""
+        return tuple(exact_key(as_workload(at_size(self, sizes))) for sizes in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -106,14 +112,15 @@ def at_size(function: Function, sizes: Mapping[str, int]) -> tirx.PrimFunc:
 def _tasks(functions: Iterable[Function]) -> dict[str, Task]:
     tasks: dict[str, Task] = {}
     for function in functions:
-        for sizes in function.sizes:
+        for key, sizes in zip(function.task_keys, function.sizes, strict=True):
             func = at_size(function, sizes)
-            workload = as_workload(func)
             at = ",".join(f"{name}={size}" for name, size in sizes.items())
             task = Task(
-                f"{function.name}[{at}]" if at else function.name, func, workload, function.calls / len(function.sizes)
+                f"{function.name}[{at}]" if at else function.name,
+                func,
+                as_workload(func),
+                function.calls / len(function.sizes),
             )
-            key = exact_key(workload)
             known = tasks.get(key)
             tasks[key] = task if known is None else replace(known, weight=known.weight + task.weight)
     return tasks
