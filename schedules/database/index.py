@@ -36,6 +36,17 @@ CREATE INDEX by_anchor ON workload (anchor);
 CREATE INDEX by_workload ON record (workload, seconds);
 """
 
+_DROP_SLOWER = """
+DELETE FROM record WHERE rowid IN (
+    SELECT rowid FROM (
+        SELECT rowid, ROW_NUMBER() OVER (PARTITION BY workload, arguments, device ORDER BY seconds, start) AS rank
+        FROM record
+    ) WHERE rank > ?
+)
+"""
+# A record may no longer apply; then the next best at the same arguments has its turn.
+_BEST = 3
+
 
 @dataclass(frozen=True)
 class Place:
@@ -77,15 +88,10 @@ class Index:
         row = self._database.execute("SELECT start, length FROM workload WHERE place = ?", (place,)).fetchone()
         return parse_workload(self._line(WORKLOADS, *row)) if row else None
 
-    def best(self, place: int, count: int) -> list[Place]:
-        """The ``count`` fastest records of a workload at each set of arguments and on each device, best first."""
-        query = """
-            SELECT device, start, length FROM (
-                SELECT *, ROW_NUMBER() OVER (PARTITION BY arguments, device ORDER BY seconds, start) AS rank
-                FROM record WHERE workload = ?
-            ) WHERE rank <= ? ORDER BY seconds, start
-        """
-        return [Place(*row) for row in self._database.execute(query, (place, count))]
+    def best(self, place: int) -> list[Place]:
+        """The few fastest records of a workload at each set of arguments and on each device, best first."""
+        query = "SELECT device, start, length FROM record WHERE workload = ? ORDER BY seconds, start"
+        return [Place(*row) for row in self._database.execute(query, (place,))]
 
     def record(self, place: Place) -> StoredRecord | None:
         """The record at ``place``."""
@@ -128,6 +134,7 @@ class Index:
                 self._add_devices(cursor)
                 _add_workloads(cursor, workloads)
                 _add_records(cursor, records)
+                cursor.execute(_DROP_SLOWER, (_BEST,))
 
     def _only_grew(self, cursor: sqlite3.Cursor) -> bool:
         if not cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'read'").fetchone():

@@ -18,9 +18,6 @@ from tkc.schedules.database.store import WORKLOADS, StoredRecord, tuning_record
 from tkc.schedules.database.workloads import anchor_key, as_workload, exact_key, same_anchor, same_function
 from tkc.schedules.database_folders import target_folder
 
-# A record may no longer apply; then the next best at the same arguments has its turn.
-_BEST = 3
-
 
 @dataclass(frozen=True)
 class Found:
@@ -80,7 +77,7 @@ class Lookup:
             workload = index.workload(place)
             if workload is None or not same(workload.mod, wanted):
                 continue
-            best = index.best(place, _BEST)
+            best = index.best(place)
             own = [entry for entry in best if entry.device == self._device] or best
             stored = [(entry.device, line) for entry in own if (line := index.record(entry)) is not None]
             if stored:
