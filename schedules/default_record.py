@@ -6,19 +6,19 @@ import tvm
 from tvm import s_tir
 from tvm.s_tir.schedule import Trace
 
-_MARK = "tkc.schedule"
+MARK = "tkc.schedule"
 _BY_RULES = "default rules"
 
 
 def default_trace(workload: tvm.IRModule) -> Trace:
     """A trace that marks ``workload`` as one for the default rules, whose schedules have no traces of their own."""
     sch = s_tir.Schedule(workload)
-    sch.annotate(sch.get_sblock("root"), _MARK, _BY_RULES)
+    sch.annotate(sch.get_sblock("root"), MARK, _BY_RULES)
     return sch.trace
 
 
 def is_default(trace: Trace) -> bool:
     """Whether ``trace`` is one of :func:`default_trace`."""
     return any(
-        instruction.kind.name == "Annotate" and _MARK in map(str, instruction.attrs) for instruction in trace.insts
+        instruction.kind.name == "Annotate" and MARK in map(str, instruction.attrs) for instruction in trace.insts
     )

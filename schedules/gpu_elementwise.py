@@ -36,6 +36,10 @@ def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
         return
     vector, lane = sch.split(loops[-1], [None, lanes])
     thread = _bind_threads(sch, sch.fuse(*loops[:-1], vector))
+    if _is_copy(sch.get(block)):
+        # Without a copy in registers, which a gather's row index would address: that puts them into local memory.
+        sch.vectorize(lane)
+        return
     # Whole vectors are only copied; CUDA has no arithmetic on most of them.
     copies = [sch.cache_read(block, index, "local", [block]) for index in _contiguous_reads(sch.get(block))]
     for copy in copies:
@@ -78,6 +82,12 @@ def _runs_contiguously(block: tirx.SBlock) -> bool:
         not any(last in undefined_vars(index) for index in access.indices) or _is_contiguous(access.indices, last)
         for access in accesses
     )
+
+
+def _is_copy(block: tirx.SBlock) -> bool:
+    """Whether the block only moves what runs along its last iterator."""
+    source = block.body.value if isinstance(block.body, tirx.BufferStore) else None
+    return isinstance(source, tirx.BufferLoad) and _is_contiguous(source.indices, block.iter_vars[-1].var)
 
 
 def _contiguous_reads(block: tirx.SBlock) -> list[int]:

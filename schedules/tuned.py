@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # TVM samples what an anchor's trace leaves open; the same records must always give the same code.
 _SEED = 1
+# A variant for one size that gains less takes longer to compile than it is worth; it may be noise.
+_HARDLY = 0.05
+_BY_RULES = "default rules"
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def recorded_seconds(found: Found) -> float:
     best: dict[tuple[tuple[int, ...], ...], float] = {}
     for record in found.records:
         shapes = tuple(tuple(map(int, info.shape)) for info in record.args_info)
-        seconds = median(float(run) for run in record.run_secs)
+        seconds = _seconds(record)
         best[shapes] = min(seconds, best.get(shapes, seconds))
     return median(best.values())
 
@@ -101,7 +104,7 @@ def _by_anchor(func: tirx.PrimFunc, target: Target, by_rules: Callable[[], tirx.
 
 
 def _variants(func: tirx.PrimFunc, found: Found, reuse: _Reuse, target: Target) -> list[Variant]:
-    """The best schedule that applies at each size at which there are records; no size twice."""
+    """A good schedule for each size at which there are records that apply; no size twice."""
     workload = found.workload.mod["main"]
     # An anchor's function may have other dimensions around it, which say nothing of this one's.
     known = len(dimensions(workload)) == len(dimensions(func))
@@ -109,33 +112,70 @@ def _variants(func: tirx.PrimFunc, found: Found, reuse: _Reuse, target: Target) 
     for record in found.records:
         shapes = [info.shape for info in record.args_info]
         records.setdefault(dimensions_at(workload, shapes) if known else (), []).append(record)
-    refusals: list[DoesNotApplyError] = []
-    variants: list[Variant] = []
-    for measured_at, candidates in records.items():
-        try:
-            variants.append(replace(_first_that_applies(candidates, reuse, target), measured_at=measured_at))
-        except DoesNotApplyError as refusal:
-            refusals.append(refusal)
-    if not variants:
-        raise refusals[0]
-    return variants
+    applied = {at: _good(candidates, reuse, target) for at, candidates in records.items()}
+    good = {at: variants for at, variants in applied.items() if isinstance(variants, list)}
+    if not good:
+        raise DoesNotApplyError(next(str(refusal) for refusal in applied.values()))
+    return _few(good)
+
+
+def _good(candidates: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> list[Variant] | str:
+    """The best of ``candidates`` that applies and those that take hardly longer, or why none applies."""
+    good: list[Variant] = []
+    enough, refusals = float("inf"), []
+    for record in candidates:
+        seconds = _seconds(record)
+        if seconds > enough:
+            break
+        applied = _applied(record, reuse, target)
+        if isinstance(applied, str):
+            refusals.append(applied)
+            continue
+        good.append(applied)
+        enough = min(enough, seconds * (1 + _HARDLY))
+    return good or refusals[0]
+
+
+def _few(good: Mapping[tuple[int, ...], Sequence[Variant]]) -> list[Variant]:
+    """One of the ``good`` variants for each size, as few different ones as a greedy choice finds."""
+    chosen: list[Variant] = []
+    left = dict(good)
+    while left:
+        sizes_of: dict[str, list[tuple[int, ...]]] = {}
+        for at, variants in left.items():
+            for variant in variants:
+                sizes_of.setdefault(variant.name, []).append(at)
+        # Of those that serve as many sizes, the default rules, which need no search to be understood.
+        name = max(sizes_of, key=lambda name: (len(set(sizes_of[name])), name == _BY_RULES))
+        for at in set(sizes_of[name]):
+            variant = next(variant for variant in left.pop(at) if variant.name == name)
+            chosen.append(replace(variant, measured_at=at))
+    return chosen
 
 
 def _first_that_applies(records: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> Variant:
     refusals: list[str] = []
     for record in records:
-        if is_default(record.trace):
-            return Variant((), reuse.by_rules(), "default rules")
-        try:
-            scheduled = reuse.replay(record).mod["main"]
-        except REFUSALS as refusal:
-            refusals.append(last_line(refusal))
-            continue
-        problem = _problem(scheduled, target)
-        if problem is None:
-            return Variant((), reuse.adopt(scheduled), str(record.trace))
-        refusals.append(problem)
+        applied = _applied(record, reuse, target)
+        if not isinstance(applied, str):
+            return applied
+        refusals.append(applied)
     raise DoesNotApplyError(refusals[0])
+
+
+def _applied(record: TuningRecord, reuse: _Reuse, target: Target) -> Variant | str:
+    """What the record's schedule makes of the function, or why it does not apply."""
+    if is_default(record.trace):
+        return Variant((), reuse.by_rules(), _BY_RULES)
+    try:
+        scheduled = reuse.replay(record).mod["main"]
+    except REFUSALS as refusal:
+        return last_line(refusal)
+    return _problem(scheduled, target) or Variant((), reuse.adopt(scheduled), str(record.trace))
+
+
+def _seconds(record: TuningRecord) -> float:
+    return median(float(run) for run in record.run_secs)
 
 
 def _problem(scheduled: tirx.PrimFunc, target: Target) -> str | None:

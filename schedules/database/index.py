@@ -22,6 +22,7 @@ from tkc.schedules.database.store import (
     parse_workload,
 )
 from tkc.schedules.database.workloads import anchor_key, exact_key
+from tkc.schedules.default_record import MARK
 
 FILE = "index.sqlite"
 _PATIENCE = 30.0  # seconds that one process waits for another to bring the index up to date
@@ -30,7 +31,9 @@ CREATE TABLE read (file TEXT PRIMARY KEY, inode INTEGER, modified INTEGER, size 
 CREATE TABLE versions (text TEXT);
 CREATE TABLE workload (place INTEGER PRIMARY KEY, exact TEXT, anchor TEXT, start INTEGER, length INTEGER);
 CREATE TABLE device (record TEXT PRIMARY KEY, name TEXT);
-CREATE TABLE record (workload INTEGER, seconds REAL, arguments TEXT, device TEXT, start INTEGER, length INTEGER);
+CREATE TABLE record (
+    workload INTEGER, seconds REAL, arguments TEXT, device TEXT, by_rules INTEGER, start INTEGER, length INTEGER
+);
 CREATE INDEX by_exact ON workload (exact);
 CREATE INDEX by_anchor ON workload (anchor);
 CREATE INDEX by_workload ON record (workload, seconds);
@@ -39,8 +42,9 @@ CREATE INDEX by_workload ON record (workload, seconds);
 _DROP_SLOWER = """
 DELETE FROM record WHERE rowid IN (
     SELECT rowid FROM (
-        SELECT rowid, ROW_NUMBER() OVER (PARTITION BY workload, arguments, device ORDER BY seconds, start) AS rank
-        FROM record
+        SELECT rowid, ROW_NUMBER() OVER (
+            PARTITION BY workload, arguments, device, by_rules ORDER BY seconds, start
+        ) AS rank FROM record
     ) WHERE rank > ?
 )
 """
@@ -89,7 +93,9 @@ class Index:
         return parse_workload(self._line(WORKLOADS, *row)) if row else None
 
     def best(self, place: int) -> list[Place]:
-        """The few fastest records of a workload at each set of arguments and on each device, best first."""
+        """The few fastest records of a workload at each set of arguments and on each device, best first; the default
+        rules' among them, however fast.
+        """
         query = "SELECT device, start, length FROM record WHERE workload = ? ORDER BY seconds, start"
         return [Place(*row) for row in self._database.execute(query, (place,))]
 
@@ -188,12 +194,13 @@ def _add_records(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) -> N
             continue
         device = cursor.execute("SELECT name FROM device WHERE record = ?", (record.identity,)).fetchone()
         cursor.execute(
-            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 record.workload,
                 median(record.run_seconds),
                 record.arguments,
                 device[0] if device else "unknown",
+                MARK in line,
                 start,
                 len(line.encode()),
             ),

@@ -37,6 +37,8 @@ _ROUND = 16
 _LEAST_SHARE = 0.001
 # MetaSchedule's own model guesses for the first 100 candidates; the ranking helps much earlier.
 _WARMUP = 2 * _ROUND
+# How much of its time a job leaves at most for trying schedules at every size.
+_MOST_RESERVED = 0.25
 # How many of a size's best schedules are tried at the other sizes.
 _FINALISTS = 3
 
@@ -89,8 +91,8 @@ class TuningJob:
             for key, task in extraction.tasks.items()
         }
         self._searches: dict[str, Search] = {}
-        self._search_seconds = 0.0
-        self._searched = 0
+        self._measuring_seconds = 0.0  # of the rounds, for ``_measured`` programs
+        self._measured = 0
         self._finalists: dict[str, list[tuple[float, Trace]]] = {key: [] for key in extraction.tasks}
 
     def run(self) -> Progress:
@@ -223,8 +225,9 @@ class TuningJob:
 
     def _spent(self, curve: Sequence[Point]) -> str | None:
         """Why the search must end, if it must: it leaves time to try what it found at every size."""
-        each = self._search_seconds / self._searched if self._searched else 0.0
-        return self._budget.spent(self._trials, self._seconds + each * self._symbolic_programs(), curve)
+        each = self._measuring_seconds / self._measured if self._measured else 0.0
+        reserved = min(each * self._symbolic_programs(), _MOST_RESERVED * 60 * (self._budget.minutes or 0.0))
+        return self._budget.spent(self._trials, self._seconds + reserved, curve)
 
     def _symbolic_programs(self) -> int:
         """How many programs :meth:`_measure_symbolic` would measure now, if it knew none."""
@@ -237,8 +240,8 @@ class TuningJob:
     def _round(self, key: str, search: Search) -> None:
         task = self._extraction.tasks[key]
         count = _ROUND if self._budget.trials is None else min(_ROUND, self._budget.trials - self._trials)
-        start = time.monotonic()
         candidates = search.candidates(count)
+        start = time.monotonic()
         arguments = arguments_of(task.workload["main"])
         measured = []
         for index, measurement in self._measurer.measure([Program(sch.mod["main"], arguments) for sch in candidates]):
@@ -248,11 +251,10 @@ class TuningJob:
             if measurement.error is None:
                 self._note(key, median(measurement.seconds), trace)
             self._count_trial(key, measurement.error is not None)
-            self._searched += 1
-            self._search_seconds += time.monotonic() - start
-            start = time.monotonic()
             if self._spent(()) is not None:
                 return
+        self._measuring_seconds += time.monotonic() - start
+        self._measured += len(candidates)
         search.learn(measured)
 
     def _measure_symbolic(self, history: History) -> None:

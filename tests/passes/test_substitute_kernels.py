@@ -27,6 +27,7 @@ from tkc.passes.layout import restored
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
 from tkc.passes.swiglu import SWIGLU
+from tkc.pipeline import substitution_stages
 
 CHANNELS = 8
 
@@ -76,6 +77,15 @@ def test_equal_calls_share_one_function() -> None:
     requests = {request.parameters.channels: count for _, request, count in kernel_requests(module)}
     assert requests == counts
     assert len(kernel_requests(module)) == 2
+
+
+def test_no_reshape_stands_between_two_kernels() -> None:
+    """Each kernel has tokens by channels; of the model's shape only its own input and output remain."""
+    module = imported(lambda x: gated(gated(x)), torch.randn(3, 4, 16))
+    for stage in substitution_stages(CPU, "all", SubstitutionReport()):
+        module = tvm.transform.Sequential(list(stage.passes))(module)
+    assert len(kernel_requests(module)) == 2
+    assert module["main"].script().count("R.reshape") == 2
 
 
 def test_none_changes_nothing() -> None:

@@ -16,11 +16,15 @@ from tkc.schedules.database import as_workload
 
 
 def record_of(
-    func: tirx.PrimFunc, trace: Trace, target: tvm.target.Target, measured: tirx.PrimFunc | None = None
+    func: tirx.PrimFunc,
+    trace: Trace,
+    target: tvm.target.Target,
+    measured: tirx.PrimFunc | None = None,
+    seconds: float = 1e-3,
 ) -> TuningRecord:
-    """A record of ``trace`` for ``func``, measured in a millisecond with the arguments of ``measured`` (itself)."""
+    """A record of ``trace`` for ``func``, measured with the arguments of ``measured`` (itself)."""
     arguments = ArgInfo.from_prim_func(func if measured is None else measured)
-    return TuningRecord(trace, Workload(as_workload(func)), [1e-3], target, arguments)
+    return TuningRecord(trace, Workload(as_workload(func)), [seconds], target, arguments)
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,16 @@ def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) ->
         assert (f"*({vector}*)" in kernel) == expected, kernel
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gather_of_rows_moves_vectors_straight_to_their_place(dtype: str) -> None:
+    """Not through an array that the row's number addresses, which the CUDA compiler would keep in memory."""
+    inputs = [((LENGTH, 64), dtype), ((BATCH,), "int64")]
+    module, _ = scheduled(graph(inputs, lambda b, x, i: op.take(x, i, axis=0, mode="clip")), HOPPER)
+    kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
+    assert "*(float4*)" in kernel or "*(uint4*)" in kernel
+    assert "_local" not in kernel
+
+
 WRITTEN_AS_LOOPS = {
     "argsort": ([((LENGTH, 64), "float32")], lambda b, x: op.argsort(x)),
     "sort": ([((LENGTH, 64), "bfloat16")], lambda b, x: op.sort(x)),

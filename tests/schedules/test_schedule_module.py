@@ -199,6 +199,25 @@ def test_records_of_several_sizes_are_dispatched_on() -> None:
         assert error(_run(scheduled, [x, weight, bias], (n, 48)), x @ weight + bias) < 1e-5
 
 
+@pytest.mark.parametrize("rules_take", [1.04e-3, 1.1e-3], ids=["hardly more", "more"])
+def test_a_variant_for_one_size_must_gain_something(rules_take: float) -> None:
+    """Where the default rules are best at one size and hardly slower at the other, they serve both."""
+    rows = size("n")
+    inputs = [((rows, 32), "float32"), ((32, 48), "float32"), ((48,), "float32")]
+    function = the_function(fused(graph(inputs, _matmul_bias), CPU))[1]
+    small, large = (specialize(function, {"n": n}) for n in (1, 64))
+    (found,) = random_traces(large, TARGET, 1)
+    rules, found = default_trace(as_workload(function)), retarget(found, function, TARGET).trace
+    records = (
+        record_of(function, rules, TARGET, small, 0.9e-3),
+        record_of(function, found, TARGET, large, 1e-3),
+        record_of(function, rules, TARGET, large, rules_take),
+    )
+    scheduled, entry = schedule_function("dense", function, CPU, TARGET, OneFunction(function, Records(records)))
+    assert entry.scheduled_by == "database"
+    assert scheduled.script().count('sblock("variant') == (0 if rules_take < 1.05e-3 else 2)
+
+
 @pytest.mark.parametrize("rows", [64, size("n")], ids=["static", "symbolic"])
 def test_a_record_may_say_that_the_rules_do_best(rows: int | tirx.Var) -> None:
     """Then the rules schedule, and the function counts as tuned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import tkc
-from tkc.cli.tune import parse_percent, parse_shapes
+from tkc.cli.tune import parse_percent, parse_shapes, tasks_table
+from tkc.schedules.tuning.progress import Progress, TaskProgress
 
 _COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tkc'; from tkc.cli import main; main()", "tune"]
 _PATIENCE = 120.0
@@ -135,6 +138,15 @@ def test_a_database_that_is_a_file_is_refused(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(tkc.UsageError, match="is a file; it must be a folder"):
         tkc.tune(Layer(), (torch.randn(32, 64),), database=path, trials=1)
+
+
+def test_the_table_names_the_sizes_of_a_symbolic_function() -> None:
+    """They stand in brackets, which are markup to the terminal library."""
+    task = TaskProgress("dense[rows=64]", weight=1.0, baseline=2e-6, best=1e-6, copy=0.5e-6)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(tasks_table(Progress("searching", (task,), trials=3, seconds=1.0, curve=())))
+    shown = console.export_text()
+    assert "dense[rows=64]" in shown and "2.00×" in shown and "0.50" in shown
 
 
 def test_shapes_and_percentages_are_read() -> None:

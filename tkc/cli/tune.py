@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -190,7 +191,7 @@ def tasks_table(progress: Progress) -> Table:
     ranked = sorted(progress.tasks, key=lambda task: -task.seconds)
     for task in ranked[:_SHOWN_TASKS]:
         table.add_row(
-            task.name,
+            escape(task.name),  # sizes stand in brackets, as markup does
             f"{progress.share(task):.1%}",
             _microseconds(task.baseline),
             _microseconds(task.best),
