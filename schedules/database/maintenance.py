@@ -23,6 +23,7 @@ from tkc.schedules.database.store import (
 )
 from tkc.schedules.database.workloads import exact_key
 from tkc.schedules.database_folders import target_folder, target_of
+from tkc.schedules.default_record import MARK
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ def summaries(store: RecordStore) -> list[WorkloadSummary]:
     return sorted(found, key=lambda summary: -(summary.best_seconds or 0.0))
 
 
-def merge(sources: Iterable[RecordStore], into: RecordStore) -> int:
+def merge(sources: Iterable[RecordStore], into: RecordStore, least_gain: float = 0.0) -> int:
     """Add the records of ``sources`` that ``into`` lacks; how many these were.
+
+    With a ``least_gain``, only those of functions that some schedule makes faster than the default rules by that part.
 
     The order of the sources, and merging one twice, make no difference to what is in it afterwards. Two records are
     one if their workloads, schedules, times, targets and arguments are.
@@ -77,7 +80,10 @@ def merge(sources: Iterable[RecordStore], into: RecordStore) -> int:
         for source in sources:
             known = source.provenance()
             places: dict[int, int] = {}
+            gaining = _gaining(source, least_gain) if least_gain else None
             for workload, record in _readable(source):
+                if gaining is not None and record.workload not in gaining:
+                    continue
                 if record.workload not in places:
                     places[record.workload] = into.workload_index(workload.mod)
                 place = places[record.workload]
@@ -92,12 +98,13 @@ def merge(sources: Iterable[RecordStore], into: RecordStore) -> int:
 def prune(store: RecordStore, keep: int, failures: bool) -> int:
     """Keep the ``keep`` fastest records of each workload at each set of arguments on each device; how many went.
 
-    Records of failures stay unless ``failures``: they are what stops a job from trying the same again. Lines that
-    cannot be read go, too.
+    What the default rules' schedule took stays too: by it compilations know what a variant for one size gains. Records
+    of failures stay unless ``failures``: they are what stops a job from trying the same again. Lines that cannot be
+    read go, too.
     """
     with store.changing():
         known = store.provenance()
-        groups: dict[tuple[int, str, str], list[StoredRecord]] = {}
+        groups: dict[tuple[int, str, str, bool], list[StoredRecord]] = {}
         kept: list[StoredRecord] = []
         total = 0
         for record in store.stored():
@@ -106,7 +113,8 @@ def prune(store: RecordStore, keep: int, failures: bool) -> int:
                 kept += [] if failures else [record]
                 continue
             device = known[record.identity].device if record.identity in known else ""
-            groups.setdefault((record.workload, record.arguments, device), []).append(record)
+            key = (record.workload, record.arguments, device, MARK in record.line)
+            groups.setdefault(key, []).append(record)
         for group in groups.values():
             kept += sorted(group, key=lambda record: median(record.run_seconds))[:keep]
         order = {record.line: position for position, record in enumerate(store.stored())}
@@ -128,15 +136,30 @@ def verify(store: RecordStore, target: Target) -> list[Problem]:
     return problems
 
 
-def export(root: Path, into: Path, keep: int) -> int:
-    """A database at ``into`` with the ``keep`` fastest records of everything in ``root``; how many records that are."""
+def export(root: Path, into: Path, keep: int, least_gain: float = 0.0) -> int:
+    """A database at ``into`` with the ``keep`` fastest records of what :func:`merge` takes from ``root``; how many
+    records that are.
+    """
     count = 0
     for target, store in stores(root).items():
         copy = RecordStore(target_folder(into, target))
-        merge([store], copy)
+        merge([store], copy, least_gain)
         prune(copy, keep, failures=True)
         count += sum(1 for _ in copy.stored())
     return count
+
+
+def _gaining(store: RecordStore, least: float) -> set[int]:
+    """The workloads of which, at some arguments, the best schedule gains at least that over the default rules'."""
+    best: dict[tuple[int, str], dict[bool, float]] = {}
+    for record in store.stored():
+        if record.run_seconds:
+            times = best.setdefault((record.workload, record.arguments), {})
+            by_rules, seconds = MARK in record.line, median(record.run_seconds)
+            times[by_rules] = min(seconds, times.get(by_rules, seconds))
+    return {
+        place for (place, _), times in best.items() if len(times) == 2 and times[True] >= times[False] * (1 + least)
+    }
 
 
 def _readable(store: RecordStore) -> Iterator[tuple[Workload, StoredRecord]]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import CPU, commit, product, provenance, record, seconds_in
+from tvm.s_tir.meta_schedule.database import TuningRecord
 
 from tkc.schedules.database import Lookup, RecordStore, target_folder
 from tkc.schedules.database.maintenance import export, merge, prune, summaries, verify
+from tkc.schedules.default_record import default_trace
 
 Entries = list[tuple[int, int]]
 entries = st.lists(st.tuples(st.sampled_from([4, 8]), st.integers(1, 5)), max_size=4)
@@ -34,6 +36,17 @@ def content_of(store: RecordStore) -> set[str]:
         json.dumps([str(workloads[found.workload].mod.script()), found.content])  # type: ignore[union-attr]
         for found in store.stored()
     }
+
+
+def commit_default(store: RecordStore, n: int, seconds: float) -> None:
+    """Keep a record of what the default rules take."""
+    made = record(product(n), seconds)
+    trace = default_trace(made.workload.mod)
+    store.commit(
+        made.workload.mod,
+        TuningRecord(trace, made.workload, made.run_secs, made.target, made.args_info),
+        provenance(),
+    )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -84,6 +97,24 @@ def test_an_export_holds_the_best_alone(tmp_path: Path) -> None:
     assert export(tmp_path / "own", tmp_path / "out", 1) == 2
     found = Lookup([tmp_path / "out"], CPU).find(product(4))
     assert found is not None and [min(map(float, r.run_secs)) for r in found.records] == [1.0]
+
+
+def test_pruning_keeps_what_the_default_rules_take(tmp_path: Path) -> None:
+    """Beside the best, however slow it is."""
+    store = filled(tmp_path, [(4, 3), (4, 1), (4, 2)])
+    commit_default(store, 4, 9.0)
+    assert prune(store, 1, failures=True) == 2
+    assert seconds_in(store) == [1.0, 9.0]
+
+
+def test_an_export_leaves_out_what_gains_little(tmp_path: Path) -> None:
+    """Functions that no schedule makes faster than the default rules by the given part."""
+    store = filled(target_folder(tmp_path / "own", CPU), [(4, 10), (8, 10)])
+    commit_default(store, 4, 11.0)
+    commit_default(store, 8, 10.2)
+    assert export(tmp_path / "own", tmp_path / "out", 1, least_gain=0.05) == 2
+    lookup = Lookup([tmp_path / "out"], CPU)
+    assert lookup.find(product(4)) is not None and lookup.find(product(8)) is None
 
 
 def test_summaries_show_where_the_time_goes(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import torch
 from rich.console import Console
 
 import tkc
-from tkc.cli.tune import parse_percent, parse_shapes, tasks_table
+from tkc.cli.options import parse_percent
+from tkc.cli.tune import parse_shapes, tasks_table
 from tkc.schedules.tuning.progress import Progress, TaskProgress
 
 _COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tkc'; from tkc.cli import main; main()", "tune"]
@@ -152,7 +153,7 @@ def test_the_table_names_the_sizes_of_a_symbolic_function() -> None:
 def test_shapes_and_percentages_are_read() -> None:
     """As the command line takes them."""
     assert parse_shapes(["batch=1,8", "seq=128"]) == {"batch": [1, 8], "seq": [128]}
-    assert parse_percent("2%") == parse_percent("2") == 0.02
+    assert parse_percent("--until-gain", "2%") == parse_percent("--until-gain", "2") == 0.02
 
 
 @pytest.mark.parametrize("option", ["batch", "batch=", "=4", "batch=1,x"])

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tkc.cli.options import JsonOption
+from tkc.cli.options import JsonOption, parse_percent
 from tkc.errors import UsageError
 
 app = typer.Typer(help="Look into tuning databases, merge, prune and check them.", no_args_is_help=True)
@@ -172,6 +172,9 @@ def export(
     folder: FolderArgument,
     into: Annotated[Path, typer.Argument(metavar="OUT", help="The database to write, which must not be there yet.")],
     keep: KeepOption = 1,
+    least_gain: Annotated[
+        str, typer.Option("--least-gain", help="Leave out functions that gain less over the default rules, as in 5%.")
+    ] = "0%",
     as_json: JsonOption = False,
 ) -> None:
     """Write a database with only the fastest records of DIR, to share."""
@@ -180,7 +183,7 @@ def export(
     _stores(folder)
     if into.exists():
         raise UsageError(f"{into} is there already; name a new folder, or use tkc db merge to add to it")
-    count = keeping.export(folder, into, keep)
+    count = keeping.export(folder, into, keep, parse_percent("--least-gain", least_gain))
     _show(("database", "records"), [(str(into), count)], {"database": str(into), "records": count}, as_json)
 
 

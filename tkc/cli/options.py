@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tkc.errors import UsageError
+
 ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
 TargetOption = Annotated[
     str, typer.Option("--target", help="cpu, cuda (this machine's GPU), or cuda:ARCH (sm_80, sm_89, sm_90a, sm_120).")
@@ -36,3 +38,11 @@ ImportOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def parse_percent(option: str, text: str) -> float:
+    """``2%`` as 0.02; :class:`tkc.UsageError` for anything but a percentage."""
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise UsageError(f"{option} {text}: expected a percentage such as 2%") from None

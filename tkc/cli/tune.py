@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
+from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption, parse_percent
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def model(
     """Search schedules for MODEL's functions. Interrupt it whenever you like, and go on with --resume."""
     import tkc
 
-    gain = None if until_gain is None else parse_percent(until_gain)
+    gain = None if until_gain is None else parse_percent("--until-gain", until_gain)
     sizes = parse_shapes(shapes or [])
     if plot is not None and plot.suffix != ".png":
         raise UsageError(f"--plot {plot}: plots are PNG files")
@@ -157,14 +157,6 @@ def kernels(
         configuration = " ".join(f"{key}={value}" for key, value in record.configuration.items())
         table.add_row(record.kernel, *told, f"{record.milliseconds * 1e3:,.1f}", configuration)
     Console().print(table)
-
-
-def parse_percent(text: str) -> float:
-    """``2%`` as 0.02; :class:`tkc.UsageError` for anything but a percentage."""
-    try:
-        return float(text.removesuffix("%")) / 100
-    except ValueError:
-        raise UsageError(f"--until-gain {text}: expected a percentage such as 2%") from None
 
 
 def parse_shapes(options: list[str]) -> dict[str, list[int]]:
