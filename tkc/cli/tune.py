@@ -176,10 +176,10 @@ def parse_shapes(options: list[str]) -> dict[str, list[int]]:
 def tasks_table(progress: Progress) -> Table:
     """A row for each task, those that take most of the model's time first."""
     title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("function", overflow="fold")
-    for name in ("share", "default µs", "best µs", "gain", "of copy speed", "trials", "failed"):
-        table.add_column(name, justify="right")
+    for name in ("share", "default µs", "best µs", "gain", "of a copy", "trials", "failed"):
+        table.add_column(name, justify="right", no_wrap=True)
     ranked = sorted(progress.tasks, key=lambda task: -task.seconds)
     for task in ranked[:_SHOWN_TASKS]:
         table.add_row(
