@@ -34,26 +34,25 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
             sines = T.alloc_local((2 * width,), angle_dtype)
             if vector < vectors:
                 channel = vector % per_head * width
-                row = vector // per_head
-                b, outer, inner = _split(p, row, sequence)
-                position = outer if p.layout == "bshd" else inner
+                b, position, head = _place(p, vector // per_head, sequence)
+                row = _row(p, b, position, head)
                 for e in T.vectorized(width):
-                    first[e] = x[b, outer, inner, channel + e]
+                    first[e] = x[(*row, channel + e)]
                 for e in T.vectorized(width):
-                    second[e] = x[b, outer, inner, half + channel + e]
+                    second[e] = x[(*row, half + channel + e)]
                 for part in T.unroll(2):
                     for e in T.vectorized(width):
                         cosines[part * width + e] = _angle(p, cos, b, position, part * half + channel + e)
                     for e in T.vectorized(width):
                         sines[part * width + e] = _angle(p, sin, b, position, part * half + channel + e)
                 for e in T.vectorized(width):
-                    out[b, outer, inner, channel + e] = T.cast(
+                    out[(*row, channel + e)] = T.cast(
                         T.cast(first[e], "float32") * T.cast(cosines[e], "float32")
                         - T.cast(second[e], "float32") * T.cast(sines[e], "float32"),
                         p.dtype,
                     )
                 for e in T.vectorized(width):
-                    out[b, outer, inner, half + channel + e] = T.cast(
+                    out[(*row, half + channel + e)] = T.cast(
                         T.cast(second[e], "float32") * T.cast(cosines[width + e], "float32")
                         + T.cast(first[e], "float32") * T.cast(sines[width + e], "float32"),
                         p.dtype,
@@ -70,27 +69,36 @@ def _cpu(p: RotaryParameters) -> PrimFunc:
     @T.prim_func
     def rotary(x: types.x, cos: types.cos, sin: types.sin, out: types.out):
         batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
-        with T.Kernel(batch * sequence * p.heads) as row:
-            b, outer, inner = _split(p, row, sequence)
-            position = outer if p.layout == "bshd" else inner
+        with T.Kernel(batch * sequence * p.heads) as vector:
+            b, position, head = _place(p, vector, sequence)
+            row = _row(p, b, position, head)
             for j in T.serial(half):
-                first = to_float32(x[b, outer, inner, j], p.dtype)
-                second = to_float32(x[b, outer, inner, half + j], p.dtype)
+                first = to_float32(x[(*row, j)], p.dtype)
+                second = to_float32(x[(*row, half + j)], p.dtype)
                 cos_1 = to_float32(_angle(p, cos, b, position, j), angle_dtype)
                 sin_1 = to_float32(_angle(p, sin, b, position, j), angle_dtype)
                 cos_2 = to_float32(_angle(p, cos, b, position, half + j), angle_dtype)
                 sin_2 = to_float32(_angle(p, sin, b, position, half + j), angle_dtype)
-                out[b, outer, inner, j] = from_float32(first * cos_1 - second * sin_1, p.dtype)
-                out[b, outer, inner, half + j] = from_float32(second * cos_2 + first * sin_2, p.dtype)
+                out[(*row, j)] = from_float32(first * cos_1 - second * sin_1, p.dtype)
+                out[(*row, half + j)] = from_float32(second * cos_2 + first * sin_2, p.dtype)
 
     return rotary
 
 
-def _split(p: RotaryParameters, row: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-    """The indices on the first three axes of a head, of which ``row`` is the number in memory."""
-    inner = p.heads if p.layout == "bshd" else sequence
-    per_batch = sequence * p.heads
-    return row // per_batch, row % per_batch // inner, row % inner
+def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    """The sequence of the batch, the position in it, and the head that is this ``number`` in memory.
+
+    Only ``sequence`` is unknown when the kernel is built; dividing by it takes a good part of the kernel's time.
+    """
+    if p.layout == "bshd":
+        token = number // p.heads
+        return token // sequence, token % sequence, number % p.heads
+    return number // sequence // p.heads, number % sequence, number // sequence % p.heads
+
+
+def _row(p: RotaryParameters, b: PrimExpr, position: PrimExpr, head: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+    """The indices of a head on the first three axes."""
+    return (b, position, head) if p.layout == "bshd" else (b, head, position)
 
 
 def _angle(p: RotaryParameters, table: Any, b: PrimExpr, position: PrimExpr, channel: PrimExpr) -> PrimExpr:

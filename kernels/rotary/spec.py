@@ -78,7 +78,7 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
         """On CUDA, sizes of a block."""
         if not target.is_cuda:
             return (RotaryConfiguration(1),)
-        return tuple(RotaryConfiguration(threads) for threads in (256, 128, 512))
+        return tuple(RotaryConfiguration(threads) for threads in (128, 256, 512))
 
     def work(self, parameters: RotaryParameters, sizes: Mapping[str, int]) -> Work:
         """Two multiplications and an addition for each element."""
