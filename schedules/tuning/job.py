@@ -149,7 +149,7 @@ class TuningJob:
         programs = [copy_program(parameter_bytes(task.func), self._target, self._tvm_target) for task in tasks]
         for index, measurement in self._measurer.measure(programs):
             if measurement.error is None:
-                self._progress[keys[index]] = replace(self._progress[keys[index]], copy=median(measurement.seconds))
+                self._progress[keys[index]] = replace(self._progress[keys[index]], copy=min(measurement.seconds))
 
     def _measure_baselines(self, history: History) -> None:
         """Every task under the default rules: what tuning must beat, and what it never ends worse than."""
