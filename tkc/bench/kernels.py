@@ -10,6 +10,7 @@ import torch
 import tvm_ffi
 
 from tkc.bench.kernel_cases import Case, Prepared, benchmark_cases
+from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.record import Row
 from tkc.bench.timing import median_milliseconds
 from tkc.builder import KernelBuilder
@@ -28,7 +29,23 @@ def bench_kernels(
         libraries = builder.build(request for own in requests for request in own)
     functions = {r: tvm_ffi.load_module(str(library.path))[r.symbol] for r, library in libraries.items()}
     pairs = zip(chosen, requests, strict=True)
-    return [row for case, own in pairs for row in _rows(case, own, functions, every_configuration)]
+    rows = [row for case, own in pairs for row in _rows(case, own, functions, every_configuration)]
+    return [*rows, *device_rows(torch.device("cuda" if target.is_cuda else "cpu"))]
+
+
+def device_rows(device: torch.device) -> list[Row]:
+    """What the device can do at most: the speed of a copy, bytes read plus written, and PyTorch's matrix rate."""
+    on_gpu = device.type == "cuda"
+    source = torch.ones(2**28 if on_gpu else 2**25, dtype=torch.float32, device=device)
+    copy = torch.empty_like(source)
+    copying = median_milliseconds(lambda: copy.copy_(source), device)
+    edge, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
+    a, b = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
+    multiplying = median_milliseconds(lambda: a @ b, device)
+    return [
+        Row(COPY, {"PyTorch": copying}, notes={"TB/s": 2.0 * source.nbytes / copying / 1e9}),
+        Row(MATRIX_PRODUCT, {"PyTorch": multiplying}, notes={"TFLOP/s": 2.0 * edge**3 / multiplying / 1e9}),
+    ]
 
 
 def known_kernels(names: Sequence[str]) -> Sequence[str]:

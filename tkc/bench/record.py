@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
+
+from tkc.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Row:
     ratio: float | None = None
     error: float | None = None
     notes: dict[str, float | str] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> float:
+        """The milliseconds of what is measured: of the first contender."""
+        return next(iter(self.milliseconds.values()))
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,16 @@ class Record:
         """Write the record as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """The record that :meth:`write` wrote; :class:`tkc.UsageError` for any other file."""
+        try:
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        except ValidationError as error:
+            raise UsageError(f"{path} is no benchmark record: {error.errors()[0]['msg']}") from None
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON-ready values."""
@@ -87,9 +105,11 @@ def device_name(device: torch.device) -> str:
 
 
 def _command() -> str:
-    """The command line of this process, without where it writes: what to type to measure again."""
+    """The command line of this process, without where it writes and what it compares with: what to type to measure
+    again.
+    """
     words = sys.argv[1:]
-    for option in ("-o", "--output"):
+    for option in ("-o", "--output", "--against"):
         if option in words:
             at = words.index(option)
             words = words[:at] + words[at + 2 :]

@@ -9,8 +9,10 @@ import torch
 import typer
 from rich.console import Console
 
+from tkc.bench.comparison import comparison
 from tkc.bench.models import MODELS
-from tkc.bench.record import Row, record
+from tkc.bench.plots import draw
+from tkc.bench.record import Record, Row, record
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.targets import resolve_target
@@ -18,9 +20,32 @@ from tkc.targets import resolve_target
 app = typer.Typer(
     help="Measure kernels, models and compilation, each beside its reference in one run.", no_args_is_help=True
 )
+_out = Console(width=200)
 
 DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to choose from.")]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write the record as JSON.")]
+
+
+def _json_path(path: Path | None) -> Path | None:
+    if path is not None and path.suffix != ".json":
+        raise UsageError(f"--output {path}: records are JSON files")
+    return path
+
+
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", callback=_json_path, help="Write the record as JSON, and its pictures beside it."),
+]
+
+
+def _read_record(path: str) -> Record:
+    return Record.read(Path(path))
+
+
+# Read before anything is measured: a wrong file must not cost a run.
+AgainstOption = Annotated[
+    Record | None,
+    typer.Option("--against", metavar="FILE", parser=_read_record, help="Compare with this earlier record."),
+]
 
 
 @app.command()
@@ -32,13 +57,14 @@ def kernels(
     ] = False,
     database: DatabaseOption = None,
     output: OutputOption = None,
+    against: AgainstOption = None,
 ) -> None:
     """Kernels over production shapes, against PyTorch, in the configurations that compilations choose."""
     from tkc.bench.kernels import bench_kernels
 
     resolved = resolve_target(target)
     rows = bench_kernels(names or [], resolved, kernel_choices(database, resolved), every_configuration)
-    _finish("kernels", rows, resolved.is_cuda, output)
+    _finish("kernels", rows, resolved.is_cuda, output, against)
 
 
 @app.command()
@@ -58,6 +84,7 @@ def model(
     ] = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
+    against: AgainstOption = None,
 ) -> None:
     """A whole model against PyTorch, and against itself without kernels."""
     from tkc.bench.model import bench_model
@@ -75,7 +102,7 @@ def model(
         references or ["eager"],
         database,
     )
-    _finish(f"model {name}", rows, on_gpu, output)
+    _finish(f"model {name}", rows, on_gpu, output, against)
 
 
 @app.command()
@@ -83,20 +110,25 @@ def compilation(
     layers: Annotated[int, typer.Option(min=1)] = 32,
     target: Annotated[str, typer.Option()] = "cuda:sm_90a",
     output: OutputOption = None,
+    against: AgainstOption = None,
 ) -> None:
     """Time and memory of compiling a deep model, cold and warm."""
     from tkc.bench.compilation import bench_compilation
 
-    _finish("compilation", bench_compilation(layers, target), False, output)
+    _finish("compilation", bench_compilation(layers, target), False, output, against)
 
 
 @app.command()
-def overhead(target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu", output: OutputOption = None) -> None:
+def overhead(
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
     """The host time of one call."""
     from tkc.bench.compilation import bench_call_overhead
 
     on_gpu = resolve_target(target).is_cuda
-    _finish("call overhead", bench_call_overhead(torch.device("cuda" if on_gpu else "cpu")), on_gpu, output)
+    _finish("call overhead", bench_call_overhead(torch.device("cuda" if on_gpu else "cpu")), on_gpu, output, against)
 
 
 @app.command()
@@ -105,17 +137,35 @@ def tuning(
     tokens: Annotated[int, typer.Option(min=1, help="Length of the one sequence.")] = 128,
     trials: Annotated[int, typer.Option(min=1, help="Candidates that each may measure.")] = 500,
     output: OutputOption = None,
+    against: AgainstOption = None,
 ) -> None:
     """BERT-base tuned by us and by stock MetaSchedule with equal trials, on the CPU."""
     from tkc.bench.tuning import bench_tuning
 
-    _finish("tuning", bench_tuning(layers, tokens, trials), False, output)
+    _finish("tuning", bench_tuning(layers, tokens, trials), False, output, against)
 
 
-def _finish(benchmark: str, rows: list[Row], on_gpu: bool, output: Path | None) -> None:
-    if output is not None and output.suffix != ".json":
-        raise UsageError(f"--output {output}: records are JSON files")
+@app.command()
+def show(
+    found: Annotated[Record, typer.Argument(metavar="FILE", parser=_read_record, help="A record that --output wrote.")],
+    against: AgainstOption = None,
+    plots: Annotated[Path | None, typer.Option("--plots", help="Write the pictures to this folder.")] = None,
+) -> None:
+    """Show a record again, beside an earlier one or as pictures."""
+    _print(found, against)
+    for drawn in [] if plots is None else draw(found, plots, found.benchmark.replace(" ", "-")):
+        _out.print(f"wrote {drawn}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _finish(benchmark: str, rows: list[Row], on_gpu: bool, output: Path | None, earlier: Record | None) -> None:
     result = record(benchmark, rows, torch.device("cuda" if on_gpu else "cpu"))
-    Console(width=200).print(result)
+    _print(result, earlier)
     if output is not None:
         result.write(output)
+        draw(result, output.parent, output.stem)
+
+
+def _print(result: Record, earlier: Record | None) -> None:
+    _out.print(result)
+    if earlier is not None:
+        _out.print(comparison(earlier, result))

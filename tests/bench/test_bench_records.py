@@ -1,0 +1,113 @@
+"""Benchmark records: written and read again, compared with earlier ones, and drawn."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tkc.bench.comparison import comparison
+from tkc.bench.kernels import device_rows
+from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw
+from tkc.bench.record import Record, Row
+from tkc.errors import UsageError
+
+SHIPPED = Path(__file__).parents[2] / "docs" / "benchmarks"
+
+
+def record_of(*rows: Row) -> Record:
+    """A record of a benchmark nobody ran."""
+    return Record("kernels", "tkc bench kernels", "0123abc", "a device", {"tkc": "0"}, rows)
+
+
+def shown(earlier: Record, later: Record) -> list[str]:
+    """The lines of the comparison, below its title and heading."""
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(comparison(earlier, later))
+    return [line.strip() for line in console.export_text().splitlines()[2:]]
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """With numbers, words, and what is left out."""
+    made = record_of(
+        Row("one", {"tkc": 1.5, "PyTorch": 3.0}, 2.0, 1e-3, {"TB/s": 4.0, "configuration": "c"}), Row("two", {})
+    )
+    made.write(tmp_path / "record.json")
+    assert Record.read(tmp_path / "record.json") == made
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.rglob("*.json")), ids=lambda path: path.stem)
+def test_shipped_records_can_be_read(path: Path) -> None:
+    """And name the command and the commit that made them."""
+    found = Record.read(path)
+    assert found.command.startswith("tkc bench") and found.commit != "unknown" and found.rows
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """With the file's name and the reason."""
+    (tmp_path / "notes.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"notes\.json is no benchmark record: Field required"):
+        Record.read(tmp_path / "notes.json")
+    with pytest.raises(UsageError, match=r"none\.json cannot be read: No such file"):
+        Record.read(tmp_path / "none.json")
+
+
+def test_a_comparison_pairs_rows_by_name() -> None:
+    """What is in one of the two only has no speed."""
+    earlier = record_of(Row("same", {"tkc": 3.0, "PyTorch": 3.0}, 1.0), Row("gone", {"tkc": 1.0}))
+    later = record_of(Row("new", {"tkc": 4.0}), Row("same", {"tkc": 2.0, "PyTorch": 4.0}, 2.0))
+    assert [line.split() for line in shown(earlier, later)] == [
+        ["new", "–", "4", "–", "–", "–"],
+        ["same", "3", "2", "1.50×", "1.00", "2.00"],
+        ["gone", "1", "–", "–", "–", "–"],
+    ]
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    """Ratios where there are references; a roofline where there are rates, with or without the device's own."""
+    compared = Row("matmul n=1", {"tkc": 1.0, "PyTorch": 0.5}, 0.5)
+    rated = Row("swiglu channels=2", {"tkc": 1.0}, notes={"TFLOP/s": 2.0, "TB/s": 3.0})
+    device = (
+        Row(COPY, {"PyTorch": 1.0}, notes={"TB/s": 4.0}),
+        Row(MATRIX_PRODUCT, {"PyTorch": 1.0}, notes={"TFLOP/s": 700.0}),
+    )
+    assert draw(record_of(Row("overhead", {"tkc": 1.0})), tmp_path, "none") == []
+    assert draw(record_of(compared), tmp_path, "one") == [tmp_path / "one-ratios.png"]
+    assert draw(record_of(rated), tmp_path, "two") == [tmp_path / "two-roofline.png"]
+    both = draw(record_of(compared, rated, *device), tmp_path, "both")
+    assert both == [tmp_path / "both-ratios.png", tmp_path / "both-roofline.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in both)
+
+
+def test_the_devices_limits_are_measured() -> None:
+    """Here the CPU's: some GB/s, some GFLOP/s, under the names that the roofline looks for."""
+    copy, product = device_rows(torch.device("cpu"))
+    assert (copy.name, product.name) == (COPY, MATRIX_PRODUCT)
+    assert float(copy.notes["TB/s"]) > 1e-4 and float(product.notes["TFLOP/s"]) > 1e-3
+
+
+def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run ``tkc bench``."""
+    command = [sys.executable, "-c", "from tkc.cli import main; main()", "bench", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_shows_compares_and_draws(tmp_path: Path) -> None:
+    """As a user types it; a wrong file costs exit code 2 before anything runs."""
+    path = tmp_path / "kernels.json"
+    record_of(Row("same", {"tkc": 3.0, "PyTorch": 6.0}, 2.0)).write(path)
+    done = bench("show", path, "--against", path, "--plots", tmp_path)
+    assert done.returncode == 0 and "1.00×" in done.stdout, done.stderr
+    assert (tmp_path / "kernels-ratios.png").is_file()
+    for words in (
+        ("overhead", "--against", tmp_path / "none.json"),
+        ("overhead", "--output", tmp_path / "figures.txt"),
+    ):
+        refused = bench(*words)
+        assert refused.returncode == 2 and "Traceback" not in refused.stderr
+        assert words[-1].name in refused.stderr
