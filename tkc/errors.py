@@ -43,5 +43,3 @@ class InternalError(Error):
 
 class TuningStoppedError(Error):
     """A tuning job that could not go on: the disk is full, or no server is left. What it measured is kept."""
-
-    exit_code = 3
