@@ -92,9 +92,14 @@ def _write_merged(folder: Path, records: Iterable[KernelRecord]) -> None:
 
 
 class RecordedChoices:
-    """Chooses configurations by the nearest records; earlier ones come first where they are equally near."""
+    """Chooses configurations by the nearest records; earlier ones come first where they are equally near.
 
-    def __init__(self, records: Sequence[KernelRecord]) -> None:
+    Records of ``device`` come before those of others. ``other_devices`` are those whose records had to do so far.
+    """
+
+    def __init__(self, records: Sequence[KernelRecord], device: str | None = None) -> None:
+        self.other_devices: set[str] = set()
+        self._device = device
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
             try:
@@ -109,6 +114,7 @@ class RecordedChoices:
         found = self._nearest(spec, parameters, target, offered)
         if not found:
             return (Choice(offered[0]),)
+        self.other_devices |= {record.device for record, _ in found} - {self._device}
         if spec.dispatch_size is None:
             largest = max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
             return (Choice(largest[1]),)
@@ -131,7 +137,9 @@ class RecordedChoices:
             if kernel == spec.name and usable:
                 candidates.append((_distance(parameters, measured), usable))
         distance, nearest = min(candidates, key=lambda candidate: candidate[0], default=(math.inf, []))
-        return nearest if distance <= _FARTHEST else []
+        if distance > _FARTHEST:
+            return []
+        return [entry for entry in nearest if entry[0].device == self._device] or nearest
 
 
 def _distance(left: Any, right: Any) -> float:

@@ -147,11 +147,12 @@ def prepare_toolchain(target: Target) -> None:
 
 @dataclass(frozen=True)
 class _Front:
-    """A model after substitution."""
+    """A model after substitution; ``other_devices`` measured some of its kernels' configurations."""
 
     module: IRModule
     substitutions: SubstitutionReport
     called: tuple[KernelDispatch, ...]
+    other_devices: tuple[str, ...]
 
 
 def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> _Front:
@@ -161,7 +162,8 @@ def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, s
     report = SubstitutionReport()
     choices = kernel_choices(settings.database, target)
     module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report, choices))
-    return _Front(module, report, tuple(kernel for _, kernel, _ in called_kernels(module)))
+    called = tuple(kernel for _, kernel, _ in called_kernels(module))
+    return _Front(module, report, called, tuple(sorted(choices.other_devices)))
 
 
 def _generated(
@@ -213,6 +215,7 @@ def _report(
         target=str(target),
         kernels=settings.kernels,
         uses=tuple(uses),
+        uses_measured_on=front.other_devices,
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
         scheduled=tuple(map(_scheduled, scheduled)),
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in scheduled),

@@ -29,8 +29,11 @@ def database_roots(database: Database) -> list[Path]:
 def kernel_choices(database: Database, target: Target) -> RecordedChoices:
     """How kernels choose their configurations for ``target``. Raises :class:`UsageError` for records that are none."""
     try:
-        return RecordedChoices(
-            [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
-        )
+        records = [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if not records:
+        return RecordedChoices(())
+    from tkc.schedules.database import this_device
+
+    return RecordedChoices(records, this_device(target))

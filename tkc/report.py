@@ -68,11 +68,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything above for one compilation; ``print`` it, or take :meth:`to_json`."""
+    """Everything above for one compilation; ``print`` it, or take :meth:`to_json`.
+
+    ``uses_measured_on`` are devices other than this machine's whose records chose configurations of the kernels.
+    """
 
     target: str
     kernels: str
     uses: tuple[KernelUse, ...] = ()
+    uses_measured_on: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
@@ -104,13 +108,16 @@ class Report:
 
 
 def _kernels_table(report: Report) -> Table:
-    table = Table(title=f"Kernels for {report.target} (kernels={report.kernels!r})", title_justify="left")
+    title = f"Kernels for {report.target} (kernels={report.kernels!r})"
+    table = Table(title=title, title_justify="left", caption_justify="left")
     for column in ("kernel", "rule", "calls", "parameters"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in report.uses:
         table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use.parameters))
     if not report.uses:
         table.add_row("none", "", "0", "")
+    if report.uses_measured_on:
+        table.caption = f"configurations in part measured on another device: {', '.join(report.uses_measured_on)}"
     return table
 
 

@@ -57,6 +57,15 @@ def test_earlier_records_win_where_both_measured_the_same() -> None:
     assert RecordedChoices([record(64, SMALL), record(64, LARGE)])(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),)
 
 
+def test_this_device_comes_before_others_which_are_named() -> None:
+    """Another device's records serve where this one has none, whatever their order."""
+    other = dataclasses.replace(record(64, LARGE), device="another GPU")
+    choose = RecordedChoices([other, record(64, SMALL)], "GPU")
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),) and not choose.other_devices
+    choose = RecordedChoices([other], "GPU")
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(LARGE),) and choose.other_devices == {"another GPU"}
+
+
 def test_a_configuration_that_is_no_longer_offered_is_not_chosen() -> None:
     """Nor do records of unknown kernels stop anything."""
     gone = dataclasses.replace(SMALL, threads=96)
