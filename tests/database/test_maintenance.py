@@ -145,6 +145,9 @@ def test_the_commands(tmp_path: Path) -> None:
     assert listed["records"] == 2
     shown = json.loads(db("show", own, listed["key"][:6], "--json"))
     assert [entry["measured on"] for entry in shown["records"]] == ["a test machine"] * 2
+    assert {entry["arguments"] for entry in shown["records"]} == {"float32 4×16, float32 16×4, float32 4×4"}
+    told = db("show", own, listed["key"][:6])
+    assert "least (µs)" in told and shown["records"][0]["least (µs)"] in told
     assert json.loads(db("merge", other, "--into", own, "--json")) == {"cpu": 1}
     assert json.loads(db("stats", own, "--json"))[0]["records"] == 3
     assert json.loads(db("prune", own, "--keep", "1", "--json")) == {"cpu": 1}

@@ -18,7 +18,7 @@ from tkc.errors import UsageError
 app = typer.Typer(help="Look into tuning databases, merge, prune and check them.", no_args_is_help=True)
 _out = Console()
 _KEY_SHOWN, _NAME_SHOWN = 10, 36  # characters, which tell the functions of a large database apart
-_WRAPPED = ("function", "measured on", "problem", "failed because", "database", "from", "to")
+_WHOLE = ("target", "key", "records", "failed", "sizes", "best (µs)", "least (µs)", "most (µs)", "functions", "line")
 
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A tuning database.")]
 KeepOption = Annotated[int, typer.Option("--keep", min=1, help="Records of each function, arguments and device.")]
@@ -71,7 +71,7 @@ def show(
                 (
                     _microseconds(min(record.run_seconds, default=None)),
                     _microseconds(max(record.run_seconds, default=None)),
-                    record.arguments,
+                    _arguments(record.arguments),
                     entry.device if (entry := known.get(record.identity)) else "unknown",
                     entry.time if entry else "",
                     (entry.error if entry else None) or "",
@@ -204,6 +204,11 @@ def _foreign(folder: Path) -> list[Path]:
     return foreign_folders(folder)
 
 
+def _arguments(text: str) -> str:
+    """MetaSchedule's ``[["TENSOR", "float32", [4, 256]]]`` as ``float32 4×256``."""
+    return ", ".join(f"{dtype} {'×'.join(map(str, shape))}" for _, dtype, shape in json.loads(text))
+
+
 def _microseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e6:.2f}"
 
@@ -214,7 +219,7 @@ def _show(columns: tuple[str, ...], rows: list[Any], data: Any, as_json: bool) -
         return
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column not in _WRAPPED)
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         table.add_row(*map(str, row))
     _out.print(table)
