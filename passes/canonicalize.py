@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
-from tkc.passes.graph import Graph, dtype, has_known_shape, shape
+from tkc.passes.graph import Graph, dtype, has_known_shape, permuted_axes, shape
 from tkc.passes.index_bounds import never_holds
 
 
@@ -81,7 +81,7 @@ def _reshape(graph: Graph, call: relax.Call) -> relax.Expr:
 def _permutation(graph: Graph, call: relax.Call) -> relax.Expr:
     source, axes = call, list(range(call.struct_info.ndim))
     while (permuted := graph.call(source, "relax.permute_dims")) is not None:
-        order = _axes(permuted)
+        order = permuted_axes(permuted)
         source, axes = permuted.args[0], [order[axis] for axis in axes]
     if axes == sorted(axes):
         return source
@@ -93,8 +93,3 @@ def _selection(graph: Graph, call: relax.Call) -> relax.Expr:
     condition, _, other = call.args
     whole = has_known_shape(other) and has_known_shape(call) and graph.same_shape(shape(other), shape(call))
     return other if whole and never_holds(graph, condition) else call
-
-
-def _axes(call: relax.Call) -> list[int]:
-    rank = call.struct_info.ndim
-    return list(range(rank))[::-1] if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]

@@ -231,3 +231,9 @@ def static(size: tirx.PrimExpr | int) -> int | None:
     if isinstance(size, int):
         return size
     return int(size.value) if isinstance(size, tirx.IntImm) else None
+
+
+def permuted_axes(call: relax.Call) -> list[int]:
+    """Which axis of its operand each axis of ``call``, a permutation of them, is."""
+    rank = call.args[0].struct_info.ndim
+    return list(range(rank))[::-1] if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]

@@ -10,6 +10,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.passes.graph import permuted_axes
 from tkc.passes.rewriting import rewritten
 
 
@@ -45,9 +46,8 @@ class _Fusing(PyExprMutator):
             return None
         source = made.args[0]
         rank = source.struct_info.ndim
-        axes = list(range(rank))[::-1] if made.attrs.axes is None else [int(axis) % rank for axis in made.attrs.axes]
         swapped = [*range(rank - 2), rank - 1, rank - 2]
-        return source if rank >= 2 and axes == swapped else None
+        return source if rank >= 2 and permuted_axes(made) == swapped else None
 
 
 def _product(x: te.Tensor, w: te.Tensor, dtype: str) -> te.Tensor:

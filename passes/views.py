@@ -9,7 +9,7 @@ from operator import mul
 from tvm import arith, relax, tirx
 from tvm.ir import Range
 
-from tkc.passes.graph import Graph, known_dims, shape, static
+from tkc.passes.graph import Graph, known_dims, permuted_axes, shape, static
 
 Index = tuple[tirx.PrimExpr, ...]
 
@@ -87,8 +87,8 @@ def broadcast_index(index: Index, dims: Sequence[tirx.PrimExpr]) -> Index:
 
 
 def _permuted(call: relax.Call, index: Index, _: IndexSpace) -> Index:
-    axes = range(len(index))[::-1] if call.attrs.axes is None else [int(axis) % len(index) for axis in call.attrs.axes]
-    return tuple(index[list(axes).index(axis)] for axis in range(len(index)))
+    axes = permuted_axes(call)
+    return tuple(index[axes.index(axis)] for axis in range(len(index)))
 
 
 def _expanded(call: relax.Call, index: Index, _: IndexSpace) -> Index:

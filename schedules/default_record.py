@@ -7,13 +7,13 @@ from tvm import s_tir
 from tvm.s_tir.schedule import Trace
 
 MARK = "tkc.schedule"
-_BY_RULES = "default rules"
+BY_RULES = "default rules"
 
 
 def default_trace(workload: tvm.IRModule) -> Trace:
     """A trace that marks ``workload`` as one for the default rules, whose schedules have no traces of their own."""
     sch = s_tir.Schedule(workload)
-    sch.annotate(sch.get_sblock("root"), MARK, _BY_RULES)
+    sch.annotate(sch.get_sblock("root"), MARK, BY_RULES)
     return sch.trace
 
 

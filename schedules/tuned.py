@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from tkc.schedules.blocks import all_in_threads
 from tkc.schedules.database import as_workload
-from tkc.schedules.default_record import is_default
+from tkc.schedules.default_record import BY_RULES, is_default
 from tkc.schedules.refusals import REFUSALS, DoesNotApplyError, last_line
 from tkc.schedules.sizes import (
     Variant,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _SEED = 1
 # A variant for one size that gains less takes longer to compile than it is worth; it may be noise.
 _HARDLY = 0.05
-_BY_RULES = "default rules"
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def schedule_found(
     exact = found.match == "exact"
     reuse = _exactly(func, found, target, by_rules) if exact else _by_anchor(func, target, by_rules)
     if not dimensions(func):
-        return with_parameters_of(func, _first_that_applies(found.records, reuse, target).scheduled)
+        return with_parameters_of(func, next(_applicable(found.records, reuse, target))[1].scheduled)
     return with_known_tiles(dispatch(func, _variants(func, found, reuse, target)), target)
 
 
@@ -112,28 +111,23 @@ def _variants(func: tirx.PrimFunc, found: Found, reuse: _Reuse, target: Target) 
     for record in found.records:
         shapes = [info.shape for info in record.args_info]
         records.setdefault(dimensions_at(workload, shapes) if known else (), []).append(record)
-    applied = {at: _good(candidates, reuse, target) for at, candidates in records.items()}
-    good = {at: variants for at, variants in applied.items() if isinstance(variants, list)}
+    good: dict[tuple[int, ...], list[Variant]] = {}
+    refusals: list[DoesNotApplyError] = []
+    for at, candidates in records.items():
+        try:
+            good[at] = _good(candidates, reuse, target)
+        except DoesNotApplyError as refusal:
+            refusals.append(refusal)
     if not good:
-        raise DoesNotApplyError(next(str(refusal) for refusal in applied.values()))
+        raise refusals[0]
     return _few(good)
 
 
-def _good(candidates: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> list[Variant] | str:
-    """The best of ``candidates`` that applies and those that take hardly longer, or why none applies."""
-    good: list[Variant] = []
-    enough, refusals = float("inf"), []
-    for record in candidates:
-        seconds = _seconds(record)
-        if seconds > enough:
-            break
-        applied = _applied(record, reuse, target)
-        if isinstance(applied, str):
-            refusals.append(applied)
-            continue
-        good.append(applied)
-        enough = min(enough, seconds * (1 + _HARDLY))
-    return good or refusals[0]
+def _good(candidates: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> list[Variant]:
+    """The best of ``candidates`` that applies and those that take hardly longer."""
+    applicable = _applicable(candidates, reuse, target)
+    best, variant = next(applicable)
+    return [variant, *(other for seconds, other in applicable if seconds <= best * (1 + _HARDLY))]
 
 
 def _few(good: Mapping[tuple[int, ...], Sequence[Variant]]) -> list[Variant]:
@@ -146,27 +140,30 @@ def _few(good: Mapping[tuple[int, ...], Sequence[Variant]]) -> list[Variant]:
             for variant in variants:
                 sizes_of.setdefault(variant.name, []).append(at)
         # Of those that serve as many sizes, the default rules, which need no search to be understood.
-        name = max(sizes_of, key=lambda name: (len(set(sizes_of[name])), name == _BY_RULES))
+        name = max(sizes_of, key=lambda name: (len(set(sizes_of[name])), name == BY_RULES))
         for at in set(sizes_of[name]):
             variant = next(variant for variant in left.pop(at) if variant.name == name)
             chosen.append(replace(variant, measured_at=at))
     return chosen
 
 
-def _first_that_applies(records: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> Variant:
+def _applicable(records: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> Iterator[tuple[float, Variant]]:
+    """The seconds of each record that applies, and what it makes of the function; raises where none does."""
     refusals: list[str] = []
     for record in records:
         applied = _applied(record, reuse, target)
-        if not isinstance(applied, str):
-            return applied
-        refusals.append(applied)
-    raise DoesNotApplyError(refusals[0])
+        if isinstance(applied, str):
+            refusals.append(applied)
+        else:
+            yield _seconds(record), applied
+    if len(refusals) == len(records):
+        raise DoesNotApplyError(refusals[0])
 
 
 def _applied(record: TuningRecord, reuse: _Reuse, target: Target) -> Variant | str:
     """What the record's schedule makes of the function, or why it does not apply."""
     if is_default(record.trace):
-        return Variant((), reuse.by_rules(), _BY_RULES)
+        return Variant((), reuse.by_rules(), BY_RULES)
     try:
         scheduled = reuse.replay(record).mod["main"]
     except REFUSALS as refusal:

@@ -22,7 +22,6 @@ from tkc.schedules.database.store import (
     parse_workload,
 )
 from tkc.schedules.database.workloads import anchor_key, exact_key
-from tkc.schedules.default_record import MARK
 
 FILE = "index.sqlite"
 _PATIENCE = 30.0  # seconds that one process waits for another to bring the index up to date
@@ -200,7 +199,7 @@ def _add_records(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) -> N
                 median(record.run_seconds),
                 record.arguments,
                 device[0] if device else "unknown",
-                MARK in line,
+                record.by_rules,
                 start,
                 len(line.encode()),
             ),

@@ -23,7 +23,6 @@ from tkc.schedules.database.store import (
 )
 from tkc.schedules.database.workloads import exact_key
 from tkc.schedules.database_folders import target_folder, target_of
-from tkc.schedules.default_record import MARK
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def prune(store: RecordStore, keep: int, failures: bool) -> int:
                 kept += [] if failures else [record]
                 continue
             device = known[record.identity].device if record.identity in known else ""
-            key = (record.workload, record.arguments, device, MARK in record.line)
+            key = (record.workload, record.arguments, device, record.by_rules)
             groups.setdefault(key, []).append(record)
         for group in groups.values():
             kept += sorted(group, key=lambda record: median(record.run_seconds))[:keep]
@@ -155,8 +154,8 @@ def _gaining(store: RecordStore, least: float) -> set[int]:
     for record in store.stored():
         if record.run_seconds:
             times = best.setdefault((record.workload, record.arguments), {})
-            by_rules, seconds = MARK in record.line, median(record.run_seconds)
-            times[by_rules] = min(seconds, times.get(by_rules, seconds))
+            seconds = median(record.run_seconds)
+            times[record.by_rules] = min(seconds, times.get(record.by_rules, seconds))
     return {
         place for (place, _), times in best.items() if len(times) == 2 and times[True] >= times[False] * (1 + least)
     }

@@ -16,6 +16,7 @@ from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
 from tkc.schedules.database.provenance import Provenance
 from tkc.schedules.database.workloads import exact_key, same_function
+from tkc.schedules.default_record import MARK
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -52,6 +53,11 @@ class StoredRecord:
         """The measured times of its runs; none for a candidate that failed."""
         seconds = [float(run) for run in self.content[1] or ()]
         return [] if any(run >= FAILED_SECONDS for run in seconds) else seconds
+
+    @property
+    def by_rules(self) -> bool:
+        """Whether it says what the default rules' schedule takes; without its schedule being read."""
+        return MARK in self.line
 
     @property
     def arguments(self) -> str:

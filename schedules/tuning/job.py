@@ -144,12 +144,14 @@ class TuningJob:
     def _measure_copies(self) -> None:
         """How fast a copy would move each task's bytes: how near its limit a function is that computes little."""
         self._activity = "measuring copies"
-        keys = list(self._extraction.tasks)
-        tasks = (self._extraction.tasks[key] for key in keys)
-        programs = [copy_program(parameter_bytes(task.func), self._target, self._tvm_target) for task in tasks]
+        tasks_of: dict[float, list[str]] = {}
+        for key, task in self._extraction.tasks.items():
+            tasks_of.setdefault(parameter_bytes(task.func), []).append(key)
+        sizes = list(tasks_of)
+        programs = [copy_program(size, self._target, self._tvm_target) for size in sizes]
         for index, measurement in self._measurer.measure(programs):
-            if measurement.error is None:
-                self._progress[keys[index]] = replace(self._progress[keys[index]], copy=min(measurement.seconds))
+            for key in tasks_of[sizes[index]] if measurement.error is None else ():
+                self._progress[key] = replace(self._progress[key], copy=min(measurement.seconds))
 
     def _measure_baselines(self, history: History) -> None:
         """Every task under the default rules: what tuning must beat, and what it never ends worse than."""

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 
 from tkc.kernels.target import Target
 from tkc.schedules.database import Provenance, RecordStore, as_workload
+from tkc.schedules.default_record import default_trace
 from tkc.schedules.target import tvm_target
 
 CPU = Target.parse("cpu")
@@ -57,6 +58,17 @@ def commit(
     """Keep a record of ``func``."""
     made = record(func, seconds, tile)
     store.commit(made.workload.mod, made, provenance(device))
+
+
+def commit_default(store: RecordStore, n: int, seconds: float) -> None:
+    """Keep a record of what the default rules take."""
+    made = record(product(n), seconds)
+    trace = default_trace(made.workload.mod)
+    store.commit(
+        made.workload.mod,
+        TuningRecord(trace, made.workload, made.run_secs, made.target, made.args_info),
+        provenance(),
+    )
 
 
 def seconds_in(store: RecordStore) -> list[float]:

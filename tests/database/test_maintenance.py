@@ -10,12 +10,10 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import CPU, commit, product, provenance, record, seconds_in
-from tvm.s_tir.meta_schedule.database import TuningRecord
+from samples import CPU, commit, commit_default, product, provenance, record, seconds_in
 
 from tkc.schedules.database import Lookup, RecordStore, target_folder
 from tkc.schedules.database.maintenance import export, merge, prune, summaries, verify
-from tkc.schedules.default_record import default_trace
 
 Entries = list[tuple[int, int]]
 entries = st.lists(st.tuples(st.sampled_from([4, 8]), st.integers(1, 5)), max_size=4)
@@ -36,17 +34,6 @@ def content_of(store: RecordStore) -> set[str]:
         json.dumps([str(workloads[found.workload].mod.script()), found.content])  # type: ignore[union-attr]
         for found in store.stored()
     }
-
-
-def commit_default(store: RecordStore, n: int, seconds: float) -> None:
-    """Keep a record of what the default rules take."""
-    made = record(product(n), seconds)
-    trace = default_trace(made.workload.mod)
-    store.commit(
-        made.workload.mod,
-        TuningRecord(trace, made.workload, made.run_secs, made.target, made.args_info),
-        provenance(),
-    )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -199,6 +199,15 @@ def test_records_of_several_sizes_are_dispatched_on() -> None:
         assert error(_run(scheduled, [x, weight, bias], (n, 48)), x @ weight + bias) < 1e-5
 
 
+def test_records_without_readable_schedules_leave_the_rules() -> None:
+    """Static or symbolic, and the report says why."""
+    for rows in (64, size("n")):
+        inputs = [((rows, 32), "float32"), ((32, 48), "float32"), ((48,), "float32")]
+        function = the_function(fused(graph(inputs, _matmul_bias), CPU))[1]
+        _, entry = schedule_function("dense", function, CPU, TARGET, OneFunction(function, Records(())))
+        assert entry.scheduled_by == "cpu-matmul" and "cannot read the schedules" in entry.reason
+
+
 @pytest.mark.parametrize("rules_take", [1.04e-3, 1.1e-3], ids=["hardly more", "more"])
 def test_a_variant_for_one_size_must_gain_something(rules_take: float) -> None:
     """Where the default rules are best at one size and hardly slower at the other, they serve both."""

@@ -156,6 +156,20 @@ def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
     assert len(records.kept) == kept
 
 
+def test_a_search_leaves_time_for_symbolic_sizes(cpu: tvm.target.Target, tmp_path: Path) -> None:
+    """Up to a quarter of the minutes, once it knows how long a program takes; static functions need none."""
+    extraction = extract(AnyRows, {"rows": (1, 64)}, {"rows": [1, 64]})
+    file = StateFile(tmp_path, extraction.tasks)
+    job = TuningJob(extraction, CPU, cpu, ScriptedMeasurer([]), RecordsInMemory(), Budget(minutes=10), file)
+    job._state.seconds = 0.8 * 600
+    assert job._spent(()) is None
+    job._measuring_seconds, job._measured = 1000.0, 1  # the default at two sizes would take 2,000 s
+    assert job._spent(()) == "its 10 minutes are over"
+    job._state.seconds = 0.7 * 600
+    assert job._spent(()) is None
+    file.close()
+
+
 def test_a_model_with_nothing_to_tune_says_why(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """The message counts the reasons."""
     functions = {

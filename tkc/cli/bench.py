@@ -146,6 +146,19 @@ def tuning(
 
 
 @app.command()
+def reuse(
+    tokens: Annotated[int, typer.Option(min=1, help="Length of the one sequence.")] = 128,
+    database: DatabaseOption = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """BERT-base and a model that shares its layers, without a trial: what the records of a database are worth."""
+    from tkc.bench.reuse import bench_reuse
+
+    _finish("reuse", bench_reuse(tokens, database), False, output, against)
+
+
+@app.command()
 def show(
     found: Annotated[Record, typer.Argument(metavar="FILE", parser=_read_record, help="A record that --output wrote.")],
     against: AgainstOption = None,
