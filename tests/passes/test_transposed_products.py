@@ -10,6 +10,7 @@ from reference_execution import evaluated, imported
 from torch import Tensor
 from tvm import relax
 
+from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.transposed_products import TransposedProducts
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -61,3 +62,18 @@ def test_rows_may_be_symbolic() -> None:
     product, transposed = evaluated(module, x, w)
     torch.testing.assert_close(product, x @ w.T)
     torch.testing.assert_close(transposed, w.T + 1)
+
+
+def test_axes_left_out_are_all_of_them_reversed() -> None:
+    """As ONNX leaves them out; neither this pass nor canonicalization takes such a transposition for none."""
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorStructInfo(shape, "float32")) for name, shape in (("x", (5, 8)), ("w", (3, 8))))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, builder.emit(relax.op.permute_dims(w))))
+            out = builder.emit_output(builder.emit(relax.op.permute_dims(product)))
+        builder.emit_func_output(out)
+    module = TransposedProducts()(Canonicalize()(builder.get()))
+    inputs = torch.randn(5, 8), torch.randn(3, 8)
+    torch.testing.assert_close(evaluated(module, *inputs)[0], (inputs[0] @ inputs[1].T).T)
+    assert "R.matmul" not in module.script()
