@@ -50,6 +50,8 @@ def _simplified_block(graph: Graph, block: relax.BindingBlock) -> relax.BindingB
 
 
 def _simplified_value(graph: Graph, value: relax.Expr) -> relax.Expr:
+    if not isinstance(value, relax.Call):  # another name for a variable, which would be taken for what made that
+        return value
     if graph.call(value, "relax.astype") is not None:
         return _cast(graph, value)
     if graph.call(value, "relax.reshape") is not None:
