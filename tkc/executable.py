@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tkc.builder import KernelLibrary
+from tkc.cuda_graphs import CudaGraphs, Retaining, Run
 from tkc.errors import InputError, InternalError, TargetError
 from tkc.frontend.model import Constant, Signature, TensorSpec
 from tkc.input_checks import InputChecks, aligned, described
@@ -55,8 +56,11 @@ class Executable:
             else torch.device("cpu")
         )
         self._checked = InputChecks(signature, self._device)
-        self._main: Any = None
-        self._weights: Any = None
+        self.cuda_graphs = target.is_cuda
+        """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
+        (see :mod:`tkc.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
+        self._launch: Run | None = None
+        self._graphs: Run | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
@@ -73,8 +77,9 @@ class Executable:
 
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
-        main = self._main or self._load()
-        return [_torch(output) for output in main(*self._checked(inputs), *self._weights)]
+        launch = self._launch or self._load()
+        run = self._graphs if self.cuda_graphs and self._graphs else launch
+        return run(self._checked(inputs))
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +92,7 @@ class Executable:
 
         return save(self, Path(path))
 
-    def _load(self) -> Any:
+    def _load(self) -> Run:
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
         # TVM counts physical cores, and takes virtual ones for halves of one.
@@ -98,12 +103,18 @@ class Executable:
         module = tvm.runtime.load_module(str(self.code))
         _link(module, self.libraries)
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
-        machine = relax.VirtualMachine(module, device)
-        self._weights = [
-            tvm.runtime.from_dlpack(aligned(weight.detach().to(self._device))) for weight in self.parameters.values()
-        ]
-        self._main = machine["main"]
-        return self._main
+        machine, weights = relax.VirtualMachine(module, device), self._weights()
+        self._launch = _launching(machine, weights)
+        if self.target.is_cuda:
+            self._graphs = CudaGraphs(self._launch, _retaining(machine, weights))
+        return self._launch
+
+    def _weights(self) -> list[Any]:
+        """The parameters on the device, as generated code takes them."""
+        import tvm
+
+        tensors = (weight.detach().to(self._device) for weight in self.parameters.values())
+        return [tvm.runtime.from_dlpack(aligned(tensor)) for tensor in tensors]
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; checks the call's structure and constants."""
@@ -150,6 +161,25 @@ class Executable:
         if self._out_spec is not None:
             return pytree.tree_unflatten(outputs, self._out_spec)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _launching(machine: Any, weights: Sequence[Any]) -> Run:
+    """How checked inputs become outputs, kernel by kernel."""
+    main = machine["main"]
+    return lambda inputs: [_torch(output) for output in main(*inputs, *weights)]
+
+
+def _retaining(machine: Any, weights: Sequence[Any]) -> Retaining:
+    """The same by the entry that also returns the memory it computed in."""
+    from tkc.passes.retain_memory import RETAINING_MAIN
+
+    main = machine[RETAINING_MAIN]
+
+    def run(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, Any]:
+        outputs, sizes, storages = main(*inputs, *weights)
+        return [_torch(output) for output in outputs], sum(sizes), storages
+
+    return run
 
 
 def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:

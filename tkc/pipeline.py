@@ -21,6 +21,7 @@ from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.patch_products import PatchProducts
+from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import RULES
 from tkc.passes.substitute_kernels import (
     Choice,
@@ -47,25 +48,6 @@ class PassStage:
 
     name: str
     passes: tuple[tvm.transform.Pass, ...]
-
-
-# The graph becomes a program for Relax's virtual machine, with its memory planned.
-LOWERING = PassStage(
-    "lower",
-    (
-        transform.ToNonDataflow(),
-        transform.RemovePurityChecking(),
-        AllocateEmptyConstants(),
-        transform.CallTIRRewrite(),
-        transform.StaticPlanBlockMemory(),
-        transform.LowerAllocTensor(),
-        transform.KillAfterLastUse(),
-        transform.LowerRuntimeBuiltin(),
-        transform.ComputePrimValue(),
-        transform.VMShapeLower(),
-        transform.AttachGlobalSymbol(),
-    ),
-)
 
 
 def substitution_stages(
@@ -106,6 +88,27 @@ def fusion_stages() -> list[PassStage]:
     ]
 
 
+def lowering_stage(target: Target) -> PassStage:
+    """From a graph of scheduled functions to a program for Relax's virtual machine, with its memory planned."""
+    return PassStage(
+        "lower",
+        (
+            transform.ToNonDataflow(),
+            transform.RemovePurityChecking(),
+            AllocateEmptyConstants(),
+            transform.CallTIRRewrite(),
+            transform.StaticPlanBlockMemory(),
+            transform.LowerAllocTensor(),
+            *([RetainMemory()] if target.is_cuda else []),
+            transform.KillAfterLastUse(),
+            transform.LowerRuntimeBuiltin(),
+            transform.ComputePrimValue(),
+            transform.VMShapeLower(),
+            transform.AttachGlobalSymbol(),
+        ),
+    )
+
+
 def generation_stages(
     target: Target, tvm_target: tvm.target.Target, database: Lookup | None, scheduled: list[ScheduledFunction]
 ) -> list[PassStage]:
@@ -114,7 +117,7 @@ def generation_stages(
         *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's.
         PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
-        LOWERING,
+        lowering_stage(target),
     ]
 
 

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tvm.relax import transform
 
 from tkc.kernels.target import Target
-from tkc.pipeline import LOWERING
+from tkc.pipeline import lowering_stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
@@ -63,7 +63,7 @@ def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
     machine_target = tvm_target(target)
     with machine_target:
         return relax.build(
-            tvm.transform.Sequential(LOWERING.passes)(module), target=machine_target, relax_pipeline=None
+            tvm.transform.Sequential(lowering_stage(target).passes)(module), target=machine_target, relax_pipeline=None
         )
 
 

@@ -1,0 +1,174 @@
+"""CUDA graphs: which calls are recorded and kept, and that replaying one is calling the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+import tkc
+from tkc import cuda_graphs
+from tkc.cuda_graphs import CudaGraphs
+
+
+@dataclass
+class Recording:
+    """Stands in for recording: counts what is recorded, launched and replayed, by the number of rows."""
+
+    bytes_per_row: int = 1
+    recorded: list[int] = field(default_factory=list)
+    launched: list[int] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
+
+    def graphs(self, monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
+        """Graphs that are recorded here."""
+
+        class Recorded(cuda_graphs._Recorded):
+            def replay(_, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+                self.replayed.append(len(inputs[0]))
+                return []
+
+        def record(_: object, inputs: Sequence[torch.Tensor]) -> cuda_graphs._Recorded:
+            rows = len(inputs[0])
+            self.recorded.append(rows)
+            return Recorded(graph=object(), bytes=rows * self.bytes_per_row)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(cuda_graphs, "_record", record)
+        return CudaGraphs(lambda inputs: self.launched.append(len(inputs[0])) or [], lambda inputs: ([], 0, None))
+
+
+def call(graphs: CudaGraphs, *rows: int) -> None:
+    """One call for each number of rows."""
+    for count in rows:
+        graphs([torch.empty(count, 1)])
+
+
+def test_the_second_call_of_a_shape_records_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that come once cost nothing; others are recorded once."""
+    recording = Recording()
+    call(recording.graphs(monkeypatch), 3, 4, 3, 3, 3, 5)
+    assert recording.launched == [3, 4, 5] and recording.recorded == [3] and recording.replayed == [3, 3, 3]
+
+
+def test_the_graph_that_was_used_longest_ago_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more shape than are kept drops the oldest, which is recorded anew when it comes back twice."""
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 2)
+    recording = Recording()
+    call(recording.graphs(monkeypatch), 1, 1, 2, 2, 1, 3, 3, 1, 2, 2)
+    assert recording.recorded == [1, 2, 3, 2] and recording.launched == [1, 2, 3, 2]
+
+
+def test_graphs_hold_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old ones make room for new ones by their bytes."""
+    monkeypatch.setattr(cuda_graphs, "MOST_BYTES", 50)
+    recording = Recording(bytes_per_row=10)
+    call(recording.graphs(monkeypatch), 2, 2, 3, 3, 4, 4, 4, 3)
+    assert recording.recorded == [2, 3, 4] and recording.launched == [2, 3, 4, 3]
+
+
+class Layer(nn.Module):
+    """Products, a normalization and a reduction that generated code does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(256, 512)
+        self.norm = nn.LayerNorm(512)
+        self.second = nn.Linear(512, 256)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x [batch, 256]``; as many outputs, and their mean."""
+        y = x + self.second(torch.relu(self.norm(self.first(x))))
+        return y, y.mean(0)
+
+
+@pytest.fixture(scope="module")
+def layer() -> nn.Module:
+    """The model in bfloat16 on the GPU."""
+    torch.manual_seed(0)
+    return Layer().to("cuda", torch.bfloat16).eval()
+
+
+@pytest.fixture
+def executable(layer: nn.Module) -> tkc.Executable:
+    """The model compiled with a symbolic batch."""
+    sizes = ({0: torch.export.Dim("batch", max=4096)},)
+    return tkc.compile(layer, (inputs(2),), target="cuda", dynamic_shapes=sizes)
+
+
+def inputs(batch: int) -> torch.Tensor:
+    """Random inputs of a batch on the GPU."""
+    return torch.randn(batch, 256, device="cuda", dtype=torch.bfloat16)
+
+
+@pytest.mark.gpu
+def test_replays_agree_with_launches(executable: tkc.Executable) -> None:
+    """Each call of a recorded shape computes from its own inputs, and its outputs outlive the next call."""
+    kept = []
+    for batch in (1, 64, 1, 64, 1, 64, 1, 64):
+        x = inputs(batch)
+        kept.append((x, executable(x)))
+    executable.cuda_graphs = False
+    for x, outputs in kept:
+        for replayed, launched in zip(outputs, executable(x), strict=True):
+            assert torch.equal(replayed, launched)
+
+
+@pytest.mark.gpu
+def test_other_shapes_between_replays_do_not_disturb_them(executable: tkc.Executable) -> None:
+    """What a call of another shape computes, and what its caller keeps, lies outside the memory of graphs."""
+    x = inputs(64)
+    first = executable(x)[0].clone()
+    kept = []
+    for batch in range(60, 70):
+        other = inputs(batch)
+        kept.append((other, executable(other)[0]))
+        assert torch.equal(executable(x)[0], first)
+    executable.cuda_graphs = False
+    assert all(torch.equal(executable(other)[0], outputs) for other, outputs in kept)
+
+
+@pytest.mark.gpu
+def test_replays_run_on_the_current_stream(executable: tkc.Executable) -> None:
+    """Work that the caller's stream holds before a call is done before the graph reads its inputs."""
+    x = inputs(64)
+    expected = [executable(x)[0] for _ in range(3)][-1]
+    late = torch.zeros_like(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(20_000_000)
+        late.copy_(x)
+        result = executable(late)[0]
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.gpu
+def test_a_call_that_needs_too_much_memory_is_launched(
+    executable: tkc.Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried once, and gives what it gave before."""
+    monkeypatch.setattr(cuda_graphs, "MOST_BYTES", 1000)
+    x = inputs(64)
+    first, second, third = (executable(x)[0] for _ in range(3))
+    assert torch.equal(first, second) and torch.equal(second, third)
+    assert all(recorded is None or recorded.graph is None for recorded in executable._graphs._recorded.values())
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_is_launched_with_a_warning(
+    executable: tkc.Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A synchronization within the call, which a capture forbids; the device stays usable."""
+    x = inputs(8)
+    first = executable(x)[0]
+
+    def synchronizing(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, None]:
+        torch.cuda.current_stream().synchronize()
+        return [], 0, None
+
+    monkeypatch.setattr(executable._graphs, "_retaining", synchronizing)
+    with pytest.warns(UserWarning, match="launched one by one"):
+        second = executable(x)[0]
+    assert torch.equal(first, second) and torch.equal(executable(x)[0], first)

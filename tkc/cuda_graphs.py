@@ -1,0 +1,93 @@
+"""Records the kernels of a call as a CUDA graph, so that the next call of the same shapes launches them at once."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MOST_GRAPHS = 32
+"""Graphs that one thread keeps of one executable; the one that was used longest ago goes first."""
+
+MOST_BYTES = 1 << 30
+"""Device memory that all of them may hold. A call that needs more by itself is never recorded: it takes long enough
+for its launches not to matter."""
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+"""Gives a model's outputs for its inputs, which are checked, on the device, and contiguous."""
+
+Retaining = Callable[[Sequence[torch.Tensor]], tuple[list[torch.Tensor], int, Any]]
+"""Gives besides the outputs the bytes that were allocated for them and on the way, and what holds these."""
+
+
+class CudaGraphs(threading.local):
+    """Runs a model, by a recorded graph where it was called with these shapes before.
+
+    The first call of any shapes only runs; the second records them. A graph reads its inputs from copies, computes in
+    memory of its own, and its outputs are copied, so that a caller may keep them. Each thread has its own graphs,
+    because generated code takes scratch memory that belongs to the thread.
+    """
+
+    def __init__(self, run: Run, retaining: Retaining) -> None:
+        """``run`` and ``retaining`` compute the same."""
+        self._run = run
+        self._retaining = retaining
+        self._recorded: OrderedDict[tuple[torch.Size, ...], _Recorded | None] = OrderedDict()
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What ``run`` gives for ``inputs``."""
+        shapes = tuple([tensor.shape for tensor in inputs])
+        if shapes in self._recorded:
+            self._recorded.move_to_end(shapes)
+            recorded = self._recorded[shapes] or self._record(shapes, inputs)
+            return self._run(inputs) if recorded.graph is None else recorded.replay(inputs)
+        self._recorded[shapes] = None
+        self._drop_old()
+        return self._run(inputs)
+
+    def _record(self, shapes: tuple[torch.Size, ...], inputs: Sequence[torch.Tensor]) -> _Recorded:
+        recorded = _record(self._retaining, inputs)
+        self._recorded[shapes] = recorded
+        self._drop_old()
+        return recorded
+
+    def _drop_old(self) -> None:
+        while len(self._recorded) > MOST_GRAPHS or sum(r.bytes for r in self._recorded.values() if r) > MOST_BYTES:
+            self._recorded.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A graph with the tensors it reads and writes; without one where a call of these shapes is not to be recorded."""
+
+    graph: torch.cuda.CUDAGraph | None = None
+    inputs: Sequence[torch.Tensor] = ()
+    outputs: Sequence[torch.Tensor] = ()
+    bytes: int = 0
+    memory: Any = None
+
+    def replay(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        assert self.graph is not None
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given)
+        self.graph.replay()
+        return [output.clone() for output in self.outputs]
+
+
+def _record(retaining: Retaining, inputs: Sequence[torch.Tensor]) -> _Recorded:
+    copies = [tensor.clone() for tensor in inputs]
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # Relaxed, because the virtual machine may have to allocate: memory that it used before may be in use.
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            outputs, allocated, memory = retaining(copies)
+    except RuntimeError as error:
+        warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)
+        return _Recorded()
+    size = allocated + sum(tensor.nbytes for tensor in copies)
+    return _Recorded(graph, copies, outputs, size, memory) if size <= MOST_BYTES else _Recorded()
