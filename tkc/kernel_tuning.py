@@ -16,7 +16,7 @@ import tvm_ffi
 from tkc.bench.kernel_cases import Case, Prepared, tuning_cases
 from tkc.bench.kernels import known_kernels
 from tkc.bench.record import device_name
-from tkc.bench.timing import median_milliseconds
+from tkc.bench.timing import kernel_milliseconds, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
@@ -99,13 +99,13 @@ def _winner(
         function = functions.get(KernelRequest(case.kernel, case.parameters, configuration, target))
         if function is None:
             continue
-        call, error = prepared.call(function, configuration)
+        calls, error = prepared.calls(function, configuration)
         if error > max(_TOLERANCE.get(t.dtype, 1e-5) for t in prepared.spec.outputs(case.parameters)):
             _LOG.warning("%s is wrong by %.1e at %s: %s", case.kernel, error, dict(case.sizes), configuration)
             continue
-        if best is not None and median_milliseconds(call, device, _SECONDS / 20) > _HOPELESS * best[0]:
+        if best is not None and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * best[0]:
             continue
-        milliseconds = median_milliseconds(call, device, _SECONDS)
+        milliseconds = kernel_milliseconds(calls, device, _SECONDS)
         if best is None or milliseconds < best[0]:
             best = milliseconds, configuration
     record = None if best is None else _record(case, target, *best, device)

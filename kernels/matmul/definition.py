@@ -1,15 +1,17 @@
 """The matrix product with epilogue in TileLang, for tensor cores and for the CPU."""
 
 import dataclasses
-import math
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.matmul import split
+from tkc.kernels.matmul.epilogue import activated, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
@@ -19,23 +21,9 @@ RASTER_BAND = 8
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
     if target.is_cuda:
-        return _cuda(parameters, configuration, target)
+        return (split.define if configuration.splits > 1 else _cuda)(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
-
-
-def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
-    """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
-    match activation:
-        case "relu":
-            return T.if_then_else(x < 0, 0.0, x)  # unlike max(x, 0) keeps NaN, as PyTorch does
-        case "gelu":
-            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5)))
-        case "gelu_tanh":
-            return x / (1.0 + T.exp(-2.0 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-        case "silu":
-            return x / (1.0 + T.exp(-x))
-    return x
 
 
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
@@ -70,17 +58,8 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                 else:
                     T.copy(b[step * c.block_k, column], b_shared, disable_tma=not tma)
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-            if p.residual:
-                T.copy(residual[row, column], out_shared)
-            if p.bias or p.activation:
-                for i, j in T.Parallel(c.block_m, c.block_n):
-                    x = acc[i, j] + T.cast(bias[column + j], "float32") if p.bias else acc[i, j]
-                    acc[i, j] = activated(x, p.activation)
-            if p.residual:
-                for i, j in T.Parallel(c.block_m, c.block_n):
-                    acc[i, j] += T.cast(out_shared[i, j], "float32")
-            T.copy(acc, out_shared)
-            T.copy(out_shared, out[row, column])
+            admit_next_kernel(target)
+            store(p, acc, bias, residual, out_shared, out, row, column)
 
     return matmul
 

@@ -30,8 +30,8 @@ class Tiling:
     """How a matrix product is cut.
 
     On CUDA, one block of ``threads`` computes ``block_m`` x ``block_n`` of the output, and ``stages`` slices of
-    ``block_k`` are in flight. On the CPU, ``block_m`` x ``block_n`` is what the registers hold, ``block_k`` the depth
-    of one step; ``stages`` and ``threads`` are 1.
+    ``block_k`` are in flight; ``splits`` blocks share the depth of one tile. On the CPU, ``block_m`` x ``block_n`` is
+    what the registers hold, ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits`` are 1.
     """
 
     block_m: int = 128
@@ -39,12 +39,15 @@ class Tiling:
     block_k: int = 64
     stages: int = 4
     threads: int = 256
+    splits: int = 1
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most)."""
+        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most), or
+        the sums that blocks send each other and receive."""
         inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
-        return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
+        sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)
+        return max(inputs, sums) + _SHARED_MEMORY_MARGIN
 
 
 def loadable_by_tma(strides: Sequence[int]) -> bool:
@@ -72,7 +75,8 @@ def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: T
     usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory <= capacity and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
+        if tiling.shared_memory <= capacity
+        and (tma or target.compute_capability != 90 or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
     )
     narrowest = min(tiling.block_n for tiling in usable)
     return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))

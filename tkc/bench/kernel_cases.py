@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,9 @@ from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
 
 Reference = Callable[..., object]
+
+# Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
+_MOST_COPIES = 16
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,31 @@ class Prepared:
         self.sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // QUANTIZATION_BLOCK), **case.sizes}
         self.inputs = [random_input(case, t, self.sizes, device) for t in self.spec.inputs(case.parameters)]
         self.expected = self.spec.reference(case.parameters, *self.inputs)
+        self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._num_copies() - 1))]
 
-    def call(self, function: Callable[..., object], configuration: Any) -> tuple[Callable[[], object], float]:
-        """A call of a built kernel on the inputs, and how far its outputs deviate from the reference's."""
-        outputs = [self._empty(t) for t in self.spec.outputs(self.case.parameters)]
+    def calls(self, function: Callable[..., object], configuration: Any) -> tuple[list[Callable[[], object]], float]:
+        """Calls of a built kernel, each on a copy of the inputs, and how far its outputs deviate from the reference's.
+
+        On a GPU there are so many copies that they do not fit into its L2 cache.
+        """
         scratch = [self._empty(t) for t in self.spec.workspaces(self.case.parameters, configuration)]
-        call = partial(function, *self.inputs, *outputs, *scratch)
-        call()
-        return call, max(deviation(out, want) for out, want in zip(outputs, self.expected, strict=True))
+        outputs = [[self._empty(t) for t in self.spec.outputs(self.case.parameters)] for _ in self._copies]
+        calls: list[Callable[[], object]] = [
+            partial(function, *inputs, *out, *scratch) for inputs, out in zip(self._copies, outputs, strict=True)
+        ]
+        calls[0]()
+        return calls, max(deviation(out, want) for out, want in zip(outputs[0], self.expected, strict=True))
+
+    def reference_calls(self) -> list[Callable[[], object]]:
+        """Calls of what PyTorch has for the case, likewise; none where it has nothing."""
+        reference = self.case.reference
+        return [partial(reference, self.case.parameters, *inputs) for inputs in self._copies] if reference else []
+
+    def _num_copies(self) -> int:
+        if self.device.type != "cuda":
+            return 1
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return min(_MOST_COPIES, 1 + math.ceil(2 * cache / sum(tensor.nbytes for tensor in self.inputs)))
 
     def _empty(self, tensor: TensorType) -> torch.Tensor:
         """A tensor to write to, filled with NaN where its dtype has one, so that what stays unwritten shows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import tvm_ffi
 from tkc.bench.kernel_cases import Case, Prepared, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.record import Row
-from tkc.bench.timing import median_milliseconds
+from tkc.bench.timing import kernel_milliseconds, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
@@ -70,12 +69,12 @@ def _rows(
 ) -> Iterator[Row]:
     device = torch.device("cuda" if requests[0].target.is_cuda else "cpu")
     prepared = Prepared(case, device)
-    reference = partial(case.reference, case.parameters, *prepared.inputs) if case.reference else None
-    reference_ms = median_milliseconds(reference, device) if reference else None
+    references = prepared.reference_calls()
+    reference_ms = kernel_milliseconds(references, device) if references else None
     work = prepared.spec.work(case.parameters, case.sizes)
     for request in requests:
-        call, error = prepared.call(functions[request], request.configuration)
-        ours = median_milliseconds(call, device)
+        calls, error = prepared.calls(functions[request], request.configuration)
+        ours = kernel_milliseconds(calls, device)
         milliseconds = {"tkc": ours} | ({"PyTorch": reference_ms} if reference_ms else {})
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:

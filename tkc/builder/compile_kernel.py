@@ -18,6 +18,7 @@ from tilelang.env import TILELANG_TEMPLATE_PATH
 from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
+from tkc.builder.dependent_launch import FIRST_CAPABILITY, awaiting_previous_kernel
 from tkc.kernels import KernelRequest, TensorType
 
 _LAUNCH_TAGS = {
@@ -27,13 +28,13 @@ _LAUNCH_TAGS = {
     "threadIdx.x": "kBlockX",
     "threadIdx.y": "kBlockY",
     "threadIdx.z": "kBlockZ",
-    "clusterIdx.x": "kClusterX",
-    "clusterIdx.y": "kClusterY",
-    "clusterIdx.z": "kClusterZ",
+    "tir.cluster_dim_x": "kClusterX",
+    "tir.cluster_dim_y": "kClusterY",
+    "tir.cluster_dim_z": "kClusterZ",
     "tirx.use_dyn_shared_memory": "kDynamicSharedMemory",
-    "tirx.use_programtic_dependent_launch": "kProgrammaticDependentLaunch",
     "tirx.use_cooperative_launch": "kCooperative",
 }
+_WAITS_FOR_PREVIOUS = "has_cuda_pdl_sync"  # marks a device function that may be launched before the one before it ends
 _TENSOR_MAP = "uint8x128"  # how TileLang types the 128 bytes of a TMA descriptor
 
 
@@ -56,6 +57,8 @@ def compile_kernel(request: KernelRequest, folder: Path) -> Path:
 
 def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
     toolchain.nvcc()
+    if request.target.compute_capability >= FIRST_CAPABILITY:
+        function = awaiting_previous_kernel(function)
     target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
     with target:
         artifact = lower(function, target=target, enable_host_codegen=True)
@@ -83,7 +86,10 @@ def _device_function_table(device_module: Any) -> str:
     rows = []
     for function in device_module.functions.values():
         params = ", ".join(f"Param::{_param_kind(var)}" for var in function.params)
-        launch = ", ".join(f"Launch::{_LAUNCH_TAGS[str(tag)]}" for tag in function.attrs["tirx.kernel_launch_params"])
+        tags = [_LAUNCH_TAGS[str(tag)] for tag in function.attrs["tirx.kernel_launch_params"]]
+        if _WAITS_FOR_PREVIOUS in function.attrs:
+            tags.append("kProgrammaticDependentLaunch")
+        launch = ", ".join(f"Launch::{tag}" for tag in tags)
         rows.append(f'    {{"{function.attrs["global_symbol"]}", {{{params}}}, {{{launch}}}}},')
     return "const DeviceFunction kDeviceFunctions[] = {\n" + "\n".join(rows) + "\n};\n"
 

@@ -133,43 +133,73 @@ class Launcher {
 
 void SetDevice(PackedArgs args, Any*) { TKC_CHECK_CUDA(cudaSetDevice(args[1].cast<int>())); }
 
-// Arguments: descriptor, element type, rank, address, then per axis the sizes, byte strides, box and element
-// strides, then interleave, swizzle, L2 promotion and out-of-bounds fill.
-void CreateTensorMap(PackedArgs args, Any* result) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static Encode encode = [] {
+// What a tensor map is made of: element type, rank, address, then per axis the sizes, byte strides, box and element
+// strides, then interleave, swizzle, L2 promotion and out-of-bounds fill; zeros behind.
+constexpr size_t kMaxRank = 5;
+using Description = std::array<int64_t, 3 + 4 * kMaxRank + 4>;
+
+struct HashDescription {
+  size_t operator()(const Description& description) const {
+    size_t hash = 0;
+    for (int64_t value : description) hash = (hash ^ static_cast<size_t>(value)) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 32;
+  }
+};
+
+CUtensorMap Encode(const Description& description) {
+  using Function = decltype(&cuTensorMapEncodeTiled);
+  static Function encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
     TKC_CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found));
-    return reinterpret_cast<Encode>(entry);
+    return reinterpret_cast<Function>(entry);
   }();
   if (encode == nullptr) TVM_FFI_THROW(RuntimeError) << "the CUDA driver has no cuTensorMapEncodeTiled; it must be 12.0 or newer";
-  int rank = args[2].cast<int>();
-  std::array<cuuint64_t, 5> sizes{}, strides{};
-  std::array<cuuint32_t, 5> box{}, element_strides{};
-  for (int i = 0; i < rank; ++i) {
-    sizes[i] = args[4 + i].cast<uint64_t>();
-    strides[i] = args[4 + rank + i].cast<uint64_t>();
-    box[i] = args[4 + 2 * rank + i].cast<uint32_t>();
-    element_strides[i] = args[4 + 3 * rank + i].cast<uint32_t>();
-    if (sizes[i] == 0) {  // an empty tensor has no descriptor, and no block reads it
-      *result = 0;
-      return;
-    }
+  size_t rank = static_cast<size_t>(description[1]);
+  void* address = reinterpret_cast<void*>(description[2]);
+  std::array<cuuint64_t, kMaxRank> sizes{}, strides{};
+  std::array<cuuint32_t, kMaxRank> box{}, element_strides{};
+  const int64_t* axis = description.data() + 3;
+  for (size_t i = 0; i < rank; ++i, ++axis) {
+    sizes[i] = static_cast<cuuint64_t>(axis[0]);
+    strides[i] = static_cast<cuuint64_t>(axis[rank]);
+    box[i] = static_cast<cuuint32_t>(axis[2 * rank]);
+    element_strides[i] = static_cast<cuuint32_t>(axis[3 * rank]);
   }
-  int flags = 4 + 4 * rank;
+  const int64_t* flags = axis + 3 * rank;
+  CUtensorMap map;
   CUresult code = encode(
-      static_cast<CUtensorMap*>(args[0].cast<void*>()), static_cast<CUtensorMapDataType>(args[1].cast<int>()), rank,
-      args[3].cast<void*>(), sizes.data(), strides.data() + 1, box.data(), element_strides.data(),
-      static_cast<CUtensorMapInterleave>(args[flags].cast<int>()),
-      static_cast<CUtensorMapSwizzle>(args[flags + 1].cast<int>()),
-      static_cast<CUtensorMapL2promotion>(args[flags + 2].cast<int>()),
-      static_cast<CUtensorMapFloatOOBfill>(args[flags + 3].cast<int>()));
+      &map, static_cast<CUtensorMapDataType>(description[0]), static_cast<cuuint32_t>(rank), address, sizes.data(),
+      strides.data() + 1, box.data(), element_strides.data(), static_cast<CUtensorMapInterleave>(flags[0]),
+      static_cast<CUtensorMapSwizzle>(flags[1]), static_cast<CUtensorMapL2promotion>(flags[2]),
+      static_cast<CUtensorMapFloatOOBfill>(flags[3]));
   if (code != CUDA_SUCCESS) {
     TVM_FFI_THROW(RuntimeError) << "cuTensorMapEncodeTiled failed with code " << code << " for a tensor of rank " << rank
-                                << " at " << args[3].cast<void*>() << " (TMA wants 16-byte aligned addresses and strides)";
+                                << " at " << address << " (TMA wants 16-byte aligned addresses and strides)";
   }
-  *result = static_cast<int>(code);
+  return map;
+}
+
+// Arguments: where the descriptor goes, and its description. A model's tensors lie where they lay in its last call, so
+// that most descriptors are there already.
+void CreateTensorMap(PackedArgs args, Any* result) {
+  constexpr size_t kMostMaps = 1024;
+  thread_local std::unordered_map<Description, CUtensorMap, HashDescription> made;
+  Description description{};
+  TVM_FFI_ICHECK_LE(args.size() - 1, static_cast<int>(description.size()));
+  for (int i = 1; i < args.size(); ++i) {
+    description[i - 1] = i == 3 ? reinterpret_cast<int64_t>(args[i].cast<void*>()) : args[i].cast<int64_t>();
+  }
+  *result = 0;
+  for (int64_t axis = 0; axis < description[1]; ++axis) {
+    if (description[3 + axis] == 0) return;  // an empty tensor has no descriptor, and no block reads it
+  }
+  auto found = made.find(description);
+  if (found == made.end()) {
+    if (made.size() >= kMostMaps) made.clear();
+    found = made.emplace(description, Encode(description)).first;
+  }
+  *static_cast<CUtensorMap*>(args[0].cast<void*>()) = found->second;
 }
 
 }  // namespace

@@ -1,0 +1,42 @@
+"""Kernels that may begin while the one before them ends: what is generated for them, in a process with TileLang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+GENERATED = """
+import json, sys
+from tilelang import tvm
+from tilelang.engine.lower import lower
+from tkc.builder.compile_kernel import _device_function_table
+from tkc.builder.dependent_launch import awaiting_previous_kernel
+from tkc.kernels import Target
+from tkc.kernels.attention.decode import define
+from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
+
+parameters = AttentionParameters(4, 2, 64, 64, "bfloat16", 0.125)
+target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+function = define(parameters, DecodeConfiguration(64, 4, 128), Target.parse("cuda:sm_90a"))
+with target:
+    found = [lower(f, target=target, enable_host_codegen=True) for f in (function, awaiting_previous_kernel(function))]
+print(json.dumps([(a.kernel_source, _device_function_table(a.device_mod)) for a in found]), file=sys.stdout)
+"""
+
+
+@pytest.mark.nvcc
+def test_every_kernel_waits_before_it_reads_and_is_launched_early() -> None:
+    """Decoding's two kernels each wait once, before any of their own work, and are marked for the launcher."""
+    run = subprocess.run([sys.executable, "-c", GENERATED], capture_output=True, text=True, check=True)
+    plain, waiting = json.loads(run.stdout.splitlines()[-1])
+    assert "cudaGridDependencySynchronize" not in plain[0] and "ProgrammaticDependentLaunch" not in plain[1]
+    source, table = waiting
+    bodies = source.split("__launch_bounds__")[1:]
+    assert len(bodies) == 2 and table.count("Launch::kProgrammaticDependentLaunch") == 2
+    for body in bodies:
+        before, found, _ = body.partition("cudaGridDependencySynchronize();")
+        names = [name for name in ("q[", "k[", "v[", "partial_out[", "partial_max[") if name in before]
+        assert found and not names, f"{names} before the wait in {body[:600]}"
