@@ -7,11 +7,12 @@ never leave the registers (Dao, "FlashAttention-2", 2023).
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
+from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
-from tkc.kernels.attention.tensors import element, length, mask_entry, position, rows
+from tkc.kernels.attention.tensors import diagonal, element, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 
@@ -20,6 +21,8 @@ def define(parameters: AttentionParameters, configuration: PrefillConfiguration,
     """The kernel over the spec's inputs and output."""
     if not target.is_cuda:
         return _cpu(parameters, configuration)
+    if configuration.overlaps:
+        return overlapped.define(parameters, configuration)
     # Warps set aside for bulk copies pay where they can leave their registers to the others, which Hopper alone can.
     return _cuda(parameters, configuration, disable_tma=target.arch != "sm_90a")
 
@@ -36,7 +39,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
-        diagonal = _diagonal(p, queries, keys)
+        offset = diagonal(p, queries, keys)
         num_tiles = T.ceildiv(queries, block_queries)
         with T.Kernel(num_tiles, p.num_heads, q.shape[0], threads=c.threads) as (tile, head, batch):
             # Under a causal mask the last queries have the most to do, so they go first.
@@ -63,7 +66,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             blocks = T.ceildiv(keys, block_keys)
             if causal:
                 # One block at the least: the loop is also what waits for the queries.
-                blocks = T.max(1, T.min(blocks, T.ceildiv(first_query + block_queries + diagonal, block_keys)))
+                blocks = T.max(1, T.min(blocks, T.ceildiv(first_query + block_queries + offset, block_keys)))
             for block in T.Pipelined(blocks, num_stages=c.stages):
                 first_key = block * block_keys
                 T.copy(
@@ -74,12 +77,12 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                 # Most tiles see all their keys; only the others pay for a mask.
                 partial = first_key + block_keys > keys
                 if causal:
-                    partial = partial | (first_key + block_keys - 1 > first_query + diagonal)
+                    partial = partial | (first_key + block_keys - 1 > first_query + offset)
                 if masked or partial:
                     for i, j in T.Parallel(block_queries, block_keys):
                         visible = first_key + j < keys
                         if causal:
-                            visible = visible & (first_key + j <= first_query + i + diagonal)
+                            visible = visible & (first_key + j <= first_query + i + offset)
                         if masked:
                             visible = visible & (first_query + i < queries)
                         entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
@@ -123,7 +126,7 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             first_query = tile * c.block_queries
             visible_keys = keys
             if p.causal is not None:
-                visible_keys = T.min(keys, first_query + c.block_queries + _diagonal(p, queries, keys))
+                visible_keys = T.min(keys, first_query + c.block_queries + diagonal(p, queries, keys))
             rows = _tile_rows(p, q, k, v, mask, batch, head, first_query)
             attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out)
 
@@ -143,7 +146,7 @@ def _tile_rows(
     def masked(score: PrimExpr, row: PrimExpr, key: PrimExpr) -> PrimExpr:
         visible = key < keys
         if p.causal is not None:
-            visible = visible & (key <= query(row) + _diagonal(p, queries, keys))
+            visible = visible & (key <= query(row) + diagonal(p, queries, keys))
         return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
 
     return Rows(
@@ -153,8 +156,3 @@ def _tile_rows(
         masked=masked,
         out=lambda row: position(p.out_layout, batch, head, query(row)),
     )
-
-
-def _diagonal(p: AttentionParameters, queries: PrimExpr, keys: PrimExpr) -> PrimExpr | int:
-    """The last key that query 0 sees under a causal mask."""
-    return keys - queries if p.causal == "bottom_right" else 0

@@ -48,12 +48,16 @@ class AttentionParameters:
 
 @dataclass(frozen=True)
 class PrefillConfiguration:
-    """A thread block's tile of the scores, the depth of the key/value pipeline, and the threads at work on it."""
+    """A thread block's tile of the scores, the depth of the key/value pipeline, and the threads at work on it.
+
+    ``overlaps``: the tensor cores work on the next tile of scores during the softmax of one (Hopper).
+    """
 
     block_queries: int = 128
     block_keys: int = 128
     stages: int = 2
     threads: int = 256
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
 
 _HOPPER_PREFILL = (
+    PrefillConfiguration(128, 128, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256),
     PrefillConfiguration(128, 128, 1, 256),
     PrefillConfiguration(128, 64, 2, 256),
@@ -229,10 +234,12 @@ def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
 
 
 def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
-    """Bytes of the query tile and of the key and value tiles in flight, whose place the output takes at the end."""
+    """Bytes of the query tile and of the key and value tiles in flight, whose place the output takes at the end, unless
+    warps that only load are ahead of it."""
     p, c = parameters, configuration
     inputs = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
-    return max(inputs, c.block_queries * p.value_head_size) * _BYTES[p.dtype] + _BARRIERS
+    output = c.block_queries * p.value_head_size
+    return (inputs + output if c.overlaps else max(inputs, output)) * _BYTES[p.dtype] + _BARRIERS
 
 
 def _prefill_registers(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:

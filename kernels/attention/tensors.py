@@ -39,3 +39,8 @@ def mask_entry(p: AttentionParameters, mask: Buffer, batch: Any, head: Any, quer
 def length(tensor: Buffer, layout: Layout) -> PrimExpr:
     """The length of the tensor's sequences."""
     return tensor.shape[1 if layout == "bshd" else 2]
+
+
+def diagonal(p: AttentionParameters, queries: PrimExpr, keys: PrimExpr) -> PrimExpr | int:
+    """The last key that query 0 sees under a causal mask."""
+    return keys - queries if p.causal == "bottom_right" else 0

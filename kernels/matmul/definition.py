@@ -5,8 +5,8 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.matmul import split
-from tkc.kernels.matmul.epilogue import activated, store
+from tkc.kernels.matmul import persistent, split
+from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
@@ -14,13 +14,12 @@ from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target
 
-# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
-RASTER_BAND = 8
-
 
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
     if target.is_cuda:
+        if configuration.blocks:
+            return persistent.define(parameters, configuration)
         return (split.define if configuration.splits > 1 else _cuda)(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))

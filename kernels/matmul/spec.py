@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -31,6 +31,9 @@ class MatmulParameters:
     residual: bool = False
 
 
+# Of an H100 SXM, H200 or GH200. Where there are fewer, the last blocks come after the others.
+_MULTIPROCESSORS = 132
+
 # Wide tiles first (many rows), then ever fewer rows for fewer tokens: there the weight's bytes are what takes the time.
 _TILINGS = {
     80: (
@@ -45,6 +48,8 @@ _TILINGS = {
     ),
     90: (
         Tiling(128, 256, 64, stages=4, threads=256),
+        Tiling(128, 256, 64, stages=4, threads=256, blocks=_MULTIPROCESSORS),
+        Tiling(256, 128, 64, stages=4, threads=256, blocks=_MULTIPROCESSORS),
         Tiling(256, 128, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=6, threads=256),
@@ -109,7 +114,10 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         if not target.is_cuda:
             return CPU_TILINGS[p.weight_layout]
         strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
-        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
+        found = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
+        # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits.
+        lasting = loadable_by_tma((p.n,)) and p.out_dtype != "float32"
+        return tuple(tiling for tiling in found if lasting or not tiling.blocks)
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]

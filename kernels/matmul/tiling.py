@@ -18,6 +18,10 @@ TMA_ELEMENTS = 8
 
 WARPGROUP = 128
 
+# The values that a persistent block stores at a time, and how many such stores are on their way.
+_STORED = 64 * 128
+STORES_IN_FLIGHT = 2
+
 # The rows of one WGMMA instruction; for fewer, a tile is multiplied by mma.sync.
 WGMMA_ROWS = 64
 
@@ -30,8 +34,9 @@ class Tiling:
     """How a matrix product is cut.
 
     On CUDA, one block of ``threads`` computes ``block_m`` x ``block_n`` of the output, and ``stages`` slices of
-    ``block_k`` are in flight; ``splits`` blocks share the depth of one tile. On the CPU, ``block_m`` x ``block_n`` is
-    what the registers hold, ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits`` are 1.
+    ``block_k`` are in flight; ``splits`` blocks share the depth of one tile; with ``blocks``, so many compute all tiles
+    by turns. On the CPU, ``block_m`` x ``block_n`` is what the registers hold, ``block_k`` the depth of one step;
+    ``stages``, ``threads`` and ``splits`` are 1.
     """
 
     block_m: int = 128
@@ -40,14 +45,22 @@ class Tiling:
     stages: int = 4
     threads: int = 256
     splits: int = 1
+    blocks: int = 0
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most), or
         the sums that blocks send each other and receive."""
         inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
+        if self.blocks:
+            return inputs + 2 * STORES_IN_FLIGHT * _STORED + _SHARED_MEMORY_MARGIN
         sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)
         return max(inputs, sums) + _SHARED_MEMORY_MARGIN
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns of the tile that a persistent block stores at a time."""
+        return _STORED // self.block_m
 
 
 def loadable_by_tma(strides: Sequence[int]) -> bool:
