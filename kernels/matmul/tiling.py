@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tkc.kernels.target import Target
 
@@ -39,11 +40,13 @@ class Tiling:
     block_k: int = 64
     stages: int = 4
     threads: int = 256
+    item_bytes: ClassVar[int] = 2
+    """Bytes of one element of an operand."""
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most)."""
-        inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
+        """Bytes of shared memory: the staged operands, then in their place the output tile (32 bits at most)."""
+        inputs = self.item_bytes * self.stages * (self.block_m + self.block_n) * self.block_k
         return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
 
 
