@@ -19,7 +19,7 @@ def scaled_matmul(
     a_scale: torch.Tensor,
     b_scale: torch.Tensor,
 ) -> torch.Tensor:
-    """``(a * a_scale) @ (b * b_scale).T`` in float32, each scale repeated over what shares it, cast to the output's dtype."""
+    """``(a * a_scale) @ (b * b_scale).T`` in float32, each scale repeated over what shares it, cast at the end."""
     rows = a.float() * _repeated(a_scale, 1, parameters.k)
     weight = b.float() * _repeated(_repeated(b_scale, 0, parameters.n), 1, parameters.k)
     return (rows @ weight.T).to(getattr(torch, parameters.out_dtype))

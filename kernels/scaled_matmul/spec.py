@@ -40,7 +40,7 @@ class ScaledMatmulParameters:
 class ScaledTiling(Tiling):
     """A :class:`~tkc.kernels.matmul.tiling.Tiling` of FP8 operands.
 
-    On CUDA ``block_k`` is 128, the depth of one group: each slice has one scale for a row and one for the weight's block.
+    On CUDA ``block_k`` is 128, the depth of one group: a slice has one scale for each row and each block of the weight.
     """
 
     block_k: int = QUANTIZATION_BLOCK
@@ -95,7 +95,9 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
         if target.compute_capability < min(_TILINGS):
             return f"the tensor cores of {target.arch} do not multiply FP8"
         if parameters.k % _ROW_ALIGNMENT != 0:
-            return f"k={parameters.k} is no multiple of {_ROW_ALIGNMENT}, so that rows of FP8 are not aligned to 16 bytes"
+            return (
+                f"k={parameters.k} is no multiple of {_ROW_ALIGNMENT}, so that rows of FP8 are not aligned to 16 bytes"
+            )
         return None
 
     def inputs(self, parameters: ScaledMatmulParameters) -> tuple[TensorType, ...]:
