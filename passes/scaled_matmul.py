@@ -77,11 +77,13 @@ class _Matrix:
         position = self.row * self.columns + self.column
         return equal(product(dims), self.rows * self.columns) and equal(flattened(index, dims), position)
 
-    def of(self, graph: Graph, expr: relax.Expr) -> relax.Expr:
-        """What :meth:`is_shown` found, as a matrix."""
+    def of(self, graph: Graph, expr: relax.Expr, name: str) -> relax.Expr:
+        """What :meth:`is_shown` found, as a matrix of the dtype ``name``."""
         source = graph.through_views_and_casts(expr)
         dims = (self.rows, int64(self.columns))
-        return source if graph.same_shape(shape(source), dims) else relax.op.reshape(source, dims)
+        is_matrix = graph.same_shape(shape(source), dims)
+        source = as_dtype(source, name)
+        return source if is_matrix else relax.op.reshape(source, dims)
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ class _Operand:
         if not has_known_shape(expr):
             return None
         if name == OPERAND_DTYPE and self.numbers.is_shown(self.expressions, expr, index):
-            return {"numbers": self.numbers.of(graph, expr)}
+            return {"numbers": self.numbers.of(graph, expr, name)}
         if name != OPERAND_DTYPE and _is_scale(name) and self.scales.is_shown(self.expressions, expr, index):
-            return {"scales": as_dtype(self.scales.of(graph, expr), "float32")}
+            return {"scales": self.scales.of(graph, expr, "float32")}
         if (source := self.expressions.source(expr, index)) is not None:
             return self.factors(*source)
         if not is_kernel_float(name):
