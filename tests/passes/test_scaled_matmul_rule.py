@@ -153,13 +153,11 @@ def test_forms(form: Form) -> None:
     assert call.parameters == ScaledMatmulParameters(form.n, form.k, form.out_dtype)
 
 
-@pytest.mark.parametrize("rows", [(M,), (M, 3)], ids=["tokens", "batch and sequence"])
-@pytest.mark.parametrize("rule", ["row_groups", "repeated_rows"])
-def test_symbolic_rows(rule: str, rows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("rows", "dequantized"), [((M,), repeated_rows), ((M, 3), row_groups)])
+def test_symbolic_rows(rows: tuple[int, ...], dequantized: Callable[[Tensor, Tensor], Tensor]) -> None:
     """The number of rows may be known only at the call."""
     inputs = operands(rows=rows)
-    rule_function = {"row_groups": row_groups, "repeated_rows": repeated_rows}[rule]
-    module = imported(lambda a, s, w, t: F.linear(rule_function(a, s), repeated(w, t)), *inputs, symbolic=(0, 1))
+    module = imported(lambda a, s, w, t: F.linear(dequantized(a, s), repeated(w, t)), *inputs, symbolic=(0, 1))
     (call,) = checked_substitutions(module, *inputs, rules=(SCALED_MATMUL,))
     assert call.parameters == ScaledMatmulParameters(N, K, "float32")
 
@@ -281,12 +279,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_near_misses(case: NearMiss) -> None:
-    """The report says what is missing, and the model computes what it did, if need be by an ordinary product."""
+    """Nothing is replaced, and the report says what is missing."""
     module = imported(case.function, *case.inputs, symbolic=())
     (reason,) = refusal_reasons(module, (SCALED_MATMUL,))
     assert case.reason in reason
-    calls = checked_substitutions(module, *case.inputs, rules=(SCALED_MATMUL, MATMUL))
-    assert {call.kernel for call in calls} <= {"matmul"}
 
 
 def test_other_formats_are_not_near() -> None:
