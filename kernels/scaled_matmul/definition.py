@@ -9,6 +9,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.scaled_matmul import persistent
 from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
 from tkc.kernels.target import Target
@@ -21,7 +22,8 @@ RASTER_BAND = 8
 def define(parameters: ScaledMatmulParameters, configuration: ScaledTiling, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``a_scale``, ``b_scale`` and ``out``."""
     if target.is_cuda:
-        return _cuda(parameters, configuration, target)
+        several = configuration.tiles > 1
+        return persistent.define(parameters, configuration) if several else _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
