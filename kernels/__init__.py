@@ -11,6 +11,7 @@ from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
 from tkc.kernels.normalization.spec import Normalization
 from tkc.kernels.rotary.spec import Rotary
+from tkc.kernels.scaled_matmul.spec import ScaledMatmul
 from tkc.kernels.spec import Choice, KernelDispatch, KernelRequest, KernelSpec, TensorType, Work
 from tkc.kernels.swiglu.spec import SwiGLU
 from tkc.kernels.target import Target
@@ -26,6 +27,7 @@ SPECS: dict[str, KernelSpec] = {
         AttentionDecode(),
         Matmul(),
         GroupedMatmul(),
+        ScaledMatmul(),
         Normalization(),
         Rotary(),
     )

@@ -15,9 +15,10 @@ class _Format:
     smallest_exponent: int  # of a normal number
     largest: float
     nan: int = 0x7F
+    infinity: int | None = None
 
 
-_FP8 = {"float8_e4m3fn": _Format(3, -6, 448.0), "float8_e5m2": _Format(2, -14, 57344.0)}
+_FP8 = {"float8_e4m3fn": _Format(3, -6, 448.0), "float8_e5m2": _Format(2, -14, 57344.0, infinity=0x7C)}
 _BFLOAT16_NAN = 0x7FC0
 
 
@@ -29,7 +30,9 @@ def storage_dtype(dtype: str) -> str:
 
 
 def to_float32(stored: PrimExpr, dtype: str) -> PrimExpr:
-    """The float32 value of a ``float32``, ``float16`` or ``bfloat16`` in its :func:`storage_dtype`."""
+    """The float32 value of a ``dtype`` in its :func:`storage_dtype`."""
+    if dtype in _FP8:
+        return _from_fp8(stored, _FP8[dtype])
     if dtype == "bfloat16":
         return T.reinterpret(T.cast(stored, "uint32") << 16, "float32")
     return T.cast(stored, "float32")
@@ -60,6 +63,18 @@ def _to_fp8(x: PrimExpr, to: _Format) -> PrimExpr:
     is_normal = magnitude >= T.uint32(_bits(2.0**to.smallest_exponent))
     code = T.if_then_else(T.isnan(x), T.uint32(to.nan), T.if_then_else(is_normal, normal, subnormal))
     return T.cast(code | ((bits >> 24) & T.uint32(0x80)), "uint8")
+
+
+def _from_fp8(stored: PrimExpr, of: _Format) -> PrimExpr:
+    code = T.cast(stored, "uint32")
+    magnitude = code & T.uint32(0x7F)
+    # The exponent's bias changes by a product, which is exact for subnormal numbers too. Float32's smallest is -126.
+    scaled = T.reinterpret(magnitude << T.uint32(23 - of.mantissa_bits), "float32")
+    value = scaled * T.float32(2.0 ** (126 + of.smallest_exponent))
+    finite = T.if_then_else(value > T.float32(of.largest), T.float32(float("nan")), value)
+    if of.infinity is not None:
+        finite = T.if_then_else(magnitude == T.uint32(of.infinity), T.float32(float("inf")), finite)
+    return T.if_then_else(code > T.uint32(0x7F), -finite, finite)
 
 
 def _drop_low_bits(bits: PrimExpr, count: int) -> PrimExpr:

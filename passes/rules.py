@@ -9,11 +9,12 @@ from tkc.passes.moe_permute import MOE_PERMUTE
 from tkc.passes.normalization import NORMALIZATION
 from tkc.passes.rotary import ROTARY
 from tkc.passes.rule import Rule
+from tkc.passes.scaled_matmul import SCALED_MATMUL
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
 # Permuting needs to see that experts come from a top-k, which gating replaces. Rotary embedding leaves queries and keys
-# in the layout that attention reads best. Normalization comes last: it takes the sums that no matrix product adds in
-# its epilogue.
+# in the layout that attention reads best. Products of FP8 would be taken for those of the floats it is widened to.
+# Normalization comes last: it takes the sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     ROTARY,
     DECODE,
     PREFILL,
+    SCALED_MATMUL,
     MATMUL,
     NORMALIZATION,
 )

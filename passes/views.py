@@ -141,6 +141,13 @@ def _sliced(call: relax.Call, index: Index, space: IndexSpace) -> Index | None:
     return tuple(source)
 
 
+def _padded(call: relax.Call, index: Index, space: IndexSpace) -> Index | None:
+    """Only where the index provably shows no padding."""
+    before = [int(width) for width in call.attrs.pad_width][::2]
+    source = space.simplified(entry - width for entry, width in zip(index, before, strict=True))
+    return source if all(map(space.within, source, shape(call.args[0]))) else None
+
+
 def _reshaped(call: relax.Call, index: Index, space: IndexSpace) -> Index | None:
     """By groups of neighbouring axes whose sizes have one product, so that symbolic sizes rarely need dividing."""
     old = [(axis, dim) for axis, dim in enumerate(shape(call.args[0])) if static(dim) != 1]
@@ -216,4 +223,5 @@ _VIEWS: Mapping[str, Callable[[relax.Call, Index, IndexSpace], Index | None]] = 
     "relax.repeat": _repeated,
     "relax.tile": _tiled,
     "relax.strided_slice": _sliced,
+    "relax.nn.pad": _padded,
 }

@@ -8,6 +8,9 @@ import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+Convert = Callable[[tirx.PrimExpr, str], tirx.PrimExpr]
+"""From a value to one of another dtype."""
+
 Indices = Callable[[tirx.Buffer, Sequence[tirx.PrimExpr]], Sequence[tirx.PrimExpr]]
 
 
@@ -15,12 +18,20 @@ def _as_they_are(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> Seque
     return indices
 
 
-def over_buffers(
-    body: tirx.Stmt, buffers: Mapping[tirx.Buffer, tirx.Buffer], indices: Indices = _as_they_are
-) -> tirx.Stmt:
-    """``body`` over the values of ``buffers`` in place of the keys, whose dtypes it converts from and to.
+def _cast(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
+    return value.astype(dtype)
 
-    ``indices`` turns a place in a buffer that is replaced into one in its replacement.
+
+def over_buffers(
+    body: tirx.Stmt,
+    buffers: Mapping[tirx.Buffer, tirx.Buffer],
+    indices: Indices = _as_they_are,
+    convert: Convert = _cast,
+) -> tirx.Stmt:
+    """``body`` over the values of ``buffers`` in place of the keys.
+
+    ``convert`` makes values of one's dtype from those of the other's. ``indices`` turns a place in a buffer that is
+    replaced into one in its replacement.
     """
 
     def region(part: tirx.BufferRegion) -> tirx.BufferRegion:
@@ -34,12 +45,12 @@ def over_buffers(
     def rewrite(node: object) -> object | None:
         if isinstance(node, tirx.BufferLoad) and node.buffer in buffers:
             load = tirx.BufferLoad(buffers[node.buffer], indices(node.buffer, node.indices))
-            return load if load.dtype == node.dtype else load.astype(node.dtype)
+            return load if load.dtype == node.dtype else convert(load, node.dtype)
         if isinstance(node, tirx.BufferStore) and node.buffer in buffers:
             old, new = node.buffer, buffers[node.buffer]
             # The dtype of a vector names its lanes, too.
             dtype = node.value.dtype.replace(old.dtype, new.dtype)
-            value = node.value if dtype == node.value.dtype else node.value.astype(dtype)
+            value = node.value if dtype == node.value.dtype else convert(node.value, dtype)
             return tirx.BufferStore(new, value, indices(old, node.indices))
         if isinstance(node, tirx.SBlock):
             return tirx.SBlock(

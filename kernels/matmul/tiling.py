@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tkc.kernels.target import Target
 
@@ -46,12 +47,14 @@ class Tiling:
     threads: int = 256
     splits: int = 1
     blocks: int = 0
+    item_bytes: ClassVar[int] = 2
+    """Bytes of one element of an operand."""
 
     @property
     def shared_memory(self) -> int:
-        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most), or
-        the sums that blocks send each other and receive."""
-        inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
+        """Bytes of shared memory: the staged operands, then in their place the output tile (32 bits at most), or the
+        sums that blocks send each other and receive."""
+        inputs = self.item_bytes * self.stages * (self.block_m + self.block_n) * self.block_k
         if self.blocks:
             return inputs + 2 * STORES_IN_FLIGHT * _STORED + _SHARED_MEMORY_MARGIN
         sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)

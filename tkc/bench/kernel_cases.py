@@ -19,6 +19,7 @@ from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
 
 Reference = Callable[..., object]
@@ -70,6 +71,17 @@ def benchmark_cases() -> list[Case]:
         for m in (16, 128, 2048, 8192)
     ]
     found += [
+        Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}, _block_scaled_reference())
+        for n, k, rows in (
+            (4096, 4096, (4096,)),
+            (7168, 4096, (8192,)),
+            (7168, 2048, (16, 128, 4096)),
+            (4096, 7168, (16, 128, 4096)),
+            (24576, 1536, (16, 128, 4096)),
+        )
+        for m in rows
+    ]
+    found += [
         Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m}, _grouped)
         for n, k in ((1536, 2048), (2048, 768))
         for m in (512, 32768)
@@ -94,12 +106,14 @@ def benchmark_cases() -> list[Case]:
 def tuning_cases() -> list[Case]:
     """The shapes at which kernels are tuned that choose their configuration by size: few tokens to many.
 
-    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L.
+    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L, in FP8 those of DeepSeek-V3.
     """
     rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
     dense = [(4096, 4096), (6144, 4096), (1024, 4096), (14336, 4096), (28672, 4096), (4096, 14336)]
     dense += [(4096, 2048), (512, 2048), (2048, 4096), (128, 2048), (1024, 1024), (4096, 1024)]
     found = [Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}) for n, k in dense for m in rows]
+    scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)]
+    found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
     found += [
         Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m})
         for n, k in ((1536, 2048), (2048, 768))
@@ -163,7 +177,7 @@ class Prepared:
 
 
 def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    """A random tensor that is valid as this argument: experts in range, offsets ascending up to the rows."""
+    """A random tensor that is valid as this argument: experts in range, positive scales, offsets up to the rows."""
     shape = _shape(tensor, sizes)
     if tensor.name == "experts":
         return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
@@ -176,6 +190,8 @@ def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], devic
         offsets = (shares * sizes["m"]).round().to(torch.int32)
         offsets[-1] = sizes["m"]
         return offsets
+    if tensor.name.endswith("_scale"):
+        return torch.rand(shape, device=device) + 0.5
     if tensor.dtype == "bool":
         return torch.rand(shape, device=device) < 0.9
     return torch.randn(shape, device=device).to(getattr(torch, tensor.dtype))
@@ -206,6 +222,27 @@ def _normalized(parameters: NormalizationParameters, x: torch.Tensor, weight: to
 
 def _matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor) -> object:
     return a @ b.T
+
+
+def _block_scaled_reference() -> Reference | None:
+    """PyTorch's product with these scales (``k`` a multiple of 512), which it has for compute capability 9.0 alone."""
+    on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return _block_scaled if on_hopper else None
+
+
+def _block_scaled(
+    parameters: ScaledMatmulParameters,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+) -> object:
+    # PyTorch wants the rows' scales column by column. Taking ours for that costs no time, and the result is not read.
+    by_column = a_scale.view(a_scale.shape[::-1]).T
+    recipes = torch.nn.functional.ScalingType
+    return torch.nn.functional.scaled_mm(
+        a, b.T, by_column, recipes.BlockWise1x128, b_scale.T, recipes.BlockWise128x128, output_dtype=torch.bfloat16
+    )
 
 
 def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> object:
