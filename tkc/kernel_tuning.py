@@ -105,7 +105,7 @@ def _winner(
             continue
         if best is not None and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * best[0]:
             continue
-        milliseconds = kernel_milliseconds(calls, device, _SECONDS)
+        milliseconds = kernel_milliseconds({"": calls}, device, _SECONDS)[""]
         if best is None or milliseconds < best[0]:
             best = milliseconds, configuration
     record = None if best is None else _record(case, target, *best, device)

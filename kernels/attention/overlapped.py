@@ -81,7 +81,9 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             q_tile = T.alloc_shared((block_queries, p.head_size), p.dtype)
             k_tile = T.alloc_shared((c.stages, block_keys, p.head_size), p.dtype)
             v_tile = T.alloc_shared((c.stages, block_keys, p.value_head_size), p.dtype)
-            out_tile = T.alloc_shared((block_queries, p.value_head_size), p.dtype)
+            # A warpgroup's output takes the place of its own queries.
+            in_place = p.head_size == p.value_head_size
+            out_tile = q_tile if in_place else T.alloc_shared((block_queries, p.value_head_size), p.dtype)
             scores = T.alloc_fragment((block_queries, block_keys), "float32")
             weights = T.alloc_fragment((block_queries, block_keys), p.dtype)
             acc = T.alloc_fragment((block_queries, p.value_head_size), "float32")

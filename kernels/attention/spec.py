@@ -148,6 +148,8 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
             for c in candidates
             if _prefill_shared_memory(parameters, c) <= target.shared_memory
             and _prefill_registers(parameters, c) <= registers
+            # What a causal mask hides is the least with square tiles.
+            and (parameters.causal is None or c.block_keys <= c.block_queries)
         )
 
 
@@ -187,6 +189,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
 
 _HOPPER_PREFILL = (
+    PrefillConfiguration(128, 176, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256),
     PrefillConfiguration(128, 128, 1, 256),
@@ -234,12 +237,13 @@ def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
 
 
 def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
-    """Bytes of the query tile and of the key and value tiles in flight, whose place the output takes at the end, unless
-    warps that only load are ahead of it."""
+    """Bytes of the query tile and of the key and value tiles in flight. The output takes their place at the end,
+    or, where warps of their own load, that of the queries if it is as large."""
     p, c = parameters, configuration
     inputs = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
     output = c.block_queries * p.value_head_size
-    return (inputs + output if c.overlaps else max(inputs, output)) * _BYTES[p.dtype] + _BARRIERS
+    beside = c.overlaps and p.head_size != p.value_head_size
+    return (inputs + output if beside else max(inputs, output)) * _BYTES[p.dtype] + _BARRIERS
 
 
 def _prefill_registers(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:

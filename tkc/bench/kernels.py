@@ -70,17 +70,16 @@ def _rows(
     device = torch.device("cuda" if requests[0].target.is_cuda else "cpu")
     prepared = Prepared(case, device)
     references = prepared.reference_calls()
-    reference_ms = kernel_milliseconds(references, device) if references else None
     work = prepared.spec.work(case.parameters, case.sizes)
     for request in requests:
         calls, error = prepared.calls(functions[request], request.configuration)
-        ours = kernel_milliseconds(calls, device)
-        milliseconds = {"tkc": ours} | ({"PyTorch": reference_ms} if reference_ms else {})
+        milliseconds = kernel_milliseconds({"tkc": calls} | ({"PyTorch": references} if references else {}), device)
+        ours = milliseconds["tkc"]
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:
             notes["configuration"] = str(request.configuration)
         name = f"{case.kernel} {_short(case)}"
-        yield Row(name, milliseconds, reference_ms / ours if reference_ms else None, error, notes)
+        yield Row(name, milliseconds, milliseconds["PyTorch"] / ours if references else None, error, notes)
 
 
 _TOLD = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 
 import torch
@@ -26,30 +26,47 @@ def median_milliseconds(call: Callable[[], object], device: torch.device, second
     return _median_on_cpu(call, seconds)
 
 
-def kernel_milliseconds(calls: Sequence[Callable[[], object]], device: torch.device, seconds: float = 0.5) -> float:
-    """The median time in milliseconds of one of ``calls``, which do the same on memory of their own.
+def kernel_milliseconds(
+    contenders: Mapping[str, Sequence[Callable[[], object]]], device: torch.device, seconds: float = 0.5
+) -> dict[str, float]:
+    """The median time in milliseconds of one call of each contender, whose calls do the same on memory of their own.
 
     On the GPU they follow each other in a CUDA graph, as kernels do in a compiled model: what a launch costs the host
     does not count, and with calls that together touch more than the L2 cache holds, none finds its operands there.
+    Contenders take turns, because the device slows down as it gets warm. ``seconds`` is for each.
     """
     if device.type != "cuda":
-        return _median_on_cpu(calls[0], seconds)
-    alone = median_milliseconds(calls[0], device, seconds / 10)
+        return {name: _median_on_cpu(calls[0], seconds) for name, calls in contenders.items()}
+    graphs = {name: _recorded(calls, device) for name, calls in contenders.items()}
+    turns = max(5, round(seconds * 1e3 / _GRAPH_MILLISECONDS))
+    events = {name: [(_event(), _event()) for _ in range(turns)] for name in contenders}
+    for turn in range(turns):
+        for name, (graph, _) in graphs.items():
+            start, end = events[name][turn]
+            start.record()
+            graph.replay()
+            end.record()
+    torch.cuda.synchronize(device)
+    return {
+        name: statistics.median(start.elapsed_time(end) for start, end in events[name]) / graphs[name][1]
+        for name in contenders
+    }
+
+
+def _recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of all calls, as often as makes it long enough to time, and how many these are."""
+    alone = median_milliseconds(calls[0], device, seconds=0.02)
     count = max(len(calls), math.ceil(_GRAPH_MILLISECONDS / alone))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         for call in islice(cycle(calls), count):
             call()
-    times = []
     graph.replay()
-    for _ in range(max(5, round(seconds * 1e3 / (alone * count)))):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        times.append((start, end))
-    torch.cuda.synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in times) / count
+    return graph, count
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _median_on_cpu(call: Callable[[], object], seconds: float) -> float:
