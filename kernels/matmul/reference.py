@@ -12,7 +12,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from tkc.kernels.matmul.spec import MatmulParameters
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -31,7 +31,7 @@ def matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor, *epil
     if parameters.bias:
         out = out + next(operands).float()
     if parameters.activation is not None:
-        out = _ACTIVATIONS[parameters.activation](out)
+        out = ACTIVATIONS[parameters.activation](out)
     if parameters.residual:
         out = out + next(operands).float()
     return out.to(getattr(torch, parameters.out_dtype or parameters.dtype))

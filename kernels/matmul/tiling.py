@@ -40,10 +40,12 @@ class Tiling:
     stages: int = 4
     threads: int = 256
 
-    @property
-    def shared_memory(self) -> int:
-        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most)."""
-        inputs = 2 * self.stages * (self.block_m + self.block_n) * self.block_k
+    def shared_memory(self, weights: int = 1) -> int:
+        """Bytes of shared memory: the staged 16-bit operands, then in their place the output tile (32 bits at most).
+
+        There are ``weights`` right operands, each with a tile of ``block_n`` columns in every stage.
+        """
+        inputs = 2 * self.stages * (self.block_m + weights * self.block_n) * self.block_k
         return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
 
 
@@ -61,18 +63,22 @@ def shifts_registers(tiling: Tiling, target: Target) -> bool:
     return target.compute_capability == 90 and tiling.threads > WARPGROUP
 
 
-def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target) -> tuple[Tiling, ...]:
+def fitting(
+    tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target, weights: int = 1
+) -> tuple[Tiling, ...]:
     """Those of ``tilings`` that fit into one block's shared memory and waste less than half of their columns on ``n``.
 
-    ``strides`` are the operands' row strides in elements. Where TMA cannot load them, Hopper keeps only the tilings too
-    small for WGMMA: it reads shared memory through the asynchronous proxy, which other loads are not ordered with.
+    ``strides`` are the operands' row strides in elements, ``weights`` how many right operands are multiplied at
+    once. Where TMA cannot load them, Hopper keeps only the tilings too small for WGMMA: it reads shared memory through
+    the asynchronous proxy, which other loads are not ordered with.
     """
     tma = loadable_by_tma(strides)
     capacity = SHARED_MEMORY[target.compute_capability]
     usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory <= capacity and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
+        if tiling.shared_memory(weights) <= capacity
+        and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
     )
     narrowest = min(tiling.block_n for tiling in usable)
     return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))
