@@ -1,6 +1,7 @@
 """The ordered table of substitution rules: what comes first sees the graph first."""
 
 from tkc.passes.attention import DECODE, PREFILL
+from tkc.passes.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.matmul import MATMUL
 from tkc.passes.moe_combine import MOE_COMBINE
@@ -19,6 +20,8 @@ RULES: tuple[Rule, ...] = (
     MOE_GATE,
     MOE_COMBINE,
     QUANTIZED_SWIGLU,
+    GATED_MATMUL,
+    GATED_GROUPED_MATMUL,
     SWIGLU,
     GROUPED_MATMUL,
     ROTARY,
