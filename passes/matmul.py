@@ -36,7 +36,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     graph, var = match.graph, match.var
     if (product := graph.call(var, "relax.matmul")) is not None and (reason := _unfit(graph, product)) is not None:
         return Refusal(reason)
-    fused = _with_residual(graph, var)
+    fused = fused_product(graph, var)
     if fused is None or dtype(var) not in _DTYPES:
         return None
     name, out = dtype(fused.a), dtype(var)
@@ -99,7 +99,7 @@ def as_vector(expr: relax.Expr) -> relax.Expr:
     return expr if expr.struct_info.ndim == 1 else relax.op.reshape(expr, (shape(expr)[-1],))
 
 
-def _with_residual(graph: Graph, expr: relax.Expr) -> Fused | None:
+def fused_product(graph: Graph, expr: relax.Expr) -> Fused | None:
     """``expr`` as the sum of an activated product and another tensor of its shape, or as the former alone."""
     expr = _before_reshape(graph, expr)
     call = graph.call(expr, "relax.add")

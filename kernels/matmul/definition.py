@@ -7,17 +7,20 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.spec import OUTPUT_NAMES, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
+
+_OPTIONAL = ("bias", "residual", *OUTPUT_NAMES)
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
 
 
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
-    """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
+    """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and the outputs."""
     if target.is_cuda:
         return _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
@@ -38,28 +41,36 @@ def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
     return x
 
 
+def _holds(p: MatmulParameters, column: PrimExpr, begin: int, end: int) -> PrimExpr | bool:
+    """Whether the output of the columns from ``begin`` to ``end`` has the tile that begins at ``column``."""
+    return T.And(column >= begin, column < end) if p.outputs else True
+
+
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
-    m = T.dynamic("m", "int32")
-    out_dtype = p.out_dtype or p.dtype
+    types = tensor_types(Matmul(), p, _OPTIONAL)
     transposed = p.weight_layout == "nk"
     tma = loadable_by_tma((p.k, p.k if transposed else p.n))
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.n, p.k) if transposed else (p.k, p.n), p.dtype),
-        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
-        out: T.Tensor((m, p.n), out_dtype),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
-            out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
+            out_shared = T.alloc_shared((c.block_m, c.block_n), p.out_dtype or p.dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             row, column = row_tile * c.block_m, column_tile * c.block_n
             T.clear(acc)
@@ -80,15 +91,16 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                 for i, j in T.Parallel(c.block_m, c.block_n):
                     acc[i, j] += T.cast(out_shared[i, j], "float32")
             T.copy(acc, out_shared)
-            T.copy(out_shared, out[row, column])
+            for i, (begin, end) in enumerate(p.ranges):
+                if _holds(p, column, begin, end):
+                    T.copy(out_shared, outputs[i][row, column - begin])
 
     return matmul
 
 
 def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
-    m = T.dynamic("m", "int32")
+    types = tensor_types(Matmul(), p, _OPTIONAL, storage_dtype)
     out_dtype = p.out_dtype or p.dtype
-    stored, out_stored = storage_dtype(p.dtype), storage_dtype(out_dtype)
 
     def products(a: Buffer, rows: list[PrimExpr], b: Buffer, column: PrimExpr) -> Product:
         def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
@@ -99,12 +111,16 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), stored),
-        b: T.Tensor((p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), stored),
-        bias: T.Tensor((p.n,), stored) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_stored) if p.residual else None,
-        out: T.Tensor((m, p.n), out_stored),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
             # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
             column = T.min(column_tile * c.block_n, p.n - c.block_n)
@@ -115,6 +131,8 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                     x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
                     y = activated(x, p.activation)
                     y = y + to_float32(residual[row, column + j], out_dtype) if p.residual else y
-                    out[row, column + j] = from_float32(y, out_dtype)
+                    for i, (begin, end) in enumerate(p.ranges):
+                        if _holds(p, column, begin, end):
+                            outputs[i][row, column - begin + j] = from_float32(y, out_dtype)
 
     return matmul

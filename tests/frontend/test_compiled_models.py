@@ -33,6 +33,7 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
             assert (result - reference).abs().max() <= 1e-4 * reference.abs().max()
     used = {use.kernel for use in executable.report.uses}
     assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
+    assert "merged matrix products" in {use.rule for use in executable.report.uses}
     assert_gated(executable.report, case)
 
 
