@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -214,7 +215,8 @@ def _report(
                 {"most": choice.most, **dataclasses.asdict(choice.configuration)}
                 for choice in choices[row.kernel, row.parameters]
             )
-            parameters = dataclasses.asdict(row.parameters)
+            # As JSON has them, so that a saved report is equal to this one: lists for tuples.
+            parameters = json.loads(json.dumps(dataclasses.asdict(row.parameters)))
             uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count))
     return Report(
         target=str(target),
