@@ -4,6 +4,7 @@
 """
 
 from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
+from tkc.kernels.gated_matmul.spec import GatedMatmul
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.kernels.matmul.spec import Matmul
 from tkc.kernels.moe_combine.spec import MoeCombine
@@ -26,6 +27,7 @@ SPECS: dict[str, KernelSpec] = {
         AttentionPrefill(),
         AttentionDecode(),
         Matmul(),
+        GatedMatmul(),
         GroupedMatmul(),
         ScaledMatmul(),
         Normalization(),

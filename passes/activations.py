@@ -19,7 +19,7 @@ _OPERATORS: dict[str, Activation] = {
     "relax.nn.gelu_tanh": "gelu_tanh",
     "relax.nn.silu": "silu",
 }
-_PARTS = tuple(
+ACTIVATION_PARTS = tuple(
     f"relax.{name}" for name in ("add", "multiply", "divide", "power", "square", "sigmoid", "erf", "tanh", "astype")
 )
 _TOLERANCE = 2**-8
@@ -56,7 +56,7 @@ def activated(graph: Graph, var: relax.Var) -> Activated | None:
         found = _written_out(graph, _product(graph, var))
     else:
         return None
-    return found if found is not None and feeds_only(graph, found.x, var, _PARTS) else None
+    return found if found is not None and feeds_only(graph, found.x, var, ACTIVATION_PARTS) else None
 
 
 def _rectified(graph: Graph, left: relax.Expr, right: relax.Expr) -> Activated | None:

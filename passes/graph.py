@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,6 +70,21 @@ class Graph:
         """The symbolic sizes in the function, in order of first appearance."""
         infos = (var.struct_info for var in (*self.function.params, *self.var2val))
         return tuple(dict.fromkeys(size for info in infos for size in relax.analysis.tir_vars_in_struct_info(info)))
+
+    @cached_property
+    def _positions(self) -> dict[relax.Var, int]:
+        return {var: position for position, var in enumerate(self.var2val)}
+
+    def last(self, variables: Iterable[relax.Var]) -> relax.Var:
+        """The one of some bound variables that is bound last."""
+        return max(variables, key=self._positions.__getitem__)
+
+    @cached_property
+    def weights(self) -> tuple[relax.Var, ...]:
+        """The parameters that hold the model's weights, which are the same at every call; frontends say how many."""
+        attrs = self.function.attrs
+        inputs = len(self.function.params) if attrs is None else int(attrs.get("num_input", len(self.function.params)))
+        return tuple(self.function.params[inputs:])
 
     def value(self, expr: relax.Expr) -> relax.Expr:
         """What ``expr`` holds: the bound value behind variables, or the function's parameter that it is."""

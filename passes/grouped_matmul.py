@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from tvm import relax
+from tvm.ir import GlobalVar
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
@@ -18,12 +20,21 @@ _TRANSPOSED: dict[_Layout, _Layout] = {"gnk": "gkn", "gkn": "gnk"}
 _FUNCTION, _ARGUMENTS = wildcard(), wildcard()
 
 
-def _grouped_call(match: Match) -> KernelCall | Refusal | None:
-    attrs = match.module[match["function"]].attrs
+@dataclass(frozen=True)
+class GroupedProduct:
+    """A call of the frontends' grouped matrix product as the kernel computes it."""
+
+    parameters: GroupedMatmulParameters
+    inputs: tuple[relax.Expr, ...]
+
+
+def grouped_product(graph: Graph, function: GlobalVar, arguments: relax.Tuple) -> GroupedProduct | Refusal | None:
+    """What ``call_tir(function, arguments)`` multiplies; ``None`` where that is no grouped product."""
+    attrs = graph.module[function].attrs
     if attrs is None or attrs.get("tkc.op") != "grouped_matmul":
         return None
-    a, weight, offsets = match["arguments"].fields
-    weight, layout = _untransposed(match.graph, weight, "gnk" if attrs["tkc.weight_layout"] == "gnk" else "gkn")
+    a, weight, offsets = arguments.fields
+    weight, layout = _untransposed(graph, weight, "gnk" if attrs["tkc.weight_layout"] == "gnk" else "gkn")
     groups, rows, columns = map(static, shape(weight))
     if groups is None or rows is None or columns is None:
         return Refusal(f"its weights have the shape {list(shape(weight))}, which is not constant")
@@ -31,8 +42,14 @@ def _grouped_call(match: Match) -> KernelCall | Refusal | None:
     if not is_kernel_float(name):
         return unfit_dtype(name)
     n, k = (rows, columns) if layout == "gnk" else (columns, rows)
-    parameters = GroupedMatmulParameters(groups, n, k, name, layout)
-    return KernelCall(parameters, (a, weight, offsets), {match.var: restored(0, match.var)})
+    return GroupedProduct(GroupedMatmulParameters(groups, n, k, name, layout), (a, weight, offsets))
+
+
+def _grouped_call(match: Match) -> KernelCall | Refusal | None:
+    product = grouped_product(match.graph, match["function"], match["arguments"])
+    if product is None or isinstance(product, Refusal):
+        return product
+    return KernelCall(product.parameters, product.inputs, {match.var: restored(0, match.var)})
 
 
 def _untransposed(graph: Graph, weight: relax.Expr, layout: _Layout) -> tuple[relax.Expr, _Layout]:

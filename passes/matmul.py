@@ -18,7 +18,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class _Fused:
+class Fused:
     """``activation(a @ weight + bias) + residual``; ``weight [n, k]`` if transposed, else ``[k, n]``.
 
     Whatever the graph rounds or casts in between, the kernel keeps in float32: the result is at least as precise.
@@ -36,11 +36,11 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     graph, var = match.graph, match.var
     if (product := graph.call(var, "relax.matmul")) is not None and (reason := _unfit(graph, product)) is not None:
         return Refusal(reason)
-    fused = _with_residual(graph, var)
+    fused = fused_product(graph, var)
     if fused is None or dtype(var) not in _DTYPES:
         return None
     name, out = dtype(fused.a), dtype(var)
-    n, k = _weight_sizes(fused)
+    n, k = weight_sizes(fused)
     inputs = [as_matrix(fused.a), fused.weight]
     for addend, wanted, dims in ((fused.bias, name, 1), (fused.residual, out, 2)):
         if addend is None:
@@ -48,7 +48,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
         tensor = graph.before_widening(addend, wanted)
         if tensor is None:
             return None
-        inputs.append(as_matrix(tensor) if dims == 2 else _as_vector(tensor))
+        inputs.append(as_matrix(tensor) if dims == 2 else as_vector(tensor))
     parameters = MatmulParameters(
         n=n,
         k=k,
@@ -88,16 +88,18 @@ def _weight(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, bool]:
     return (call.args[0], True) if call is not None and transposed else (expr, False)
 
 
-def _weight_sizes(fused: _Fused) -> tuple[int, int]:
+def weight_sizes(fused: Fused) -> tuple[int, int]:
+    """``n`` and ``k`` of the weight."""
     rows, columns = (int(size) for size in shape(fused.weight))
     return (rows, columns) if fused.transposed else (columns, rows)
 
 
-def _as_vector(expr: relax.Expr) -> relax.Expr:
+def as_vector(expr: relax.Expr) -> relax.Expr:
+    """``expr [1, ..., columns]`` as ``[columns]``."""
     return expr if expr.struct_info.ndim == 1 else relax.op.reshape(expr, (shape(expr)[-1],))
 
 
-def _with_residual(graph: Graph, expr: relax.Expr) -> _Fused | None:
+def fused_product(graph: Graph, expr: relax.Expr) -> Fused | None:
     """``expr`` as the sum of an activated product and another tensor of its shape, or as the former alone."""
     expr = _before_reshape(graph, expr)
     call = graph.call(expr, "relax.add")
@@ -109,16 +111,17 @@ def _with_residual(graph: Graph, expr: relax.Expr) -> _Fused | None:
     return _with_activation(graph, expr)
 
 
-def _with_activation(graph: Graph, expr: relax.Expr) -> _Fused | None:
+def _with_activation(graph: Graph, expr: relax.Expr) -> Fused | None:
     expr = _before_reshape(graph, expr)
     found = activated(graph, graph.variable(graph.value(expr)))
     if found is None:
-        return _with_bias(graph, expr)
-    fused = _with_bias(graph, found.x)
+        return biased_product(graph, expr)
+    fused = biased_product(graph, found.x)
     return None if fused is None else replace(fused, activation=found.activation)
 
 
-def _with_bias(graph: Graph, expr: relax.Expr) -> _Fused | None:
+def biased_product(graph: Graph, expr: relax.Expr) -> Fused | None:
+    """``expr`` as a product with a weight that the kernel takes, or one plus a bias; nothing else reads the product."""
     expr = _before_reshape(graph, expr)
     call = graph.call(expr, "relax.add")
     if call is None:
@@ -132,11 +135,11 @@ def _with_bias(graph: Graph, expr: relax.Expr) -> _Fused | None:
     return None
 
 
-def _product(graph: Graph, expr: relax.Expr) -> _Fused | None:
+def _product(graph: Graph, expr: relax.Expr) -> Fused | None:
     call = graph.call(expr, "relax.matmul")
     if call is None or _unfit(graph, call) is not None:
         return None
-    return _Fused(call.args[0], *_weight(graph, call.args[1]))
+    return Fused(call.args[0], *_weight(graph, call.args[1]))
 
 
 def _is_read_once(graph: Graph, expr: relax.Expr) -> bool:

@@ -11,7 +11,10 @@ from tkc.passes.graph import Graph
 
 
 def feeds_only(graph: Graph, source: relax.Expr, target: relax.Var, operators: Collection[str]) -> bool:
-    """Whether everything that reads ``source``, directly or through ``operators``, ends in ``target``."""
+    """Whether everything that reads ``source``, directly or through ``operators``, ends in ``target``.
+
+    What takes a piece of a tuple reads the operator that made the tuple.
+    """
     pending, seen = [graph.variable(source)], {target}
     while pending:
         readers = graph.users(pending.pop())
@@ -20,8 +23,9 @@ def feeds_only(graph: Graph, source: relax.Expr, target: relax.Var, operators: C
         for reader in readers:
             if reader in seen:
                 continue
-            call = graph.value(reader)
-            if not (isinstance(call, relax.Call) and isinstance(call.op, Op) and call.op.name in operators):
+            value = graph.value(reader)
+            is_listed = isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in operators
+            if not (is_listed or isinstance(value, relax.TupleGetItem)):
                 return False
             seen.add(reader)
             pending.append(reader)

@@ -1,8 +1,10 @@
 """The ordered table of substitution rules: what comes first sees the graph first."""
 
 from tkc.passes.attention import DECODE, PREFILL
+from tkc.passes.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.matmul import MATMUL
+from tkc.passes.merged_matmul import MERGED_MATMUL
 from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
@@ -12,20 +14,24 @@ from tkc.passes.rule import Rule
 from tkc.passes.scaled_matmul import SCALED_MATMUL
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
-# Permuting needs to see that experts come from a top-k, which gating replaces. Rotary embedding leaves queries and keys
-# in the layout that attention reads best. Products of FP8 would be taken for those of the floats it is widened to.
-# Normalization comes last: it takes the sums that no matrix product adds in its epilogue.
+# Permuting needs to see that experts come from a top-k, which gating replaces. A gated product is more than SwiGLU.
+# Rotary embedding leaves queries and keys in the layout that attention reads best. Products of FP8 would be taken for
+# those of the floats it is widened to. Merged products are more than single ones. Normalization comes last: it takes
+# the sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
     MOE_COMBINE,
     QUANTIZED_SWIGLU,
+    GATED_MATMUL,
+    GATED_GROUPED_MATMUL,
     SWIGLU,
     GROUPED_MATMUL,
     ROTARY,
     DECODE,
     PREFILL,
     SCALED_MATMUL,
+    MERGED_MATMUL,
     MATMUL,
     NORMALIZATION,
 )

@@ -63,7 +63,7 @@ def _operands(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> _Ope
     if not is_kernel_float(name):
         return unfit_dtype(name)
     parameters = SwiGLUParameters(channels, name)
-    packed = _packed(graph, gate, up, parameters)
+    packed = joined_halves(graph, gate, up, name)
     if packed is not None:
         return _Operands(replace(parameters, packed=True), (as_matrix(packed),))
     narrow = [graph.before_widening(operand, name) for operand in (gate, up)]
@@ -72,16 +72,17 @@ def _operands(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> _Ope
     return _Operands(parameters, tuple(as_matrix(operand) for operand in narrow))
 
 
-def _packed(graph: Graph, gate: relax.Expr, up: relax.Expr, parameters: SwiGLUParameters) -> relax.Expr | None:
-    """The tensor whose first half is ``gate`` and whose second half is ``up``, if there is one."""
+def joined_halves(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> relax.Expr | None:
+    """The tensor of dtype ``name`` whose first half is ``gate`` and whose second half is ``up``, if there is one."""
+    channels = static(shape(gate)[-1])
     halves = [graph.last_axis_slice(graph.before_widening(operand)) for operand in (gate, up)]
     pieces = [piece for piece in halves if piece is not None]
-    if [piece.begin for piece in pieces] != [0, parameters.channels]:
+    if [piece.begin for piece in pieces] != [0, channels]:
         return None
-    first, second = (graph.before_widening(piece.source, parameters.dtype) for piece in pieces)
+    first, second = (graph.before_widening(piece.source, name) for piece in pieces)
     if first is None or second is None or not graph.variable(first).same_as(graph.variable(second)):
         return None
-    return first if static(shape(first)[-1]) == 2 * parameters.channels else None
+    return first if static(shape(first)[-1]) == 2 * channels else None
 
 
 SWIGLU = Rule(
@@ -91,6 +92,12 @@ SWIGLU = Rule(
     parts={"gate": _GATE, "up": _UP},
     check=_plain_call,
 )
+
+
+def swiglu_operands(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, relax.Expr] | None:
+    """``gate`` and ``up`` where ``expr`` is ``silu(gate) * up``, or a cast of it."""
+    found = matched(graph, SWIGLU.pattern, expr)
+    return None if found is None else (found[_GATE], found[_UP])
 
 
 _QUOTIENT = is_op("relax.divide")(wildcard(), wildcard()) | is_op("relax.multiply")(wildcard(), wildcard())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.model import ImportedModel
+    from tkc.passes.join_weights import JoinedWeights
     from tkc.passes.substitute_kernels import SubstitutionReport
     from tkc.pipeline import StageRunner
     from tkc.schedules.database import Lookup
@@ -87,6 +89,7 @@ def compile(
     runner = StageRunner(settings.observer, settings.dump)
     imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
     front = _substituted(runner, imported, resolved, settings)
+    runner.run("join weights", lambda: imported.join_weights(front.joined))
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as builder:
         requests = [request for kernel in front.called for request in kernel.requests]
@@ -147,9 +150,10 @@ def prepare_toolchain(target: Target) -> None:
 
 @dataclass(frozen=True)
 class _Front:
-    """A model after substitution; ``other_devices`` measured some of its kernels' configurations."""
+    """A model after substitution, which takes ``joined`` weights; ``other_devices`` measured some configurations."""
 
     module: IRModule
+    joined: tuple[JoinedWeights, ...]
     substitutions: SubstitutionReport
     called: tuple[KernelDispatch, ...]
     other_devices: tuple[str, ...]
@@ -161,9 +165,11 @@ def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, s
 
     report = SubstitutionReport()
     choices = kernel_choices(settings.database, target)
-    module = runner.run_passes(imported.module, substitution_stages(target, settings.kernels, report, choices))
+    joined: list[JoinedWeights] = []
+    stages = substitution_stages(target, settings.kernels, report, choices, joined)
+    module = runner.run_passes(imported.module, stages)
     called = tuple(kernel for _, kernel, _ in called_kernels(module))
-    return _Front(module, report, called, tuple(sorted(choices.other_devices)))
+    return _Front(module, tuple(joined), report, called, tuple(sorted(choices.other_devices)))
 
 
 def _generated(
@@ -209,7 +215,8 @@ def _report(
                 {"most": choice.most, **dataclasses.asdict(choice.configuration)}
                 for choice in choices[row.kernel, row.parameters]
             )
-            parameters = dataclasses.asdict(row.parameters)
+            # As JSON has them, so that a saved report is equal to this one: lists for tuples.
+            parameters = json.loads(json.dumps(dataclasses.asdict(row.parameters)))
             uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count))
     return Report(
         target=str(target),

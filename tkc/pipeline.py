@@ -18,6 +18,7 @@ from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.define_sizes_first import DefineSizesFirst
 from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.expand_functions import ExpandFunctions
+from tkc.passes.join_weights import JoinedWeights, JoinWeights
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.patch_products import PatchProducts
@@ -51,15 +52,29 @@ class PassStage:
 
 
 def substitution_stages(
-    target: Target, kernels: Choice, report: SubstitutionReport, configure: Configure = default_configuration
+    target: Target,
+    kernels: Choice,
+    report: SubstitutionReport,
+    configure: Configure = default_configuration,
+    joined: list[JoinedWeights] | None = None,
 ) -> list[PassStage]:
-    """From the imported model to one in which the rules' subgraphs are kernel calls."""
+    """From the imported model to one in which the rules' subgraphs are kernel calls.
+
+    ``joined`` is filled with the weights that must be joined for it.
+    """
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage("canonicalize", (FoldEmptyTensors(), PatchProducts(), Canonicalize())),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
-        # is often a reshape to the model's shape and back, which goes.
-        PassStage("substitute kernels", (SubstituteKernels(target, kernels, report, RULES, configure), Canonicalize())),
+        # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.
+        PassStage(
+            "substitute kernels",
+            (
+                SubstituteKernels(target, kernels, report, RULES, configure),
+                JoinWeights([] if joined is None else joined),
+                Canonicalize(),
+            ),
+        ),
     ]
 
 

@@ -122,7 +122,7 @@ def _kernels_table(report: Report) -> Table:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in parameters.items() if value not in (None, False))
+    return " ".join(f"{key}={value}" for key, value in parameters.items() if value not in (None, False, []))
 
 
 def _refused_table(report: Report) -> Table:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 
+from tkc.kernels.matmul.reference import ACTIVATIONS
 
-def grouped_matmul(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, weight_layout: str) -> torch.Tensor:
-    """Each group's rows of ``a`` times its weight, in float32, cast to ``a``'s dtype; rows past the groups are zero."""
-    weights = b.float() if weight_layout == "gkn" else b.float().mT
-    out = torch.zeros(a.shape[0], weights.shape[2], dtype=torch.float32, device=a.device)
+if TYPE_CHECKING:
+    from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+
+
+def grouped_matmul(
+    parameters: GroupedMatmulParameters, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """Each group's rows of ``a`` times its weight, in float32, cast to ``a``'s dtype; rows past the groups are zero.
+
+    Gated, the first half of the products' columns is activated and multiplied with the second.
+    """
+    weights = b.float() if parameters.weight_layout == "gkn" else b.float().mT
+    products = torch.zeros(a.shape[0], weights.shape[2], dtype=torch.float32, device=a.device)
     for group, (start, end) in enumerate(itertools.pairwise([0, *offsets.tolist()])):
-        out[start:end] = a[start:end].float() @ weights[group]
-    return out.to(a.dtype)
+        products[start:end] = a[start:end].float() @ weights[group]
+    if parameters.gated is not None:
+        gate, up = products.chunk(2, -1)
+        products = ACTIVATIONS[parameters.gated](gate) * up
+    return products.to(a.dtype)

@@ -16,13 +16,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupedMatmulParameters:
-    """``weight_layout`` ``gnk`` holds each group's weight as ``[n, k]``, ``gkn`` as ``[k, n]``."""
+    """``weight_layout`` ``gnk`` holds each group's weight as ``[n, k]``, ``gkn`` as ``[k, n]``.
+
+    ``gated`` names the activation of a gated product, as :class:`~tkc.kernels.gated_matmul.spec.GatedMatmulParameters`
+    has it: each group has two weights of ``n`` columns, in one tensor of ``2 * n``, the gate's first.
+    """
 
     groups: int
     n: int
     k: int
     dtype: Literal["float32", "float16", "bfloat16"]
     weight_layout: Literal["gnk", "gkn"] = "gnk"
+    gated: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+
+    @property
+    def weight_columns(self) -> int:
+        """The columns of each group's weight."""
+        return self.n if self.gated is None else 2 * self.n
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        """The shape of all groups' weights."""
+        n = self.weight_columns
+        return (self.groups, n, self.k) if self.weight_layout == "gnk" else (self.groups, self.k, n)
 
 
 # Groups are short, so the default has fewer rows than a dense product's; then ever fewer for fewer tokens.
@@ -46,11 +62,36 @@ _TILINGS = {
     ),
 }
 
+# ``block_n`` columns of both products.
+_GATED_TILINGS = {
+    80: (
+        Tiling(64, 64, 32, stages=4, threads=128),
+        Tiling(128, 64, 32, stages=4, threads=128),
+        Tiling(128, 64, 64, stages=3, threads=256),
+        Tiling(64, 32, 64, stages=4, threads=128),
+        Tiling(32, 32, 128, stages=3, threads=128),
+        Tiling(16, 32, 64, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=3, threads=128),
+    ),
+    90: (
+        Tiling(128, 64, 64, stages=4, threads=256),
+        Tiling(128, 128, 64, stages=4, threads=256),
+        Tiling(256, 64, 64, stages=4, threads=256),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 64, stages=4, threads=128),
+        Tiling(32, 32, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=4, threads=128),
+    ),
+}
+
 GroupedMatmulConfiguration: TypeAlias = Tiling
 
 
 class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfiguration]):
     """``a [m, k]`` sorted by group and ``b [groups, n, k]`` or ``[groups, k, n]`` to ``out [m, n]``.
+
+    Gated, ``b`` is ``[groups, 2 * n, k]`` or ``[groups, k, 2 * n]``.
 
     ``offsets [groups]`` (int32) says where each group's rows end, as ``torch._grouped_mm``'s ``offs``; rows past the
     last offset are zero.
@@ -68,10 +109,9 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
 
     def inputs(self, parameters: GroupedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters
-        weight = (p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n)
         return (
             TensorType("a", ("m", p.k), p.dtype),
-            TensorType("b", weight, p.dtype),
+            TensorType("b", p.weight_shape, p.dtype),
             TensorType("offsets", (p.groups,), "int32"),
         )
 
@@ -84,16 +124,17 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
         p = parameters
         if not target.is_cuda:
             return CPU_TILINGS[p.weight_layout[1:]]
-        strides = (p.k, p.k if p.weight_layout == "gnk" else p.n)
-        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
+        tilings, weights = (_TILINGS, 1) if p.gated is None else (_GATED_TILINGS, 2)
+        generation = 90 if target.compute_capability == 90 else 80
+        return fitting(tilings[generation], p.n, (p.k, p.weight_shape[-1]), target, weights)
 
     def work(self, parameters: GroupedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         """The work when every row has a group; as many weights are read as there can be groups with rows."""
         p, m = parameters, sizes["m"]
-        elements = m * p.k + min(p.groups, m) * p.k * p.n + m * p.n
-        return Work(flops=2.0 * m * p.n * p.k, bytes=float(elements * ITEM_BYTES[p.dtype] + 4 * p.groups))
+        elements = m * p.k + min(p.groups, m) * p.k * p.weight_columns + m * p.n
+        return Work(flops=2.0 * m * p.weight_columns * p.k, bytes=float(elements * ITEM_BYTES[p.dtype] + 4 * p.groups))
 
     def reference(self, parameters: GroupedMatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from tkc.kernels.grouped_matmul.reference import grouped_matmul
 
-        return (grouped_matmul(*inputs, weight_layout=parameters.weight_layout),)
+        return (grouped_matmul(parameters, *inputs),)

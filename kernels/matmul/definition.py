@@ -6,17 +6,18 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul import persistent, split
-from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, store
+from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, holds, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
-    """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and ``out``."""
+    """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and the outputs."""
     if target.is_cuda:
         if configuration.blocks:
             return persistent.define(parameters, configuration)
@@ -26,27 +27,30 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
 
 
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
-    m = T.dynamic("m", "int32")
-    out_dtype = p.out_dtype or p.dtype
+    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     transposed = p.weight_layout == "nk"
     tma = loadable_by_tma((p.k, p.k if transposed else p.n))
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.n, p.k) if transposed else (p.k, p.n), p.dtype),
-        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
-        out: T.Tensor((m, p.n), out_dtype),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
-            out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
+            out_shared = T.alloc_shared((c.block_m, c.block_n), p.out_dtype or p.dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             row, column = row_tile * c.block_m, column_tile * c.block_n
             T.clear(acc)
@@ -58,15 +62,14 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                     T.copy(b[step * c.block_k, column], b_shared, disable_tma=not tma)
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             admit_next_kernel(target)
-            store(p, acc, bias, residual, out_shared, out, row, column)
+            store(p, acc, bias, residual, out_shared, outputs, row, column)
 
     return matmul
 
 
 def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
-    m = T.dynamic("m", "int32")
+    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS, storage_dtype)
     out_dtype = p.out_dtype or p.dtype
-    stored, out_stored = storage_dtype(p.dtype), storage_dtype(out_dtype)
 
     def products(a: Buffer, rows: list[PrimExpr], b: Buffer, column: PrimExpr) -> Product:
         def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
@@ -77,12 +80,16 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), stored),
-        b: T.Tensor((p.n, p.k) if p.weight_layout == "nk" else (p.k, p.n), stored),
-        bias: T.Tensor((p.n,), stored) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_stored) if p.residual else None,
-        out: T.Tensor((m, p.n), out_stored),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
             # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
             column = T.min(column_tile * c.block_n, p.n - c.block_n)
@@ -93,6 +100,8 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                     x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
                     y = activated(x, p.activation)
                     y = y + to_float32(residual[row, column + j], out_dtype) if p.residual else y
-                    out[row, column + j] = from_float32(y, out_dtype)
+                    for i, (begin, end) in enumerate(p.ranges):
+                        if holds(p, column, begin, end):
+                            outputs[i][row, column - begin + j] = from_float32(y, out_dtype)
 
     return matmul

@@ -1,6 +1,7 @@
 """What follows the sums of a matrix product on CUDA: bias, activation, residual, and the store."""
 
 import math
+from collections.abc import Sequence
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
@@ -25,6 +26,11 @@ def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
     return x
 
 
+def holds(p: MatmulParameters, column: PrimExpr, begin: int, end: int) -> PrimExpr | bool:
+    """Whether the output of the columns from ``begin`` to ``end`` has the tile that begins at ``column``."""
+    return T.And(column >= begin, column < end) if p.outputs else True
+
+
 @T.macro
 def store(
     p: MatmulParameters,
@@ -32,11 +38,12 @@ def store(
     bias: Buffer | None,
     residual: Buffer | None,
     staged: Buffer,
-    out: Buffer,
+    outputs: Sequence[Buffer | None],
     row: PrimExpr,
     column: PrimExpr,
 ) -> None:
-    """Finish the tile ``sums`` (float32, in registers) and store it at ``row`` and ``column`` by way of ``staged``."""
+    """Finish the tile ``sums`` (float32, in registers) and store it at ``row`` and ``column`` by way of ``staged``, in
+    the one of ``outputs`` that has the column."""
     rows, columns = sums.shape
     if p.residual:
         T.copy(residual[row, column], staged)
@@ -48,4 +55,6 @@ def store(
         for i, j in T.Parallel(rows, columns):
             sums[i, j] += T.cast(staged[i, j], "float32")
     T.copy(sums, staged)
-    T.copy(staged, out[row, column])
+    for i, (begin, end) in enumerate(p.ranges):
+        if holds(p, column, begin, end):
+            T.copy(staged, outputs[i][row, column - begin])

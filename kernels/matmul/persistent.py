@@ -3,9 +3,10 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.matmul.epilogue import RASTER_BAND, activated
-from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, holds
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WARPGROUP
+from tkc.kernels.tensor_types import tensor_types
 
 # Of the registers of a multiprocessor, in multiples of 8 a thread: what a warpgroup that only loads keeps, and what is
 # then there for each of two that multiply.
@@ -19,7 +20,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     they have their own loop over all slices of all tiles, and wait for nothing but free memory. The output leaves by
     parts, each on its way while the next is computed.
     """
-    m = T.dynamic("m", "int32")
+    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
@@ -41,12 +42,16 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.n, p.k) if transposed else (p.k, p.n), p.dtype),
-        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
-        out: T.Tensor((m, p.n), out_dtype),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
@@ -126,10 +131,14 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                                 acc[i, first + j] += T.cast(staged[part % STORES_IN_FLIGHT, i, j], "float32")
                         for i, j in T.Parallel(c.block_m, width):
                             staged[part % STORES_IN_FLIGHT, i, j] = T.cast(acc[i, first + j], out_dtype)
-                        T.tma_copy(
-                            staged[part % STORES_IN_FLIGHT, :, :],
-                            out[row : row + c.block_m, column + first : column + first + width],
-                        )
+                        for i, (begin, end) in enumerate(p.ranges):
+                            if holds(p, column, begin, end):
+                                T.tma_copy(
+                                    staged[part % STORES_IN_FLIGHT, :, :],
+                                    outputs[i][
+                                        row : row + c.block_m, column + first - begin : column + first - begin + width
+                                    ],
+                                )
                 T.tma_store_wait(0)
 
     return matmul

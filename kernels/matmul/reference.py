@@ -12,7 +12,7 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from tkc.kernels.matmul.spec import MatmulParameters
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -20,8 +20,10 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor, *epilogue: torch.Tensor) -> torch.Tensor:
-    """``activation(a @ b + bias) + residual`` in float32, cast to the output's dtype.
+def matmul(
+    parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor, *epilogue: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """``activation(a @ b + bias) + residual`` in float32, cast to the outputs' dtype, and cut into them.
 
     ``epilogue`` holds the bias and the residual, each where the parameters have one.
     """
@@ -31,7 +33,8 @@ def matmul(parameters: MatmulParameters, a: torch.Tensor, b: torch.Tensor, *epil
     if parameters.bias:
         out = out + next(operands).float()
     if parameters.activation is not None:
-        out = _ACTIVATIONS[parameters.activation](out)
+        out = ACTIVATIONS[parameters.activation](out)
     if parameters.residual:
         out = out + next(operands).float()
-    return out.to(getattr(torch, parameters.out_dtype or parameters.dtype))
+    out = out.to(getattr(torch, parameters.out_dtype or parameters.dtype))
+    return tuple(out[:, begin:end].contiguous() for begin, end in parameters.ranges)

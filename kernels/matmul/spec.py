@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class MatmulParameters:
     """``activation(a @ b + bias) + residual``, accumulated in float32. ``gelu`` is the exact one (erf).
 
-    ``residual`` has the output's dtype: ``out_dtype``, or ``dtype`` where that is ``None``.
+    ``residual`` has the output's dtype: ``out_dtype``, or ``dtype`` where that is ``None``. ``outputs`` lists the
+    columns of several outputs, which stand side by side in ``b`` (query, key and value); none: there is one.
     """
 
     n: int
@@ -29,6 +31,12 @@ class MatmulParameters:
     bias: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
     residual: bool = False
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Where each output's columns begin and end."""
+        return tuple(pairwise(accumulate(self.outputs or (self.n,), initial=0)))
 
 
 # Of an H100 SXM, H200 or GH200. Where there are fewer, the last blocks come after the others.
@@ -80,9 +88,15 @@ _TILINGS = {
 
 MatmulConfiguration: TypeAlias = Tiling
 
+OUTPUT_NAMES = ("out", "out_1", "out_2", "out_3")
+OPTIONAL_TENSORS = ("bias", "residual", *OUTPUT_NAMES)
+
 
 class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
-    """``a [m, k]``, ``b [n, k]`` or ``[k, n]``, ``bias [n]``, ``residual [m, n]`` to ``out [m, n]``."""
+    """``a [m, k]``, ``b [n, k]`` or ``[k, n]``, ``bias [n]``, ``residual [m, n]`` to ``out [m, n]``.
+
+    Or to several: ``out``, ``out_1`` and so on, each of them contiguous.
+    """
 
     name = "matmul"
     parameters_type = MatmulParameters
@@ -92,6 +106,18 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
             return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        return self._unsupported_outputs(parameters, target) if parameters.outputs else None
+
+    def _unsupported_outputs(self, parameters: MatmulParameters, target: Target) -> str | None:
+        p = parameters
+        if sum(p.outputs) != p.n or min(p.outputs) < 1:
+            return f"its outputs have {p.outputs} columns, and b has {p.n}"
+        if len(p.outputs) > len(OUTPUT_NAMES):
+            return f"it has {len(p.outputs)} outputs, and the kernel at most {len(OUTPUT_NAMES)}"
+        if p.residual:
+            return "a residual is added to one output only"
+        if not self.configurations(p, target):
+            return f"no tile's width divides its outputs' columns, {p.outputs}"
         return None
 
     def inputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
@@ -107,17 +133,28 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         return tuple(tensors)
 
     def outputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
-        return (TensorType("out", ("m", parameters.n), parameters.out_dtype or parameters.dtype),)
+        dtype = parameters.out_dtype or parameters.dtype
+        return tuple(
+            TensorType(name, ("m", end - begin), dtype)
+            for name, (begin, end) in zip(OUTPUT_NAMES, parameters.ranges, strict=False)
+        )
 
     def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
         p = parameters
-        if not target.is_cuda:
-            return CPU_TILINGS[p.weight_layout]
-        strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
-        found = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
+        if target.is_cuda:
+            strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
+            tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
+        else:
+            tilings = CPU_TILINGS[p.weight_layout]
         # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits.
-        lasting = loadable_by_tma((p.n,)) and p.out_dtype != "float32"
-        return tuple(tiling for tiling in found if lasting or not tiling.blocks)
+        lasting = loadable_by_tma([end - begin for begin, end in p.ranges]) and p.out_dtype != "float32"
+        # A tile lies in one output. On the CPU the last tile is moved back, so that it must end where a tile does.
+        bounds = [end for _, end in (p.ranges if p.outputs and not target.is_cuda else p.ranges[:-1])]
+        return tuple(
+            tiling
+            for tiling in tilings
+            if (lasting or not tiling.blocks) and all(bound % tiling.block_n == 0 for bound in bounds)
+        )
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]
@@ -128,7 +165,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def reference(self, parameters: MatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from tkc.kernels.matmul.reference import matmul
 
-        return (matmul(parameters, *inputs),)
+        return matmul(parameters, *inputs)
 
     def beneficial(self, parameters: MatmulParameters, target: Target) -> str | None:
         if not target.is_cuda:

@@ -9,15 +9,16 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from tkc.kernels.matmul.epilogue import store
-from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over the same tensors as the one that is not split."""
-    m = T.dynamic("m", "int32")
+    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
@@ -27,12 +28,16 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
 
     @T.prim_func
     def matmul(
-        a: T.Tensor((m, p.k), p.dtype),
-        b: T.Tensor((p.n, p.k) if transposed else (p.k, p.n), p.dtype),
-        bias: T.Tensor((p.n,), p.dtype) if p.bias else None,
-        residual: T.Tensor((m, p.n), out_dtype) if p.residual else None,
-        out: T.Tensor((m, p.n), out_dtype),
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
     ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(
             c.splits,
             T.ceildiv(p.n, c.block_n),
@@ -78,6 +83,6 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             for source in T.serial(c.splits):
                 for i, j in T.Parallel(rows, c.block_n):
                     total[i, j] += received[source, i, j]
-            store(p, total, bias, residual, out_shared, out, row + part * rows, column)
+            store(p, total, bias, residual, out_shared, outputs, row + part * rows, column)
 
     return matmul

@@ -50,11 +50,13 @@ class Tiling:
     item_bytes: ClassVar[int] = 2
     """Bytes of one element of an operand."""
 
-    @property
-    def shared_memory(self) -> int:
+    def shared_memory(self, weights: int = 1) -> int:
         """Bytes of shared memory: the staged operands, then in their place the output tile (32 bits at most), or the
-        sums that blocks send each other and receive."""
-        inputs = self.item_bytes * self.stages * (self.block_m + self.block_n) * self.block_k
+        sums that blocks send each other and receive.
+
+        There are ``weights`` right operands, each with a tile of ``block_n`` columns in every stage.
+        """
+        inputs = self.item_bytes * self.stages * (self.block_m + weights * self.block_n) * self.block_k
         if self.blocks:
             return inputs + 2 * STORES_IN_FLIGHT * _STORED + _SHARED_MEMORY_MARGIN
         sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)
@@ -80,18 +82,21 @@ def shifts_registers(tiling: Tiling, target: Target) -> bool:
     return target.compute_capability == 90 and tiling.threads > WARPGROUP
 
 
-def fitting(tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target) -> tuple[Tiling, ...]:
+def fitting(
+    tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target, weights: int = 1
+) -> tuple[Tiling, ...]:
     """Those of ``tilings`` that fit into one block's shared memory and waste less than half of their columns on ``n``.
 
-    ``strides`` are the operands' row strides in elements. Where TMA cannot load them, Hopper keeps only the tilings too
-    small for WGMMA: it reads shared memory through the asynchronous proxy, which other loads are not ordered with.
+    ``strides`` are the operands' row strides in elements, ``weights`` how many right operands are multiplied at
+    once. Where TMA cannot load them, Hopper keeps only the tilings too small for WGMMA: it reads shared memory through
+    the asynchronous proxy, which other loads are not ordered with.
     """
     tma = loadable_by_tma(strides)
     capacity = SHARED_MEMORY[target.compute_capability]
     usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory <= capacity
+        if tiling.shared_memory(weights) <= capacity
         and (tma or target.compute_capability != 90 or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
     )
     narrowest = min(tiling.block_n for tiling in usable)

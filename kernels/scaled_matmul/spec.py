@@ -51,11 +51,10 @@ class ScaledTiling(Tiling):
     tiles: int = 1
     item_bytes: ClassVar[int] = 1
 
-    @property
-    def shared_memory(self) -> int:
+    def shared_memory(self, weights: int = 1) -> int:
         """As for any tiling; between tiles, the output lies beside the next one's slices."""
         beside = 0 if self.tiles == 1 else self.block_m * self.block_n * _NARROW_OUTPUT_BYTES
-        return super().shared_memory + beside
+        return super().shared_memory(weights) + beside
 
 
 # Hopper keeps two accumulators in registers, the tensor cores' and the scaled one, which leaves room for 64 x 192 a

@@ -10,7 +10,11 @@ from torch.utils import _pytree as pytree
 import tkc
 
 SIZES = ((2, 9), (3, 17), (1, 33))
-KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "swiglu", "attention.prefill", "normalization"}
+KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "attention.prefill", "normalization"}
+GATED = {
+    "gated matrix product": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3),
+    "gated grouped product": models.MOE_CASES,
+}
 
 
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
@@ -29,6 +33,15 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
             assert (result - reference).abs().max() <= 1e-4 * reference.abs().max()
     used = {use.kernel for use in executable.report.uses}
     assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
+    assert "merged matrix products" in {use.rule for use in executable.report.uses}
+    assert_gated(executable.report, case)
+
+
+def assert_gated(report: tkc.Report, case: models.Case) -> None:
+    """Feed-forward layers with a gate, and experts, are one kernel up to the activated product."""
+    rules = {use.rule for use in report.uses}
+    assert {rule for rule in GATED if rule in rules} == {rule for rule, cases in GATED.items() if case in cases}
+    assert "swiglu" not in rules
 
 
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
@@ -42,6 +55,7 @@ def test_sixteen_bit_models_are_scheduled_for_a_gpu(case: models.Case) -> None:
     report = tkc.explain(model, (), inputs, dynamic_shapes=case.dynamic_shapes, target="cuda:sm_90a")
     assert "matmul" in {use.kernel for use in report.uses}
     assert [row.function for row in report.scheduled if row.scheduled_by == "fallback"] == []
+    assert_gated(report, case)
 
 
 @pytest.mark.nvcc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,8 +47,7 @@ def check(kernels: Kernels, parameters: GroupedMatmulParameters, sizes: Sequence
     dtype = getattr(torch, p.dtype)
     torch.manual_seed(0)
     a = torch.randn(sum(sizes) + rest, p.k, device=device).to(dtype)
-    shape = (p.groups, p.n, p.k) if p.weight_layout == "gnk" else (p.groups, p.k, p.n)
-    b = (torch.randn(shape, device=device) * p.k**-0.5).to(dtype)
+    b = (torch.randn(p.weight_shape, device=device) * p.k**-0.5).to(dtype)
     offsets = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
     (expected,) = SPEC.reference(p, a, b, offsets)
     for configuration, kernel in kernels.items():
@@ -69,6 +69,15 @@ def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dty
         check(kernels, parameters, sizes, rest, "cpu")
 
 
+@pytest.mark.parametrize(("layout", "dtype"), [("gnk", "bfloat16"), ("gkn", "float32")])
+def test_cpu_gated_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:
+    """The gate's half of each weight comes first; rows past the last group become zero."""
+    parameters = GroupedMatmulParameters(3, n=70, k=67, dtype=dtype, weight_layout=layout, gated="silu")
+    kernels = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU)
+    for sizes, rest in (((3, 0, 17), 0), ((0, 9, 2), 3)):
+        check(kernels, parameters, sizes, rest, "cpu")
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 12), min_size=3, max_size=3), st.integers(0, 5))
 def test_cpu_kernel_takes_any_grouping(builder: KernelBuilder, sizes: list[int], rest: int) -> None:
@@ -87,13 +96,23 @@ def test_reference_is_a_loop_over_experts() -> None:
     torch.testing.assert_close(out, torch.cat([a[:2] @ b[0], a[2:5] @ b[1], torch.zeros(1, 3)]))
 
 
+def test_gated_reference_is_pytorchs_swiglu() -> None:
+    """The gated reference against the plain one and PyTorch's activation."""
+    a, b = torch.randn(5, 4), torch.randn(2, 6, 4)
+    offsets = torch.tensor([2, 4], dtype=torch.int32)
+    (products,) = SPEC.reference(GroupedMatmulParameters(2, 6, 4, "float32"), a, b, offsets)
+    (out,) = SPEC.reference(GroupedMatmulParameters(2, 3, 4, "float32", gated="silu"), a, b, offsets)
+    torch.testing.assert_close(out, torch.nn.functional.silu(products[:, :3]) * products[:, 3:])
+
+
+@pytest.mark.parametrize(("gated", "weights"), [(None, 1), ("silu", 2)])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
-def test_configurations_fit_the_architecture(arch: str) -> None:
+def test_configurations_fit_the_architecture(arch: str, gated: str | None, weights: int) -> None:
     """Each configuration's tiles fit into shared memory; some suit many rows a group, some few."""
     target = Target("cuda", arch)
-    parameters = GroupedMatmulParameters(128, 1536, 2048, "bfloat16")
+    parameters = GroupedMatmulParameters(128, 1536, 2048, "bfloat16", gated=gated)
     configurations = SPEC.configurations(parameters, target)
-    assert max(c.shared_memory for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory(weights) for c in configurations) <= SHARED_MEMORY[target.compute_capability]
     assert {16, 32, 64, 128} <= {c.block_m for c in configurations}
 
 
@@ -111,14 +130,18 @@ def test_work_reads_no_more_weights_than_rows_can_use() -> None:
     assert few.bytes == 2 * (3 * 2 + 3 * 8 + 3 * 4) + 4 * 8
     assert many.bytes == 2 * (100 * 2 + 8 * 8 + 100 * 4) + 4 * 8
     assert many.flops == 2 * 100 * 4 * 2
+    gated = SPEC.work(replace(parameters, gated="silu"), {"m": 100})
+    assert (gated.flops, gated.bytes) == (2 * many.flops, many.bytes + 2 * 8 * 8)
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
-def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "gated"), [("sm_80", None), ("sm_89", "silu"), ("sm_90a", None), ("sm_90a", "silu"), ("sm_120", None)]
+)
+def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, gated: str | None) -> None:
     """The configuration with the most threads becomes machine code for the architecture."""
     target = Target("cuda", arch)
-    parameters = GroupedMatmulParameters(groups=16, n=256, k=512, dtype="bfloat16")
+    parameters = GroupedMatmulParameters(groups=16, n=256, k=512, dtype="bfloat16", gated=gated)
     widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
     request = KernelRequest(SPEC.name, parameters, widest, target)
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
@@ -133,6 +156,9 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
         GroupedMatmulParameters(5, 100, 99, "bfloat16"),
         GroupedMatmulParameters(1, 64, 64, "float16"),
         GroupedMatmulParameters(130, 96, 64, "bfloat16", "gkn"),
+        GroupedMatmulParameters(8, 384, 512, "bfloat16", gated="silu"),
+        GroupedMatmulParameters(8, 200, 264, "float16", "gkn", gated="gelu"),
+        GroupedMatmulParameters(5, 100, 99, "bfloat16", gated="gelu_tanh"),
     ],
     ids=str,
 )

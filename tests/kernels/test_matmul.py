@@ -56,20 +56,20 @@ def check(
     target: Target,
     rows: tuple[int, ...],
 ) -> None:
-    """Each configuration's output is the reference's for each number of rows; one build serves them all."""
+    """Each configuration's outputs are the reference's for each number of rows; one build serves them all."""
     device = "cuda" if target.is_cuda else "cpu"
-    (out_type,) = SPEC.outputs(parameters)
     libraries = builder.build(request_for(parameters, c, target) for c in configurations)
     kernels = {r.configuration: tvm_ffi.load_module(str(lib.path))[r.symbol] for r, lib in libraries.items()}
     for m in rows:
         tensors = inputs(parameters, m, device)
-        (expected,) = SPEC.reference(parameters, *tensors)
+        expected = SPEC.reference(parameters, *tensors)
         for configuration, kernel in kernels.items():
-            out = torch.full_like(expected, float("nan"))
-            kernel(*tensors, out)
-            tolerance = TOLERANCE[out_type.dtype] * (1 + expected.float().abs().max().item())
-            error = (out.float() - expected.float()).abs().max().item()
-            assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
+            outputs = [torch.full_like(want, float("nan")) for want in expected]
+            kernel(*tensors, *outputs)
+            for out, want, out_type in zip(outputs, expected, SPEC.outputs(parameters), strict=True):
+                tolerance = TOLERANCE[out_type.dtype] * (1 + want.float().abs().max().item())
+                error = (out.float() - want.float()).abs().max().item()
+                assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])
@@ -86,6 +86,24 @@ def test_cpu_activations_agree_with_pytorch(builder: KernelBuilder, activation: 
     """The activation comes after the bias and before the residual."""
     parameters = MatmulParameters(n=5, k=9, dtype="float32", bias=True, activation=activation, residual=True)
     check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(6,))
+
+
+@pytest.mark.parametrize(("layout", "outputs"), [("nk", (8, 4, 12)), ("kn", (64, 128))])
+def test_cpu_kernels_write_several_outputs(builder: KernelBuilder, layout: str, outputs: tuple[int, ...]) -> None:
+    """Each output has the columns that are its own, with their part of the bias."""
+    parameters = MatmulParameters(
+        sum(outputs), 19, "float32", layout, bias=True, activation="silu", outputs=outputs, out_dtype="bfloat16"
+    )
+    check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(1, 9))
+
+
+def test_outputs_are_cut_from_one_product() -> None:
+    """The reference's outputs, side by side, are the plain product."""
+    parameters = MatmulParameters(6, 4, "float32", outputs=(3, 1, 2))
+    a, b = torch.randn(2, 4), torch.randn(6, 4)
+    parts = SPEC.reference(parameters, a, b)
+    assert [part.shape for part in parts] == [(2, 3), (2, 1), (2, 2)]
+    torch.testing.assert_close(torch.cat(parts, 1), a @ b.T)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -111,7 +129,7 @@ def test_configurations_fit_the_architecture(arch: str) -> None:
     """Each configuration's tiles fit into shared memory, and there are several to choose from, small ones included."""
     target = Target("cuda", arch)
     configurations = SPEC.configurations(MatmulParameters(4096, 4096, "bfloat16"), target)
-    assert max(c.shared_memory for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory() for c in configurations) <= SHARED_MEMORY[target.compute_capability]
     assert len(set(configurations)) == len(configurations) >= 6
     assert configurations[0].block_m >= 128 and min(c.block_m for c in configurations) == 16
 
@@ -131,6 +149,30 @@ def test_support_and_benefit() -> None:
     assert SPEC.unsupported(single, CPU) is None and SPEC.unsupported(half, HOPPER) is None
     assert SPEC.beneficial(single, CPU) is not None and SPEC.beneficial(half, HOPPER) is None
     assert "n=4" in (SPEC.beneficial(MatmulParameters(4, 64, "float16"), HOPPER) or "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"outputs": (32, 16)}, "b has 64"),
+        ({"outputs": (32, 16, 8, 4, 4)}, "at most 4"),
+        ({"outputs": (32, 32), "residual": True}, "residual"),
+        ({"outputs": (33, 31)}, "no tile's width"),
+    ],
+)
+def test_unsupported_outputs(changes: dict[str, Any], reason: str) -> None:
+    """Outputs that the kernel cannot write are refused with the reason, on the CPU too."""
+    assert reason in (SPEC.unsupported(MatmulParameters(64, 64, "bfloat16", **changes), HOPPER) or "")
+    assert reason in (SPEC.unsupported(MatmulParameters(64, 64, "bfloat16", **changes), CPU) or "")
+
+
+def test_tiles_lie_in_one_output() -> None:
+    """Every boundary between outputs is one between tiles; where the last output ends, the last tile may reach out."""
+    parameters = MatmulParameters(6100, 4096, "bfloat16", outputs=(4096, 1024, 980))
+    widths = {c.block_n for c in SPEC.configurations(parameters, HOPPER)}
+    assert max(widths) == 256
+    narrow = MatmulParameters(4096, 4096, "bfloat16", outputs=(96, 4000))
+    assert {c.block_n for c in SPEC.configurations(narrow, HOPPER)} == {32}
 
 
 def test_work_counts_every_tensor() -> None:
@@ -173,11 +215,13 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_120"])
-def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "outputs"), [("sm_80", ()), ("sm_89", (512, 256)), ("sm_90a", ()), ("sm_90a", (512, 256)), ("sm_120", ())]
+)
+def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[int, ...]) -> None:
     """The configuration with the most threads becomes machine code for the architecture."""
     target = Target("cuda", arch)
-    parameters = MatmulParameters(256, 512, "float16", weight_layout="kn", bias=True)
+    parameters = MatmulParameters(768, 512, "float16", weight_layout="kn", bias=True, outputs=outputs)
     widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
     request = request_for(parameters, widest, target)
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
@@ -193,6 +237,8 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str) -> None:
         MatmulParameters(96, 1024, "float16", bias=True, activation="gelu_tanh"),
         MatmulParameters(1001, 99, "bfloat16", activation="relu", residual=True),
         MatmulParameters(7, 64, "float16", "kn", bias=True),
+        MatmulParameters(1524, 512, "bfloat16", bias=True, outputs=(1024, 256, 244)),
+        MatmulParameters(384, 200, "float16", "kn", activation="gelu", outputs=(256, 128)),
     ],
     ids=str,
 )

@@ -12,6 +12,7 @@ import torch
 
 from tkc.kernels import SPECS, TensorType
 from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
@@ -82,8 +83,12 @@ def benchmark_cases() -> list[Case]:
         for m in rows
     ]
     found += [
-        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m}, _grouped)
-        for n, k in ((1536, 2048), (2048, 768))
+        Case("matmul.gated", GatedMatmulParameters(14336, 4096, "bfloat16"), {"m": m}, _gated)
+        for m in (1, 16, 128, 2048, 8192)
+    ]
+    found += [
+        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16", gated=gated), {"m": m}, _grouped)
+        for n, k, gated in ((1536, 2048, None), (2048, 768, None), (768, 2048, "silu"))
         for m in (512, 32768)
     ]
     found += [
@@ -114,9 +119,15 @@ def tuning_cases() -> list[Case]:
     found = [Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}) for n, k in dense for m in rows]
     scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)]
     found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
+    gated = [(14336, 4096, False), (14336, 4096, True), (768, 2048, False), (3072, 1024, False)]
     found += [
-        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16"), {"m": m})
-        for n, k in ((1536, 2048), (2048, 768))
+        Case("matmul.gated", GatedMatmulParameters(n, k, "bfloat16", packed=packed), {"m": m})
+        for n, k, packed in gated
+        for m in rows
+    ]
+    found += [
+        Case("matmul.grouped", GroupedMatmulParameters(128, n, k, "bfloat16", gated=gated), {"m": m})
+        for n, k, gated in ((1536, 2048, None), (2048, 768, None), (768, 2048, "silu"))
         for m in (8, 128, 512, 2048, 8192, 32768)
     ]
     found += [
@@ -245,8 +256,16 @@ def _block_scaled(
     )
 
 
+def _gated(parameters: GatedMatmulParameters, a: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> object:
+    return torch.nn.functional.silu(a @ gate.T) * (a @ up.T)
+
+
 def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> object:
-    return torch._grouped_mm(a, b.transpose(1, 2), offs=offsets)
+    products = torch._grouped_mm(a, b.transpose(1, 2), offs=offsets)
+    if parameters.gated is None:
+        return products
+    gate, up = products.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
 
 
 def _sdpa(parameters: AttentionParameters, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:

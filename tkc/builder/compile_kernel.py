@@ -129,6 +129,9 @@ def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str]
     )
     if len(types) != len(buffers):
         raise TypeError(f"{request.kernel}: the definition takes {len(buffers)} tensors, the spec lists {len(types)}")
+    names = [buffer.name for buffer in buffers]
+    if len(set(names)) != len(names):
+        raise TypeError(f"{request.kernel}: the definition gives several tensors one name: {', '.join(names)}")
     values: dict[str, str] = {}
     for i, buffer in enumerate(buffers):
         values[buffer.name] = f"t{i}.data_ptr()"

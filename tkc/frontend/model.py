@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import torch
     from torch.utils._pytree import TreeSpec
     from tvm import IRModule
+
+    from tkc.passes.join_weights import JoinedWeights
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,17 @@ class ImportedModel:
     parameters: dict[str, torch.Tensor]
     signature: Signature
     out_spec: TreeSpec | None = None
+
+    def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
+        """Bring ``parameters`` in line with a module in which ``tkc.passes.join_weights`` joined some of them.
+
+        Weights go out of ``parameters`` one by one as they are joined. The others stay what they were, which may be
+        the tensors of a model that is still in use.
+        """
+        import torch
+
+        names = list(self.parameters)
+        for weights in joined:
+            sources = [names[position] for position in weights.sources]
+            parts = [self.parameters.pop(name).detach() for name in sources]
+            self.parameters["+".join(sources)] = torch.cat(parts, weights.axis)

@@ -191,7 +191,9 @@ def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
             result = builder.emit_output(relax.Tuple(_translate(program, emitter, bound)))
         builder.emit_func_output(result)
-    return ImportedModel(builder.finalize(), weights.parameters, signature, program.call_spec.out_spec)
+    module = builder.finalize()
+    module["main"] = module["main"].with_attr("num_input", len(inputs))
+    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec)
 
 
 def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:

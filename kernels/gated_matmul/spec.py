@@ -1,0 +1,121 @@
+"""Gated matrix product: the gate's and the up projection of a feed-forward layer, multiplied in the epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class GatedMatmulParameters:
+    """``activation(a @ gate + gate_bias) * (a @ up + up_bias)``, in float32, for two weights of ``n`` columns.
+
+    SiLU makes it SwiGLU, GELU (``gelu`` is the exact one) GEGLU, ReLU ReGLU (Shazeer, "GLU Variants Improve
+    Transformer", 2020). ``packed`` takes both weights as one tensor, and both biases, the gate's half first.
+    """
+
+    n: int
+    k: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    weight_layout: Literal["nk", "kn"] = "nk"
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "silu"
+    packed: bool = False
+    bias: bool = False
+
+
+# ``block_n`` columns of both products, so that the accumulators are as large as those of twice as wide a plain product.
+_TILINGS = {
+    80: (
+        Tiling(128, 64, 32, stages=4, threads=128),
+        Tiling(128, 128, 32, stages=3, threads=256),
+        Tiling(256, 64, 32, stages=3, threads=256),
+        Tiling(128, 64, 64, stages=3, threads=256),
+        Tiling(64, 64, 64, stages=3, threads=128),
+        Tiling(64, 32, 64, stages=4, threads=128),
+        Tiling(32, 32, 128, stages=4, threads=128),
+        Tiling(16, 32, 64, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=4, threads=128),
+    ),
+    90: (
+        Tiling(128, 128, 64, stages=4, threads=256),
+        Tiling(256, 64, 64, stages=4, threads=256),
+        Tiling(128, 64, 64, stages=4, threads=256),
+        Tiling(128, 64, 64, stages=6, threads=256),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 64, stages=4, threads=128),
+        Tiling(64, 32, 128, stages=4, threads=128),
+        Tiling(64, 32, 128, stages=6, threads=128),
+        Tiling(32, 32, 128, stages=4, threads=128),
+        Tiling(32, 32, 128, stages=6, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=4, threads=128),
+        Tiling(16, 32, 128, stages=6, threads=128),
+        Tiling(16, 32, 256, stages=4, threads=128),
+    ),
+}
+
+GatedMatmulConfiguration: TypeAlias = Tiling
+
+
+class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
+    """``a [m, k]``, ``gate`` and ``up [n, k]`` or ``[k, n]``, ``gate_bias`` and ``up_bias [n]`` to ``out [m, n]``.
+
+    Packed: ``gate_up [2 * n, k]`` or ``[k, 2 * n]``, and ``gate_up_bias [2 * n]``.
+    """
+
+    name = "matmul.gated"
+    parameters_type = GatedMatmulParameters
+    configuration_type = GatedMatmulConfiguration
+    dispatch_size = "m"
+
+    def unsupported(self, parameters: GatedMatmulParameters, target: Target) -> str | None:
+        if target.is_cuda and parameters.dtype == "float32":
+            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        return None
+
+    def inputs(self, parameters: GatedMatmulParameters) -> tuple[TensorType, ...]:
+        p = parameters
+        columns = 2 * p.n if p.packed else p.n
+        weight = (columns, p.k) if p.weight_layout == "nk" else (p.k, columns)
+        names = ("gate_up",) if p.packed else ("gate", "up")
+        return (
+            TensorType("a", ("m", p.k), p.dtype),
+            *(TensorType(name, weight, p.dtype) for name in names),
+            *(TensorType(f"{name}_bias", (columns,), p.dtype) for name in names if p.bias),
+        )
+
+    def outputs(self, parameters: GatedMatmulParameters) -> tuple[TensorType, ...]:
+        return (TensorType("out", ("m", parameters.n), parameters.dtype),)
+
+    def configurations(self, parameters: GatedMatmulParameters, target: Target) -> tuple[GatedMatmulConfiguration, ...]:
+        p = parameters
+        if not target.is_cuda:
+            return CPU_TILINGS[p.weight_layout]
+        strides = (p.k, p.k if p.weight_layout == "nk" else (2 * p.n if p.packed else p.n))
+        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target, weights=2)
+
+    def work(self, parameters: GatedMatmulParameters, sizes: Mapping[str, int]) -> Work:
+        """The products alone: what the epilogue adds to them is nothing beside."""
+        p, m = parameters, sizes["m"]
+        elements = m * p.k + 2 * p.k * p.n + 2 * p.bias * p.n + m * p.n
+        return Work(flops=4.0 * m * p.n * p.k, bytes=float(elements * ITEM_BYTES[p.dtype]))
+
+    def reference(self, parameters: GatedMatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from tkc.kernels.gated_matmul.reference import gated_matmul
+
+        return (gated_matmul(parameters, *inputs),)
+
+    def beneficial(self, parameters: GatedMatmulParameters, target: Target) -> str | None:
+        if not target.is_cuda:
+            return SERIAL_ON_CPU
+        if parameters.n < 16 or parameters.k < 16:
+            return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
+        return None

@@ -1,0 +1,99 @@
+"""Weights that a module concatenates are joined once, before it runs, and only where nothing else reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from reference_execution import imported
+from torch import Tensor, nn
+from torch.export import Dim
+
+import tkc
+from tkc.frontend.model import ImportedModel, Signature
+from tkc.passes.join_weights import JoinedWeights, JoinWeights
+
+X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
+
+
+def joined(function: Callable[..., object], num_input: int = 1) -> tuple[int, list[JoinedWeights]]:
+    """How many parameters ``function`` of ``X, A, B, C`` has afterwards, and what was joined."""
+    module = imported(function, X, A, B, C, symbolic=())
+    module["main"] = module["main"].with_attr("num_input", num_input)
+    found: list[JoinedWeights] = []
+    return len(JoinWeights(found)(module)["main"].params), found
+
+
+def test_concatenated_weights_become_one() -> None:
+    """Along any axis, in the order of the concatenation."""
+    assert joined(lambda x, a, b, c: torch.cat([b, a]) + c.sum() + x.sum()) == (3, [JoinedWeights((1, 0), 0)])
+    assert joined(lambda x, a, b, c: torch.cat([a, c], 1) + b.sum() + x.sum()) == (3, [JoinedWeights((0, 2), 1)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a, b, c: torch.cat([a, x]) + b.sum() + c.sum(),
+        lambda x, a, b, c: (torch.cat([a, b]), torch.cat([b, c]), x),
+        lambda x, a, b, c: torch.cat([a, a]) + b + c.sum() + x.sum(),
+        lambda x, a, b, c: torch.cat([a + 1, c]) + b + x.sum(),
+    ],
+    ids=["an input", "read twice", "one twice", "computed"],
+)
+def test_other_concatenations_stay(function: Callable[..., object]) -> None:
+    """What changes from call to call, or is needed apart, cannot be joined before."""
+    assert joined(function) == (4, [])
+
+
+def test_without_weights_nothing_is_joined() -> None:
+    """Arguments of the call are not known before it."""
+    assert joined(lambda x, a, b, c: torch.cat([a, b]) + x.sum() + c.sum(), num_input=4) == (4, [])
+
+
+def test_joined_parameters_follow_the_others() -> None:
+    """The order is that of the module's parameters; what is not joined is the same tensor as before."""
+    model = ImportedModel(None, {"a": A, "b": B, "c": C}, Signature((), (), {}))
+    model.join_weights([JoinedWeights((2, 0), 1)])
+    assert list(model.parameters) == ["b", "c+a"]
+    assert model.parameters["b"] is B
+    torch.testing.assert_close(model.parameters["c+a"], torch.cat([C, A], 1))
+
+
+class Projections(nn.Module):
+    """A query, key and value with biases, and what is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(16, 12), nn.Linear(16, 8), nn.Linear(16, 8)
+        self.out = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The query and key, and the value projected back."""
+        return self.query(x), self.key(x).unflatten(-1, (2, 4)), self.out(self.value(x))
+
+
+def test_a_model_with_joined_weights_runs_and_loads(tmp_path: Path) -> None:
+    """The artifact holds the joined weights; the model's own are neither changed nor copied."""
+    torch.manual_seed(0)
+    model = Projections().eval()
+    batch = Dim("batch", min=1, max=64)
+    executable = tkc.compile(model, (torch.randn(2, 16),), dynamic_shapes={"x": {0: batch}}, kernels="all")
+    joined = ["key.weight+value.weight+query.weight", "key.bias+value.bias+query.bias"]
+    assert sorted(executable.parameters) == sorted(["out.weight", "out.bias", *joined])
+    assert executable.parameters["out.weight"].data_ptr() == model.out.weight.data_ptr()
+    executable.save(tmp_path / "model.tkc")
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        expected = model(x)
+    for runnable in (executable, tkc.load(tmp_path / "model.tkc")):
+        for found, wanted in zip(runnable(x), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_kernels_that_are_not_used_join_nothing() -> None:
+    """On the CPU, products are left to generated code, which takes each weight as it is."""
+    model = Projections().eval()
+    executable = tkc.compile(model, (torch.randn(2, 16),))
+    assert set(executable.parameters) == set(dict(model.named_parameters()))
