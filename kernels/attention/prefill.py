@@ -7,7 +7,7 @@ never leave the registers (Dao, "FlashAttention-2", 2023).
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
-from tkc.kernels.attention.cpu import Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
@@ -147,8 +147,13 @@ def _tile_rows(
         return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
 
     return Rows(
-        query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
-        key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+        parts=(
+            Part(
+                p.head_size,
+                query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
+                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+            ),
+        ),
         value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
         masked=masked,
         out=lambda row: position(p.out_layout, batch, head, query(row)),
