@@ -96,7 +96,7 @@ def operands(
     whose axes are batch, sequence, heads (or heads, sequence) and size.
     """
     found = []
-    for value, place, factor in _origins(geometry, expr, index):
+    for value, place, factor in origins(geometry, expr, index):
         fits = (_fitted(geometry, value, place, layout, sequence, size) for layout in _LAYOUTS)
         fit = next((fit for fit in fits if fit is not None), None)
         if fit is not None and dtype(value) == name:
@@ -104,7 +104,8 @@ def operands(
     return found
 
 
-def _origins(geometry: Geometry, expr: relax.Expr, index: Index) -> Iterator[tuple[relax.Expr, Index, float]]:
+def origins(geometry: Geometry, expr: relax.Expr, index: Index) -> Iterator[tuple[relax.Expr, Index, float]]:
+    """Each tensor whose element at an index, times a factor, is that of ``expr`` at ``index``, the earliest last."""
     graph, factor = geometry.graph, 1.0
     while known_dims(expr.struct_info) is not None:
         yield expr, index, factor

@@ -2,6 +2,7 @@
 
 from tkc.passes.attention import DECODE, PREFILL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
+from tkc.passes.latent_attention import LATENT_DECODE
 from tkc.passes.matmul import MATMUL
 from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
@@ -12,8 +13,8 @@ from tkc.passes.rule import Rule
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
 # Permuting needs to see that experts come from a top-k, which gating replaces. Rotary embedding leaves queries and keys
-# in the layout that attention reads best. Normalization comes last: it takes the sums that no matrix product adds in
-# its epilogue.
+# in the layout that attention reads best. Attention over latents would pass for ordinary attention. Normalization comes
+# last: it takes the sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     SWIGLU,
     GROUPED_MATMUL,
     ROTARY,
+    LATENT_DECODE,
     DECODE,
     PREFILL,
     MATMUL,
