@@ -164,19 +164,17 @@ def aligned(
 ) -> list[tirx.PrimExpr] | None:
     """The sizes of ``value``, read at ``index``, along ``axes``; ``None`` where its axes are not these in this order.
 
-    An axis of one may be missing; with ``broadcast``, every axis may be missing or have the size of one.
+    An axis of one may be missing. With ``broadcast``, every axis may be missing, and axes of one may be anywhere.
     """
-    dims, sizes = shape(value), []
-    place = 0
+    found = [
+        (size, entry) for size, entry in zip(shape(value), index, strict=True) if not (broadcast and static(size) == 1)
+    ]
+    sizes: list[tirx.PrimExpr] = []
     for axis in axes:
-        dim = dims[place] if place < len(dims) else None
-        if dim is not None and (
-            (broadcast and static(dim) == 1) or (space.equal(dim, axis.size) and space.equal(index[place], axis.index))
-        ):
-            sizes.append(dim)
-            place += 1
+        if found and space.equal(found[0][0], axis.size) and space.equal(found[0][1], axis.index):
+            sizes.append(found.pop(0)[0])
         elif broadcast or static(axis.size) == 1:
             sizes.append(int64(1))
         else:
             return None
-    return sizes if place == len(dims) else None
+    return None if found else sizes

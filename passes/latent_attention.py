@@ -150,16 +150,22 @@ def _of_operator(graph: Graph, call: relax.Call) -> _Attention:
         products=(
             _Product(
                 query=(query, (g.b.index, g.q.index, g.h.index, size.index)),
-                key=(key, (g.b.index, g.k.index, g.h.index, size.index)),
+                key=(key, (g.b.index, g.k.index, _shared_head(g, key), size.index)),
                 size=size,
                 factor=scale,
             ),
         ),
-        value=(value, (g.b.index, g.k.index, g.h.index, latent.index)),
+        value=(value, (g.b.index, g.k.index, _shared_head(g, value), latent.index)),
         latent=latent,
         masks=tuple(MaskTerm(mask, broadcast_index(scores, shape(mask))) for mask in bias),
         causal=CAUSAL[call.attrs.causal_mask],
     )
+
+
+def _shared_head(g: Geometry, operand: relax.Expr) -> tirx.PrimExpr:
+    """Which head of ``operand [batch, sequence, heads, size]`` a query's head reads."""
+    (head,) = g.space.simplified([tirx.floordiv(g.h.index, int64(g.heads // int(shape(operand)[2])))])
+    return head
 
 
 def _of_products(g: Geometry, core: relax.Var, call: relax.Call, leading: Index, row: tirx.PrimExpr) -> _Attention:
