@@ -9,7 +9,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
 from tkc.kernels.attention.splits import Results, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
@@ -59,10 +59,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             scores = T.alloc_fragment([block_rows, block_keys], "float32")
             acc = T.alloc_fragment([block_rows, p.value_head_size], "float32")
             maximum = T.alloc_fragment([block_rows], "float32")
-            previous = T.alloc_fragment([block_rows], "float32")
-            shift = T.alloc_fragment([block_rows], "float32")
             rescale = T.alloc_fragment([block_rows], "float32")
-            tile_sum = T.alloc_fragment([block_rows], "float32")
             total = T.alloc_fragment([block_rows], "float32")
 
             # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
@@ -85,17 +82,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                             visible = visible & (first_row + i < group)
                         entry = mask_entry(p, mask, batch, first_head + i, 0, first_key + j)
                         scores[i, j] = masked_score(p, scores[i, j], visible, entry)
-                T.copy(maximum, previous)
-                T.reduce_max(scores, maximum, dim=1, clear=False)
-                for i in T.Parallel(block_rows):
-                    shift[i] = finite(maximum[i])
-                for i in T.Parallel(block_rows):
-                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
-                for i, j in T.Parallel(block_rows, block_keys):
-                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-                T.reduce_sum(scores, tile_sum, dim=1)
-                for i in T.Parallel(block_rows):
-                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_rows, p.value_head_size):
                     acc[i, j] *= rescale[i]

@@ -32,8 +32,8 @@ class _Shared:
     """What the warpgroups of a block share: the queries, and two tiles with what is known of them.
 
     ``weights`` take the place of a tile's rotary part, which only its scores need. ``rescale`` and ``maximum`` are each
-    tile's, ``total`` each warpgroup's. The barriers: a tile is loaded (the third: the queries are), a tile's weights
-    are made, and a warpgroup (the second axis) has done with a tile.
+    tile's, ``total`` each warpgroup's. Barriers say of a tile that its first or second half is ``loaded``, that its
+    weights are made (``weighted``), and which warpgroup is ``done`` with it.
     """
 
     q: Buffer
@@ -44,6 +44,7 @@ class _Shared:
     rescale: Buffer
     maximum: Buffer
     total: Buffer
+    q_loaded: Buffer
     loaded: Buffer
     weighted: Buffer
     done: Buffer
@@ -110,7 +111,8 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 rescale=T.alloc_shared([2, block_heads], "float32"),
                 maximum=T.alloc_shared([2, block_heads], "float32"),
                 total=T.alloc_shared([2, block_heads], "float32"),
-                loaded=T.alloc_barrier([_WARPGROUP] * 3),
+                q_loaded=T.alloc_barrier(_WARPGROUP),
+                loaded=T.alloc_barrier([_WARPGROUP] * 4),
                 weighted=T.alloc_barrier([_WARPGROUP] * 2),
                 done=T.alloc_barrier([_WARPGROUP] * 4),
             )
@@ -151,30 +153,32 @@ def _load(
     batch: PrimExpr,
     first_head: PrimExpr,
 ):
-    """The queries, then tile after tile, each half when the warpgroup that adds it up has done with the one before."""
+    """The queries, then tile after tile, each half once the warpgroup that adds it up is done with the last one."""
     half = p.latent_size // 2
     T.set_max_nreg(_LOADING_REGISTERS, 0)
-    T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.loaded[2])
+    T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.q_loaded)
     T.tma_copy(
-        rope_columns(p, p.joined_queries, q, q_rope, batch, first_head, c.block_heads), s.q_rope, barrier=s.loaded[2]
+        rope_columns(p, p.joined_queries, q, q_rope, batch, first_head, c.block_heads), s.q_rope, barrier=s.q_loaded
     )
-    T.barrier_arrive(s.loaded[2])
+    T.barrier_arrive(s.q_loaded)
     for pair in T.serial(turns.pairs):
-        for tile in T.unroll(2):
+        for tile in (0, 1):
             first_key = turns.first_key + (pair * 2 + tile) * c.block_keys
-            for side in T.unroll(2):
+            # The warpgroup that weighs a tile is done with it first.
+            for nth, side in enumerate((tile, 1 - tile)):
                 T.barrier_wait(s.done[2 * tile + side], (pair & 1) ^ 1)
                 T.tma_copy(
                     latent_columns(cache, batch, first_key, c.block_keys, side * half, half),
                     s.cache[tile, :, side * half : (side + 1) * half],
-                    barrier=s.loaded[tile],
+                    barrier=s.loaded[2 * tile + nth],
                 )
-            T.tma_copy(
-                rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, c.block_keys),
-                s.rope[tile, :, :],
-                barrier=s.loaded[tile],
-            )
-            T.barrier_arrive(s.loaded[tile])
+                if nth == 1:
+                    T.tma_copy(
+                        rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, c.block_keys),
+                        s.rope[tile, :, :],
+                        barrier=s.loaded[2 * tile + nth],
+                    )
+                T.barrier_arrive(s.loaded[2 * tile + nth])
 
 
 @T.macro
@@ -194,7 +198,7 @@ def _multiply(
     T.clear(acc)
     T.clear(rows.total)
     T.fill(rows.maximum, -T.infinity("float32"))
-    T.barrier_wait(s.loaded[2], 0)
+    T.barrier_wait(s.q_loaded, 0)
     for pair in T.serial(turns.pairs):
         _take_turn(p, c, s, turns, own, pair, acc, rows)
     if own == 0:
@@ -223,9 +227,17 @@ def _take_turn(
     rows: _Rows,
 ):
     """Score the own tile; add up the other warpgroup's, which came before, during the softmax; then add up the own."""
+    half = p.latent_size // 2
     scores = T.alloc_fragment([c.block_heads, c.block_keys], "float32")
-    T.barrier_wait(s.loaded[own], pair & 1)
-    T.wgmma_gemm(s.q, s.cache[own, :, :], scores, transpose_B=True, clear_accum=True)
+    for nth, side in enumerate((own, 1 - own)):
+        T.barrier_wait(s.loaded[2 * own + nth], pair & 1)
+        T.wgmma_gemm(
+            s.q[:, side * half : (side + 1) * half],
+            s.cache[own, :, side * half : (side + 1) * half],
+            scores,
+            transpose_B=True,
+            clear_accum=nth == 0,
+        )
     T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
     T.wait_wgmma(0)
     if own == 1 or pair > 0:  # nothing comes before the first tile

@@ -9,7 +9,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
 from tkc.kernels.attention.tensors import element, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
@@ -49,10 +49,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             weights = T.alloc_fragment([block_queries, block_keys], p.dtype)
             acc = T.alloc_fragment([block_queries, p.value_head_size], "float32")
             maximum = T.alloc_fragment([block_queries], "float32")
-            previous = T.alloc_fragment([block_queries], "float32")
-            shift = T.alloc_fragment([block_queries], "float32")
             rescale = T.alloc_fragment([block_queries], "float32")
-            tile_sum = T.alloc_fragment([block_queries], "float32")
             total = T.alloc_fragment([block_queries], "float32")
 
             T.copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, disable_tma=disable_tma)
@@ -85,17 +82,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                         entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
                         scores[i, j] = masked_score(p, scores[i, j], visible, entry)
 
-                T.copy(maximum, previous)
-                T.reduce_max(scores, maximum, dim=1, clear=False)
-                for i in T.Parallel(block_queries):
-                    shift[i] = finite(maximum[i])
-                for i in T.Parallel(block_queries):
-                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
-                for i, j in T.Parallel(block_queries, block_keys):
-                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-                T.reduce_sum(scores, tile_sum, dim=1)
-                for i in T.Parallel(block_queries):
-                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_queries, p.value_head_size):
                     acc[i, j] *= rescale[i]
