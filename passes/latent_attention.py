@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import relax, tirx
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.passes.attention import (
-    CAUSAL,
-    INSIDE,
-    OPERATORS,
-    batch_size,
-    factors,
-    possible_heads,
-)
+from tkc.passes.attention import CAUSAL, INSIDE, OPERATORS, batch_size, factors, possible_heads
 from tkc.passes.attention_masks import Causal, kernel_mask
 from tkc.passes.attention_operands import Axis, Geometry, new_axis, origins
 from tkc.passes.attention_scores import MaskTerm, NotAttention, Scores, read_scores, softmax_of, weights_scores
@@ -66,7 +59,7 @@ class _Read:
 
 @dataclass(frozen=True)
 class _Split:
-    """The latent and the rotary part of the scores: two products, or one in which the latter begins at a column."""
+    """Which product scores the latent and which the rotary part, and where in the latter's columns that begins."""
 
     latent: _Product
     rope: _Product
@@ -114,7 +107,8 @@ def _check(match: Match) -> KernelCall | None:
 def _readings(graph: Graph, var: relax.Var, call: relax.Call) -> Iterator[_Attention]:
     """Every way in which ``call`` is attention of one query."""
     if call.op.name in OPERATORS:
-        if static(shape(call)[1]) == 1 and call.attrs.window_size is None and static(shape(call)[2]) is not None:
+        heads_and_sizes = [size for operand in call.args[:3] for size in shape(operand)[2:]]
+        if static(shape(call)[1]) == 1 and call.attrs.window_size is None and None not in map(static, heads_and_sizes):
             yield _of_operator(graph, call)
         return
     if softmax_of(graph, call.args[0]) is None or call.args[1].struct_info.ndim < 2:
@@ -225,9 +219,8 @@ def _call(var: relax.Var, a: _Attention) -> KernelCall | None:
         ]
         queries = _sides(g, split, split.latent.query, split.rope.query, g.h, name)
         for key, query in itertools.product(keys, queries):
-            scale, rope_scale = (
-                part.factor * key.factors[i] * query.factors[i] for i, part in enumerate((split.latent, split.rope))
-            )
+            scale = split.latent.factor * query.factors[0] * key.factors[0]
+            rope_scale = split.rope.factor * query.factors[1] * key.factors[1]
             if not math.isclose(scale, rope_scale, rel_tol=1e-6):
                 continue
             parameters = LatentParameters(
@@ -269,13 +262,13 @@ def _sides(g: Geometry, split: _Split, latent: Place, rope: Place, rows: Axis, n
     ropes = _reads(g, _at(rope, split.rope.size, split.first_rope + split.rope_axis.index))
     whole = Axis(split.latent_axis.index, int64(split.latent_size + split.rope_size))
     for left, right in itertools.product(reversed(latents), reversed(ropes)):
-        found = None
-        if _continues(g, split, left, right):
-            found = _fitted(g, [(left, rows, whole)], name)
-        if found is None:
-            found = _fitted(g, [(left, rows, split.latent_axis), (right, rows, split.rope_axis)], name)
-        if found is not None:
-            yield _Side(found, left, (left.factor, right.factor))
+        joined = _matrix(g, left, rows, whole, name) if _continues(g, split, left, right) else None
+        latent_alone = _matrix(g, left, rows, split.latent_axis, name)
+        rope_alone = _matrix(g, right, rows, split.rope_axis, name)
+        if joined is not None:
+            yield _Side((joined,), left, (left.factor, right.factor))
+        elif latent_alone is not None and rope_alone is not None:
+            yield _Side((latent_alone, rope_alone), left, (left.factor, right.factor))
 
 
 def _at(place: Place, axis: Axis, column: tirx.PrimExpr) -> Place:
@@ -298,23 +291,18 @@ def _continues(g: Geometry, split: _Split, left: _Read, right: _Read) -> bool:
     return left.value.same_as(right.value) and all(map(g.space.equal, (*left.index[:-1], last), right.index))
 
 
-def _fitted(g: Geometry, parts: Sequence[tuple[_Read, Axis, Axis]], name: str) -> tuple[relax.Expr, ...] | None:
-    """Each part as ``[batch, rows, columns]``; ``None`` where one does not lie so, but for axes of one."""
-    fitted = []
-    for read, rows, columns in parts:
-        axes = (g.b, rows, columns)
-        lying = [(size, entry) for size, entry in zip(shape(read.value), read.index, strict=True) if static(size) != 1]
-        wanted = [axis for axis in axes if static(axis.size) != 1]
-        if dtype(read.value) != name or len(lying) != len(wanted):
+def _matrix(g: Geometry, read: _Read, rows: Axis, columns: Axis, name: str) -> relax.Expr | None:
+    """The tensor as ``[batch, rows, columns]`` of dtype ``name``, if these are its axes, but for axes of one."""
+    dims = shape(read.value)
+    lying = [(size, entry) for size, entry in zip(dims, read.index, strict=True) if static(size) != 1]
+    axes = [axis for axis in (g.b, rows, columns) if static(axis.size) != 1]
+    if dtype(read.value) != name or len(lying) != len(axes):
+        return None
+    for (size, entry), axis in zip(lying, axes, strict=True):
+        if not (g.space.equal(size, axis.size) and g.space.equal(entry, axis.index)):
             return None
-        if not all(
-            g.space.equal(size, axis.size) and g.space.equal(entry, axis.index)
-            for (size, entry), axis in zip(lying, wanted, strict=True)
-        ):
-            return None
-        fits = len(shape(read.value)) == 3
-        fitted.append(read.value if fits else relax.op.reshape(read.value, [axis.size for axis in axes]))
-    return tuple(fitted)
+    matrix = (g.b.size, rows.size, columns.size)
+    return read.value if g.graph.same_shape(dims, matrix) else relax.op.reshape(read.value, matrix)
 
 
 LATENT_DECODE = Rule(
