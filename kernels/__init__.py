@@ -3,6 +3,7 @@
 ``SPECS`` is the table of all kernels by name. Import of this package never imports TileLang or TVM.
 """
 
+from tkc.kernels.attention.latent_spec import LatentDecode
 from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
 from tkc.kernels.gated_matmul.spec import GatedMatmul
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
@@ -26,6 +27,7 @@ SPECS: dict[str, KernelSpec] = {
         SwiGLU(),
         AttentionPrefill(),
         AttentionDecode(),
+        LatentDecode(),
         Matmul(),
         GatedMatmul(),
         GroupedMatmul(),

@@ -31,14 +31,14 @@ from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 from tkc.passes.views import Index, broadcast_index, int64
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
+OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
 _RESULT_VIEWS = ("relax.permute_dims", "relax.reshape", "relax.where")
-_CAUSAL: dict[str | None, Causal | None] = {None: None, "TopLeft": "top_left", "BottomRight": "bottom_right"}
+CAUSAL: dict[str | None, Causal | None] = {None: None, "TopLeft": "top_left", "BottomRight": "bottom_right"}
 
 
 _ELEMENTWISE = ("astype", "where", "add", "subtract", "multiply", "divide", "equal", "greater", "logical_not", "isnan")
 _REARRANGING = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze")
-_INSIDE = frozenset(f"relax.{name}" for name in ("matmul", "nn.softmax", "max", *_ELEMENTWISE, *_REARRANGING))
+INSIDE = frozenset(f"relax.{name}" for name in ("matmul", "nn.softmax", "max", *_ELEMENTWISE, *_REARRANGING))
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
     if core is None or core.struct_info.ndim < 2 or known_dims(core.struct_info) is None:
         return None
     call = match.graph.value(core)
-    queries = shape(core)[1 if call.op.name in _OPERATORS else -2]
+    queries = shape(core)[1 if call.op.name in OPERATORS else -2]
     if (static(queries) == 1) != decode:
         return None
     reasons = []
-    for heads in _possible_heads(match.graph, match.var, call):
+    for heads in possible_heads(match.graph, match.var, call):
         try:
             return _call(match, core, call, heads)
         except NotAttention as difference:
@@ -82,10 +82,10 @@ def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
 def _core(graph: Graph, var: relax.Var) -> relax.Var | None:
     """The attention operator, or product of attention weights and values, that only ``var`` reads, as a view."""
     while True:
-        call = graph.call(var, *_OPERATORS, "relax.matmul", *_RESULT_VIEWS)
+        call = graph.call(var, *OPERATORS, "relax.matmul", *_RESULT_VIEWS)
         if call is None:
             return None
-        if call.op.name in _OPERATORS:
+        if call.op.name in OPERATORS:
             return var
         if call.op.name == "relax.matmul":
             return var if softmax_of(graph, call.args[0]) is not None else None
@@ -100,9 +100,9 @@ def _core(graph: Graph, var: relax.Var) -> relax.Var | None:
         var = source
 
 
-def _possible_heads(graph: Graph, var: relax.Var, call: relax.Call) -> list[int]:
+def possible_heads(graph: Graph, var: relax.Var, call: relax.Call) -> list[int]:
     """How many heads there can be: known of four dimensions, else seen in shapes around the product, or one."""
-    if call.op.name in _OPERATORS:
+    if call.op.name in OPERATORS:
         return _numbers([shape(call.args[0])[2]])
     dims = shape(call)
     if len(dims) > 3:
@@ -126,7 +126,7 @@ def _numbers(sizes: Sequence[tirx.PrimExpr | int]) -> list[int]:
 def _call(match: Match, core: relax.Var, call: relax.Call, heads: int) -> KernelCall:
     """The kernel call for ``heads`` heads; :class:`NotAttention` says why there is none."""
     graph = match.graph
-    if call.op.name in _OPERATORS:
+    if call.op.name in OPERATORS:
         geometry, inputs = _of_operator(graph, call, heads)
     else:
         geometry, inputs = _of_products(graph, core, call, heads)
@@ -179,7 +179,7 @@ def _of_operator(graph: Graph, call: relax.Call, heads: int) -> tuple[Geometry, 
         result=(g.b.index, g.q.index, g.h.index, value_size.index),
         scale=1 / math.sqrt(_known(size, "head size")) if call.attrs.scale is None else float(call.attrs.scale),
         masks=tuple(MaskTerm(mask, broadcast_index(scores, shape(mask))) for mask in bias),
-        causal=_CAUSAL[call.attrs.causal_mask],
+        causal=CAUSAL[call.attrs.causal_mask],
     )
 
 
@@ -188,13 +188,13 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
     if weights.struct_info.ndim < 2 or value.struct_info.ndim < 2:
         raise NotAttention("it is a product with a vector")
     dims, value_dims = shape(call), shape(value)
-    g = Geometry.of(graph, _batch(dims[:-2], heads), heads, dims[-2], shape(weights)[-1])
+    g = Geometry.of(graph, batch_size(dims[:-2], heads), heads, dims[-2], shape(weights)[-1])
     leading = g.leading(dims[:-2])
     scores = weights_scores(g, weights, broadcast_index((*leading, g.q.index, g.k.index), shape(weights)))
-    if not feeds_only(graph, scores.product, core, _INSIDE):
+    if not feeds_only(graph, scores.product, core, INSIDE):
         raise NotAttention("its scores or weights are needed elsewhere too")
     value_size = new_axis(g.space, "e", value_dims[-1])
-    query, key, size = _factors(g, scores)
+    query, key, size = factors(g, scores, g.q.index)
     return g, _Inputs(
         query=query,
         key=key,
@@ -207,7 +207,11 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
     )
 
 
-def _batch(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
+def batch_size(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
+    """The batch in the ``leading`` sizes of a product: batch and heads, their product alone, or nothing.
+
+    Raises :class:`NotAttention` where it is no batch of so many heads.
+    """
     if len(leading) != 1:
         return leading[0] if leading else int64(1)
     analyzer = arith.Analyzer()
@@ -217,8 +221,13 @@ def _batch(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
     return batch
 
 
-def _factors(g: Geometry, scores: Scores) -> tuple[tuple[relax.Expr, Index], tuple[relax.Expr, Index], Axis]:
-    """The queries and the keys behind scores, each with its index, and the axis that was summed over."""
+def factors(
+    g: Geometry, scores: Scores, query: tirx.PrimExpr
+) -> tuple[tuple[relax.Expr, Index], tuple[relax.Expr, Index], Axis]:
+    """The queries and the keys behind scores, each with its index, and the axis that was summed over.
+
+    ``query`` is the index of a query among those that share a product.
+    """
     left, right = scores.product.args
     if left.struct_info.ndim < 2 or right.struct_info.ndim < 2:
         raise NotAttention("the scores are a product with a vector")
@@ -226,9 +235,9 @@ def _factors(g: Geometry, scores: Scores) -> tuple[tuple[relax.Expr, Index], tup
     size = new_axis(g.space, "d", shape(left)[-1])
     rows = left, broadcast_index((*leading, row, size.index), shape(left))
     columns = right, broadcast_index((*leading, size.index, column), shape(right))
-    if g.space.equal(row, g.q.index) and g.space.equal(column, g.k.index):
+    if g.space.equal(row, query) and g.space.equal(column, g.k.index):
         return rows, columns, size
-    if g.space.equal(row, g.k.index) and g.space.equal(column, g.q.index):
+    if g.space.equal(row, g.k.index) and g.space.equal(column, query):
         return columns, rows, size
     raise NotAttention("there is not one score for each query and key")
 
@@ -279,7 +288,7 @@ def _shows(g: Geometry, root: relax.Expr, index: Index, core: relax.Var, inputs:
 
 
 _PATTERN = any_of(
-    is_op(name)(wildcard(), varg_default_wildcard=True) for name in (*_OPERATORS, "relax.matmul", *_RESULT_VIEWS)
+    is_op(name)(wildcard(), varg_default_wildcard=True) for name in (*OPERATORS, "relax.matmul", *_RESULT_VIEWS)
 )
 
 PREFILL = Rule("attention", "attention.prefill", _PATTERN, {}, lambda match: _check(match, decode=False))

@@ -94,8 +94,10 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
         axes = (geometry.b, geometry.h, geometry.q, geometry.k)
         dims = aligned(geometry.space, value, index, axes, broadcast=True)
         if dims is not None:
-            four = value if len(dims) == value.struct_info.ndim else relax.op.reshape(value, dims)
-            number = _multiplied(four, term.factor) if fill is None else _selecting(four, keeps, fill, name)
+            four = value if graph.same_shape(shape(value), dims) else relax.op.reshape(value, dims)
+            number = (
+                _multiplied(four, term.factor, dtype(value)) if fill is None else _selecting(four, keeps, fill, name)
+            )
             found = _Tensor(number, tuple(dims), dtype(value) if fill is None else "bool" if fill == -inf else name)
         if (source := geometry.expressions.source(value, index)) is not None:
             value, index = source
@@ -119,8 +121,8 @@ def _selecting(condition: relax.Expr, keeps: bool, fill: float, name: str) -> re
     return relax.op.where(condition, *((shown, hidden) if keeps else (hidden, shown)))
 
 
-def _multiplied(value: relax.Expr, factor: float) -> relax.Expr:
-    return value if factor == 1 else relax.op.multiply(value, relax.const(factor, dtype(value)))
+def _multiplied(value: relax.Expr, factor: float, name: str) -> relax.Expr:
+    return value if factor == 1 else relax.op.multiply(value, relax.const(factor, name))
 
 
 def _as_number(tensor: _Tensor, name: str) -> relax.Expr:

@@ -96,7 +96,7 @@ def operands(
     whose axes are batch, sequence, heads (or heads, sequence) and size.
     """
     found = []
-    for value, place, factor in _origins(geometry, expr, index):
+    for value, place, factor in origins(geometry, expr, index):
         fits = (_fitted(geometry, value, place, layout, sequence, size) for layout in _LAYOUTS)
         fit = next((fit for fit in fits if fit is not None), None)
         if fit is not None and dtype(value) == name:
@@ -104,7 +104,8 @@ def operands(
     return found
 
 
-def _origins(geometry: Geometry, expr: relax.Expr, index: Index) -> Iterator[tuple[relax.Expr, Index, float]]:
+def origins(geometry: Geometry, expr: relax.Expr, index: Index) -> Iterator[tuple[relax.Expr, Index, float]]:
+    """Each tensor whose element at an index, times a factor, is that of ``expr`` at ``index``, the earliest last."""
     graph, factor = geometry.graph, 1.0
     while known_dims(expr.struct_info) is not None:
         yield expr, index, factor
@@ -163,19 +164,17 @@ def aligned(
 ) -> list[tirx.PrimExpr] | None:
     """The sizes of ``value``, read at ``index``, along ``axes``; ``None`` where its axes are not these in this order.
 
-    An axis of one may be missing; with ``broadcast``, every axis may be missing or have the size of one.
+    An axis of one may be missing. With ``broadcast``, every axis may be missing, and axes of one may be anywhere.
     """
-    dims, sizes = shape(value), []
-    place = 0
+    found = [
+        (size, entry) for size, entry in zip(shape(value), index, strict=True) if not (broadcast and static(size) == 1)
+    ]
+    sizes: list[tirx.PrimExpr] = []
     for axis in axes:
-        dim = dims[place] if place < len(dims) else None
-        if dim is not None and (
-            (broadcast and static(dim) == 1) or (space.equal(dim, axis.size) and space.equal(index[place], axis.index))
-        ):
-            sizes.append(dim)
-            place += 1
+        if found and space.equal(found[0][0], axis.size) and space.equal(found[0][1], axis.index):
+            sizes.append(found.pop(0)[0])
         elif broadcast or static(axis.size) == 1:
             sizes.append(int64(1))
         else:
             return None
-    return sizes if place == len(dims) else None
+    return None if found else sizes

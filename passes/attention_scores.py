@@ -192,19 +192,22 @@ def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Sco
     for rows in kept:
         of_weights = graph.value(rows.value).same_as(softmax)
         check_sight(geometry, rows, sight(geometry, softmax if of_weights else softmax.args[0], index))
-    scores = _scores(geometry, softmax.args[0], index)
+    scores = read_scores(geometry, softmax.args[0], index)
     if scores is None:
         raise NotAttention("softmax is not taken of a matrix product")
     return scores
 
 
-def _scores(geometry: Geometry, expr: relax.Expr, index: Index) -> Scores | None:
-    """``expr`` at ``index`` as scores; ``None`` where it does not come from a matrix product at all."""
+def read_scores(geometry: Geometry, expr: relax.Expr, index: Index) -> Scores | None:
+    """``expr`` at ``index`` as scores; ``None`` where it does not come from a matrix product at all.
+
+    Raises :class:`NotAttention` where it does in a way that is not followed.
+    """
     graph = geometry.graph
     if (source := geometry.expressions.source(expr, index)) is not None:
-        return _scores(geometry, *source)
+        return read_scores(geometry, *source)
     if (scaled := constant_factor(graph, expr)) is not None:
-        scores = _scores(geometry, scaled[0], index)
+        scores = read_scores(geometry, scaled[0], index)
         return None if scores is None else _times(scores, scaled[1])
     call = _call(graph, expr)
     if call is None:
@@ -230,12 +233,12 @@ def _of_product(geometry: Geometry, call: relax.Call, index: Index) -> Scores:
 
 
 def _of_cast(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
-    return _scores(geometry, call.args[0], index)
+    return read_scores(geometry, call.args[0], index)
 
 
 def _of_sum(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
     for scores, mask in (call.args, reversed(call.args)):
-        if (found := _scores(geometry, scores, broadcast_index(index, shape(scores)))) is not None:
+        if (found := read_scores(geometry, scores, broadcast_index(index, shape(scores)))) is not None:
             term = MaskTerm(mask, broadcast_index(index, shape(mask)))
             return replace(found, masks=(*found.masks, term))
     return None
@@ -243,7 +246,7 @@ def _of_sum(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None
 
 def _of_difference(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
     scores, mask = call.args
-    found = _scores(geometry, scores, broadcast_index(index, shape(scores)))
+    found = read_scores(geometry, scores, broadcast_index(index, shape(scores)))
     if found is None:
         return None
     return replace(found, masks=(*found.masks, MaskTerm(mask, broadcast_index(index, shape(mask)), factor=-1.0)))
@@ -252,7 +255,7 @@ def _of_difference(geometry: Geometry, call: relax.Call, index: Index) -> Scores
 def _of_selection(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
     condition, chosen, otherwise = call.args
     for scores, filled, keeps in ((chosen, otherwise, True), (otherwise, chosen, False)):
-        found = _scores(geometry, scores, broadcast_index(index, shape(scores)))
+        found = read_scores(geometry, scores, broadcast_index(index, shape(scores)))
         if found is None:
             continue
         fill = geometry.graph.constant(filled)

@@ -3,6 +3,7 @@
 from tkc.passes.attention import DECODE, PREFILL
 from tkc.passes.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
+from tkc.passes.latent_attention import LATENT_DECODE
 from tkc.passes.matmul import MATMUL
 from tkc.passes.merged_matmul import MERGED_MATMUL
 from tkc.passes.moe_combine import MOE_COMBINE
@@ -15,9 +16,9 @@ from tkc.passes.scaled_matmul import SCALED_MATMUL
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
 # Permuting needs to see that experts come from a top-k, which gating replaces. A gated product is more than SwiGLU.
-# Rotary embedding leaves queries and keys in the layout that attention reads best. Products of FP8 would be taken for
-# those of the floats it is widened to. Merged products are more than single ones. Normalization comes last: it takes
-# the sums that no matrix product adds in its epilogue.
+# Rotary embedding leaves queries and keys in the layout that attention reads best. Attention over latents would pass
+# for ordinary attention, products of FP8 for those of the floats it is widened to. Merged products are more than single
+# ones. Normalization comes last: it takes the sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
@@ -28,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     SWIGLU,
     GROUPED_MATMUL,
     ROTARY,
+    LATENT_DECODE,
     DECODE,
     PREFILL,
     SCALED_MATMUL,

@@ -1,4 +1,4 @@
-"""Says which element of its source a view (a reshape, permutation, slice, repetition) shows at an index."""
+"""Says which element of its source a view (a reshape, permutation, slice, repetition, piece) shows at an index."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ def view_source(graph: Graph, space: IndexSpace, expr: relax.Expr, index: Index)
     value = graph.value(expr)
     if isinstance(value, relax.TupleGetItem):
         return _piece_source(graph, space, value, index)
+    if (joined := graph.call(value, "relax.concat")) is not None:
+        return _joined_source(graph, space, joined, index)
     call = graph.call(value, *_VIEWS)
     if call is None or any(known_dims(x.struct_info) is None for x in (call, call.args[0])):
         return None
@@ -211,6 +213,23 @@ def _piece_source(
     else:
         start = int64(0) if item.index == 0 else int64(int(sections[item.index - 1]))
     return call.args[0], space.simplified((*index[:axis], index[axis] + start, *index[axis + 1 :]))
+
+
+def _joined_source(graph: Graph, space: IndexSpace, call: relax.Call, index: Index) -> tuple[relax.Expr, Index] | None:
+    """As :func:`view_source`, for a concatenation: the one of its pieces in which all of ``index`` lies."""
+    pieces = graph.value(call.args[0])
+    if not isinstance(pieces, relax.Tuple) or call.attrs.axis is None:
+        return None
+    axis, begin = int(call.attrs.axis) % len(index), int64(0)
+    for piece in pieces.fields:
+        dims = known_dims(piece.struct_info)
+        if dims is None:
+            return None
+        position = space.analyzer.simplify(index[axis] - begin)
+        if space.within(position, dims[axis]):
+            return piece, space.simplified((*index[:axis], position, *index[axis + 1 :]))
+        begin = begin + dims[axis]
+    return None
 
 
 _VIEWS: Mapping[str, Callable[[relax.Call, Index, IndexSpace], Index | None]] = {

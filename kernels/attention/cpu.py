@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
@@ -25,15 +27,23 @@ _HALVES = [LANES >> step for step in range(1, LANES.bit_length())]
 
 
 @dataclass(frozen=True)
+class Part:
+    """``size`` columns of the queries and keys: ``query(row, column)`` and ``key(key, column)``, as they are stored."""
+
+    size: int
+    query: Callable[[PrimExpr, PrimExpr], PrimExpr]
+    key: Callable[[PrimExpr, PrimExpr], PrimExpr]
+
+
+@dataclass(frozen=True)
 class Rows:
     """What a tile of queries that share their keys reads and writes, by row of the tile.
 
-    ``query(row, column)``, ``key(key, column)`` and ``value(key, column)`` are elements as they are stored,
-    ``masked(score, row, key)`` is the score or minus infinity, ``out(row)`` is the position of the row's result.
+    ``parts`` make up the head size. ``value(key, column)`` is an element as it is stored, ``masked(score, row, key)``
+    the score or minus infinity, ``out(row)`` the position of the row's result.
     """
 
-    query: Callable[[PrimExpr, PrimExpr], PrimExpr]
-    key: Callable[[PrimExpr, PrimExpr], PrimExpr]
+    parts: tuple[Part, ...]
     value: Callable[[PrimExpr, PrimExpr], PrimExpr]
     masked: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]
     out: Callable[[PrimExpr], tuple[PrimExpr, ...]]
@@ -81,14 +91,15 @@ def attend_rows(
             first_row = tile * tile_rows
             for key_tile in T.serial(block_keys // KEYS):
                 tile_key = first_key + key_tile * KEYS
-                sums = register_tile(
-                    Tiling(tile_rows, KEYS, LANES, stages=1, threads=1),
-                    p.head_size,
-                    _score_product(p, rows, first_row, tile_key, keys - 1),
-                )
-                for i, products in enumerate(sums):
+                tiling = Tiling(tile_rows, KEYS, LANES, stages=1, threads=1)
+                part_sums = [
+                    register_tile(tiling, part.size, _score_product(p, part, first_row, tile_key, keys - 1))
+                    for part in rows.parts
+                ]
+                for i, products in enumerate(zip(*part_sums, strict=True)):
                     for j in T.serial(KEYS):
-                        scores[i, key_tile * KEYS + j] = rows.masked(products[j, 0], first_row + i, tile_key + j)
+                        score = reduce(add, [product[j, 0] for product in products])
+                        scores[i, key_tile * KEYS + j] = rows.masked(score, first_row + i, tile_key + j)
             for i in T.serial(tile_rows):
                 softmax_step(p, i, scores, rescale, first_row + i, maximum, total)
             for column_tile in T.serial(p.value_head_size // columns):
@@ -111,11 +122,11 @@ def attend_rows(
 
 
 def _score_product(
-    p: AttentionParameters, rows: Rows, first_row: PrimExpr, first_key: PrimExpr, last_key: PrimExpr
+    p: AttentionParameters, part: Part, first_row: PrimExpr, first_key: PrimExpr, last_key: PrimExpr
 ) -> Product:
     def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
         key = T.min(first_key + j, last_key)  # the scores of keys beyond the last are masked
-        return to_float32(rows.query(first_row + i, depth), p.dtype) * to_float32(rows.key(key, depth), p.dtype)
+        return to_float32(part.query(first_row + i, depth), p.dtype) * to_float32(part.key(key, depth), p.dtype)
 
     return product
 

@@ -7,15 +7,14 @@ keys: Dao et al., "Flash-Decoding for long-context inference", 2023).
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
-from tkc.kernels.attention.cpu import ROWS, Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
+from tkc.kernels.attention.splits import Results, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
-
-_MOST_COMBINE_THREADS = 128
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
@@ -32,10 +31,6 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     head_tiles = T.ceildiv(group, block_rows)
     masked = p.mask is not None
     full_col = T.GemmWarpPolicy.FullCol
-    # The threads share the value columns evenly, or there are fewer columns than threads.
-    columns, combine_threads = p.value_head_size, _MOST_COMBINE_THREADS
-    while columns > combine_threads and columns % combine_threads:
-        combine_threads //= 2
 
     @T.prim_func
     def attention_decode(
@@ -64,10 +59,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             scores = T.alloc_fragment([block_rows, block_keys], "float32")
             acc = T.alloc_fragment([block_rows, p.value_head_size], "float32")
             maximum = T.alloc_fragment([block_rows], "float32")
-            previous = T.alloc_fragment([block_rows], "float32")
-            shift = T.alloc_fragment([block_rows], "float32")
             rescale = T.alloc_fragment([block_rows], "float32")
-            tile_sum = T.alloc_fragment([block_rows], "float32")
             total = T.alloc_fragment([block_rows], "float32")
 
             # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
@@ -90,17 +82,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                             visible = visible & (first_row + i < group)
                         entry = mask_entry(p, mask, batch, first_head + i, 0, first_key + j)
                         scores[i, j] = masked_score(p, scores[i, j], visible, entry)
-                T.copy(maximum, previous)
-                T.reduce_max(scores, maximum, dim=1, clear=False)
-                for i in T.Parallel(block_rows):
-                    shift[i] = finite(maximum[i])
-                for i in T.Parallel(block_rows):
-                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
-                for i, j in T.Parallel(block_rows, block_keys):
-                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-                T.reduce_sum(scores, tile_sum, dim=1)
-                for i in T.Parallel(block_rows):
-                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_rows, p.value_head_size):
                     acc[i, j] *= rescale[i]
@@ -115,20 +97,8 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                     partial_max[batch, first_head + i, split] = maximum[i]
                     partial_sum[batch, first_head + i, split] = total[i]
 
-        with T.Kernel(p.num_heads, q.shape[0], threads=combine_threads) as (head, batch):
-            acc = T.alloc_fragment([p.value_head_size], "float32")
-            overall = T.alloc_var("float32", -T.infinity("float32"))
-            total = T.alloc_var("float32", 0.0)
-            for split in T.serial(splits):
-                overall = T.max(overall, partial_max[batch, head, split])
-            T.clear(acc)
-            for split in T.serial(splits):
-                factor = T.exp2(exponent(p, partial_max[batch, head, split], finite(overall)))
-                total += factor * partial_sum[batch, head, split]
-                for j in T.Parallel(p.value_head_size):
-                    acc[j] += factor * partial_out[batch, head, split, j]
-            for j in T.Parallel(p.value_head_size):
-                out[(*position(p.out_layout, batch, head, 0), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
+        results = Results(splits, out, partial_out, partial_max, partial_sum)
+        combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0))
 
     return attention_decode
 
@@ -159,8 +129,13 @@ def _group_rows(
         return kv_head * group + T.min(row, group - 1)
 
     return Rows(
-        query=lambda row, column: element(q, p.q_layout, batch, head(row), 0, column),
-        key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+        parts=(
+            Part(
+                p.head_size,
+                query=lambda row, column: element(q, p.q_layout, batch, head(row), 0, column),
+                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+            ),
+        ),
         value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
         masked=lambda score, row, key: masked_score(
             p, score, key < _visible_keys(p, k), stored_mask_entry(p, mask, batch, head(row), 0, key)

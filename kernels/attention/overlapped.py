@@ -5,12 +5,13 @@ computed, the product of the last ones with their values is under way.
 """
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr, PrimFunc
+from tvm.tirx import PrimFunc
 
+from tkc.kernels.attention.hiding import hide_tile
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
-from tkc.kernels.attention.tensors import diagonal, length, mask_entry, rows
+from tkc.kernels.attention.tensors import diagonal, length, rows
 
 WARPGROUP = 128
 
@@ -25,50 +26,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
     group = p.num_heads // p.num_kv_heads
-    causal, masked = p.causal is not None, p.mask is not None
+    causal = p.causal is not None
     full_row = T.GemmWarpPolicy.FullRow
-
-    @T.macro
-    def to_weights(
-        mask: Buffer | None,
-        scores: Buffer,
-        maximum: Buffer,
-        rescale: Buffer,
-        total: Buffer,
-        shift: Buffer,
-        tile_sum: Buffer,
-        batch: PrimExpr,
-        head: PrimExpr,
-        first_query: PrimExpr,
-        first_key: PrimExpr,
-        queries: PrimExpr,
-        keys: PrimExpr,
-    ) -> None:
-        """Make ``scores`` exponentials over the largest so far, and ``rescale`` what earlier ones are to be times."""
-        offset = diagonal(p, queries, keys)
-        partial = first_key + block_keys > keys
-        if causal:
-            partial = partial | (first_key + block_keys - 1 > first_query + offset)
-        if masked or partial:
-            for i, j in T.Parallel(block_queries, block_keys):
-                visible = first_key + j < keys
-                if causal:
-                    visible = visible & (first_key + j <= first_query + i + offset)
-                if masked:
-                    visible = visible & (first_query + i < queries)
-                entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
-                scores[i, j] = masked_score(p, scores[i, j], visible, entry)
-        T.copy(maximum, rescale)
-        T.reduce_max(scores, maximum, dim=1, clear=False)
-        for i in T.Parallel(block_queries):
-            shift[i] = finite(maximum[i])
-        for i in T.Parallel(block_queries):
-            rescale[i] = T.exp2(exponent(p, rescale[i], shift[i]))
-        for i, j in T.Parallel(block_queries, block_keys):
-            scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-        T.reduce_sum(scores, tile_sum, dim=1)
-        for i in T.Parallel(block_queries):
-            total[i] = total[i] * rescale[i] + tile_sum[i]
 
     @T.prim_func
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
@@ -88,9 +47,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             weights = T.alloc_fragment((block_queries, block_keys), p.dtype)
             acc = T.alloc_fragment((block_queries, p.value_head_size), "float32")
             maximum = T.alloc_fragment((block_queries,), "float32")
-            shift = T.alloc_fragment((block_queries,), "float32")
             rescale = T.alloc_fragment((block_queries,), "float32")
-            tile_sum = T.alloc_fragment((block_queries,), "float32")
             total = T.alloc_fragment((block_queries,), "float32")
             q_loaded = T.alloc_barrier(WARPGROUP)
             k_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
@@ -135,21 +92,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     T.wgmma_gemm(q_tile, k_tile[0, :, :], scores, transpose_B=True, policy=full_row, clear_accum=True)
                     T.wait_wgmma(0)
                     T.mbarrier_arrive(k_free[0])
-                    to_weights(
-                        mask,
-                        scores,
-                        maximum,
-                        rescale,
-                        total,
-                        shift,
-                        tile_sum,
-                        batch,
-                        head,
-                        first_query,
-                        0,
-                        queries,
-                        keys,
-                    )
+                    hide_tile(p, mask, scores, batch, head, first_query, 0, queries, keys)
+                    softmax_tile(p, scores, maximum, rescale, total)
                     T.copy(scores, weights)
                     for before in T.serial(blocks - 1):
                         block = before + 1
@@ -162,21 +106,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                         T.wgmma_gemm(weights, v_tile[past, :, :], acc, policy=full_row)
                         T.wait_wgmma(1)
                         T.mbarrier_arrive(k_free[at])
-                        to_weights(
-                            mask,
-                            scores,
-                            maximum,
-                            rescale,
-                            total,
-                            shift,
-                            tile_sum,
-                            batch,
-                            head,
-                            first_query,
-                            block * block_keys,
-                            queries,
-                            keys,
-                        )
+                        hide_tile(p, mask, scores, batch, head, first_query, block * block_keys, queries, keys)
+                        softmax_tile(p, scores, maximum, rescale, total)
                         T.wait_wgmma(0)
                         T.mbarrier_arrive(v_free[past])
                         for i, j in T.Parallel(block_queries, p.value_head_size):

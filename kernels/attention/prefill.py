@@ -8,11 +8,12 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention import overlapped
-from tkc.kernels.attention.cpu import Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.hiding import hide_tile
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, exponent, finite, masked_score
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
-from tkc.kernels.attention.tensors import diagonal, element, length, mask_entry, position, rows
+from tkc.kernels.attention.tensors import diagonal, element, length, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 
@@ -32,14 +33,13 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
     args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
     group = p.num_heads // p.num_kv_heads
-    causal, masked = p.causal is not None, p.mask is not None
+    causal = p.causal is not None
     full_row = T.GemmWarpPolicy.FullRow
 
     @T.prim_func
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
-        offset = diagonal(p, queries, keys)
         num_tiles = T.ceildiv(queries, block_queries)
         with T.Kernel(num_tiles, p.num_heads, q.shape[0], threads=c.threads) as (tile, head, batch):
             # Under a causal mask the last queries have the most to do, so they go first.
@@ -52,10 +52,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             weights = T.alloc_fragment([block_queries, block_keys], p.dtype)
             acc = T.alloc_fragment([block_queries, p.value_head_size], "float32")
             maximum = T.alloc_fragment([block_queries], "float32")
-            previous = T.alloc_fragment([block_queries], "float32")
-            shift = T.alloc_fragment([block_queries], "float32")
             rescale = T.alloc_fragment([block_queries], "float32")
-            tile_sum = T.alloc_fragment([block_queries], "float32")
             total = T.alloc_fragment([block_queries], "float32")
 
             T.copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, disable_tma=disable_tma)
@@ -66,7 +63,9 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             blocks = T.ceildiv(keys, block_keys)
             if causal:
                 # One block at the least: the loop is also what waits for the queries.
-                blocks = T.max(1, T.min(blocks, T.ceildiv(first_query + block_queries + offset, block_keys)))
+                blocks = T.max(
+                    1, T.min(blocks, T.ceildiv(first_query + block_queries + diagonal(p, queries, keys), block_keys))
+                )
             for block in T.Pipelined(blocks, num_stages=c.stages):
                 first_key = block * block_keys
                 T.copy(
@@ -74,31 +73,8 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                 )
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
 
-                # Most tiles see all their keys; only the others pay for a mask.
-                partial = first_key + block_keys > keys
-                if causal:
-                    partial = partial | (first_key + block_keys - 1 > first_query + offset)
-                if masked or partial:
-                    for i, j in T.Parallel(block_queries, block_keys):
-                        visible = first_key + j < keys
-                        if causal:
-                            visible = visible & (first_key + j <= first_query + i + offset)
-                        if masked:
-                            visible = visible & (first_query + i < queries)
-                        entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
-                        scores[i, j] = masked_score(p, scores[i, j], visible, entry)
-
-                T.copy(maximum, previous)
-                T.reduce_max(scores, maximum, dim=1, clear=False)
-                for i in T.Parallel(block_queries):
-                    shift[i] = finite(maximum[i])
-                for i in T.Parallel(block_queries):
-                    rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
-                for i, j in T.Parallel(block_queries, block_keys):
-                    scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-                T.reduce_sum(scores, tile_sum, dim=1)
-                for i in T.Parallel(block_queries):
-                    total[i] = total[i] * rescale[i] + tile_sum[i]
+                hide_tile(p, mask, scores, batch, head, first_query, first_key, queries, keys)
+                softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_queries, p.value_head_size):
                     acc[i, j] *= rescale[i]
@@ -150,8 +126,13 @@ def _tile_rows(
         return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
 
     return Rows(
-        query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
-        key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+        parts=(
+            Part(
+                p.head_size,
+                query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
+                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+            ),
+        ),
         value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
         masked=masked,
         out=lambda row: position(p.out_layout, batch, head, query(row)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters, Layout
 
 
@@ -29,6 +32,25 @@ def attention(
     sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     out = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0) @ value
     return _heads_first(out, parameters.out_layout).to(q.dtype).contiguous()
+
+
+def latent_attention(parameters: LatentParameters, *inputs: torch.Tensor) -> torch.Tensor:
+    """Attention over latents, with the heads as if they were the queries of one head, so that no key is repeated."""
+    p = parameters
+    tensors = iter(inputs)
+    q, cache = (
+        next(tensors) if joined else torch.cat([next(tensors), next(tensors)], dim=-1)
+        for joined in (p.joined_queries, p.joined_cache)
+    )
+    mask = next(tensors, None)
+    out = attention(
+        replace(p.attention, num_heads=1),
+        q[:, :, None],
+        cache[:, :, None],
+        cache[:, :, None, : p.latent_size],
+        None if mask is None else mask.transpose(1, 2),
+    )
+    return out[:, :, 0]
 
 
 def _heads_first(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -9,8 +9,10 @@ from tvm.tirx import Var
 from tkc.kernels.spec import TensorType
 
 
-def annotations(tensors: Iterable[TensorType], storage: Callable[[str], str] = str) -> SimpleNamespace:
-    """What to annotate a ``T.prim_func``'s arguments with, by their names; ``mask`` is ``None`` if there is none.
+def annotations(
+    tensors: Iterable[TensorType], storage: Callable[[str], str] = str, optional: Iterable[str] = ("mask",)
+) -> SimpleNamespace:
+    """What to annotate a ``T.prim_func``'s arguments with, by their names; ``None`` for ``optional`` ones not there.
 
     A named size is one int32 variable in all of them. ``storage`` says in which dtype the function sees a declared one.
     """
@@ -20,4 +22,4 @@ def annotations(tensors: Iterable[TensorType], storage: Callable[[str], str] = s
         return sizes.setdefault(dim, T.dynamic(dim)) if isinstance(dim, str) else dim
 
     found = {tensor.name: T.Tensor([size(d) for d in tensor.shape], storage(tensor.dtype)) for tensor in tensors}
-    return SimpleNamespace(**{"mask": None} | found)
+    return SimpleNamespace(**dict.fromkeys(optional) | found)

@@ -7,7 +7,7 @@ additive mask, which is not to be scaled, has them scaled before.
 import math
 
 import tilelang.language as T
-from tvm.tirx import PrimExpr
+from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.attention.spec import AttentionParameters
 
@@ -41,3 +41,26 @@ def exponent(p: AttentionParameters, score: PrimExpr, maximum: PrimExpr, log_bas
         # The lowest finite number, which masks often hold, would overflow if it were multiplied first.
         return (score - maximum) * log_base_e
     return score * (p.scale * log_base_e) - maximum * (p.scale * log_base_e)
+
+
+@T.macro
+def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, total: Buffer):
+    """Turn a tile's scores into weights: of each row, update the maximum and total, and note how to rescale its output.
+
+    ``scores`` is ``[rows, keys]``, the others ``[rows]``, all of them float32 in registers.
+    """
+    rows, keys = scores.shape
+    previous = T.alloc_fragment([rows], "float32")
+    shift = T.alloc_fragment([rows], "float32")
+    tile_sum = T.alloc_fragment([rows], "float32")
+    T.copy(maximum, previous)
+    T.reduce_max(scores, maximum, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        shift[i] = finite(maximum[i])
+    for i in T.Parallel(rows):
+        rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
+    for i, j in T.Parallel(rows, keys):
+        scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
+    T.reduce_sum(scores, tile_sum, dim=1)
+    for i in T.Parallel(rows):
+        total[i] = total[i] * rescale[i] + tile_sum[i]

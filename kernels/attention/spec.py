@@ -168,14 +168,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
     def workspaces(self, parameters: AttentionParameters, configuration: DecodeConfiguration) -> tuple[TensorType, ...]:
         """What each split leaves to combine: its weighted sum of values, its largest score, and its sum of weights."""
-        if configuration.splits == 1:
-            return ()
-        per_split = ("batch", parameters.num_heads, configuration.splits)
-        return (
-            TensorType("partial_out", (*per_split, parameters.value_head_size), "float32"),
-            TensorType("partial_max", per_split, "float32"),
-            TensorType("partial_sum", per_split, "float32"),
-        )
+        return partial_results(parameters.num_heads, parameters.value_head_size, configuration.splits)
 
     def configurations(self, parameters: AttentionParameters, target: Target) -> tuple[DecodeConfiguration, ...]:
         """The tilings whose tiles fit into the target's shared memory."""
@@ -211,6 +204,18 @@ _OTHER_PREFILL = (
     PrefillConfiguration(64, 64, 1, 128),
     PrefillConfiguration(64, 32, 1, 128),
 )
+
+
+def partial_results(num_heads: int, value_head_size: int, splits: int) -> tuple[TensorType, ...]:
+    """What is left to combine where ``splits`` thread blocks share the keys of a sequence; nothing for one."""
+    if splits == 1:
+        return ()
+    per_split = ("batch", num_heads, splits)
+    return (
+        TensorType("partial_out", (*per_split, value_head_size), "float32"),
+        TensorType("partial_max", per_split, "float32"),
+        TensorType("partial_sum", per_split, "float32"),
+    )
 
 
 def _shape(layout: Layout, sequence: int | str, heads: int, size: int) -> tuple[int | str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tkc.kernels import SPECS, TensorType
+from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
@@ -27,6 +28,16 @@ Reference = Callable[..., object]
 
 # Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
 _MOST_COPIES = 16
+
+_DEEPSEEK_V3 = LatentParameters(
+    num_heads=128,
+    latent_size=512,
+    rope_size=64,
+    dtype="bfloat16",
+    scale=192**-0.5,  # of a head before its keys are absorbed: 128 + 64
+    joined_queries=True,
+    joined_cache=True,
+)
 
 
 @dataclass(frozen=True)
@@ -105,13 +116,19 @@ def benchmark_cases() -> list[Case]:
         Case("attention.decode", AttentionParameters(32, 8, **head), {"batch": b, "keys": keys}, _sdpa)
         for b, keys in ((1, 4096), (32, 4096))
     ]
+    found += [
+        Case("attention.latent_decode", _DEEPSEEK_V3, {"batch": b, "keys": keys}, _latent_sdpa)
+        for b in (64, 128)
+        for keys in (1024, 4096, 8192)
+    ]
     return found
 
 
 def tuning_cases() -> list[Case]:
     """The shapes at which kernels are tuned that choose their configuration by size: few tokens to many.
 
-    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L, in FP8 those of DeepSeek-V3.
+    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L, in FP8 and in latent attention those of
+    DeepSeek-V3.
     """
     rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
     dense = [(4096, 4096), (6144, 4096), (1024, 4096), (14336, 4096), (28672, 4096), (4096, 14336)]
@@ -141,6 +158,9 @@ def tuning_cases() -> list[Case]:
         for packed, scale in ((False, None), (True, None), (True, "group"))
         for c in (768, 2048, 7168, 14336)
         for t in (16, 4096, 16384)
+    ]
+    found += [
+        Case("attention.latent_decode", _DEEPSEEK_V3, {"batch": b, "keys": 4096}) for b in (1, 4, 16, 32, 64, 128)
     ]
     return found
 
@@ -274,3 +294,10 @@ def _sdpa(parameters: AttentionParameters, q: torch.Tensor, k: torch.Tensor, v: 
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=parameters.scale, enable_gqa=True
     )
+
+
+def _latent_sdpa(parameters: LatentParameters, q: torch.Tensor, cache: torch.Tensor) -> object:
+    """With the heads as the queries of one head, so that nothing is repeated."""
+    latents = cache[..., : parameters.latent_size]
+    q, k, v = (tensor[:, None] for tensor in (q, cache, latents))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=parameters.scale)

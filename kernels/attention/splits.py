@@ -1,0 +1,84 @@
+"""Results of attention whose keys are split over thread blocks: how a block stores its own, how all become one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tilelang.language as T
+from tvm.tirx import Buffer, PrimExpr
+
+from tkc.kernels.attention.softmax import exponent, finite
+from tkc.kernels.attention.spec import AttentionParameters
+
+_MOST_THREADS = 128
+
+
+@dataclass(frozen=True)
+class Results:
+    """The output, and what each of several splits leaves to combine (see ``partial_results``)."""
+
+    splits: int
+    out: Buffer
+    partial_out: Buffer
+    partial_max: Buffer
+    partial_sum: Buffer
+
+
+@T.macro
+def store_heads(
+    p: AttentionParameters,
+    results: Results,
+    batch: PrimExpr,
+    first_head: PrimExpr,
+    split: PrimExpr,
+    first_column: int,
+    acc: Buffer,
+    maximum: Buffer,
+    total: Buffer,
+):
+    """Store columns of some heads, of a whole ``out [batch, heads, columns]`` or of one split.
+
+    ``acc [heads, columns]`` is a sum by weights that add up to ``total [heads]``, relative to ``maximum [heads]``.
+    """
+    rows, columns = acc.shape
+    if results.splits == 1:
+        for i, j in T.Parallel(rows, columns):
+            if first_head + i < p.num_heads:
+                results.out[batch, first_head + i, first_column + j] = T.if_then_else(
+                    total[i] > 0, acc[i, j] / total[i], 0.0
+                )
+    else:
+        for i, j in T.Parallel(rows, columns):
+            if first_head + i < p.num_heads:
+                results.partial_out[batch, first_head + i, split, first_column + j] = acc[i, j]
+        if first_column == 0:
+            for i in T.Parallel(rows):
+                if first_head + i < p.num_heads:
+                    results.partial_max[batch, first_head + i, split] = maximum[i]
+                    results.partial_sum[batch, first_head + i, split] = total[i]
+
+
+@T.macro
+def combine_splits(p: AttentionParameters, results: Results, row: Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, ...]]):
+    """Launch what sums the splits' results by their weights, into ``out`` at ``row(batch, head)``."""
+    with T.Kernel(p.num_heads, results.partial_out.shape[0], threads=_threads(p.value_head_size)) as (head, batch):
+        acc = T.alloc_fragment([p.value_head_size], "float32")
+        overall = T.alloc_var("float32", -T.infinity("float32"))
+        total = T.alloc_var("float32", 0.0)
+        for split in T.serial(results.splits):
+            overall = T.max(overall, results.partial_max[batch, head, split])
+        T.clear(acc)
+        for split in T.serial(results.splits):
+            factor = T.exp2(exponent(p, results.partial_max[batch, head, split], finite(overall)))
+            total += factor * results.partial_sum[batch, head, split]
+            for j in T.Parallel(p.value_head_size):
+                acc[j] += factor * results.partial_out[batch, head, split, j]
+        for j in T.Parallel(p.value_head_size):
+            results.out[(*row(batch, head), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
+
+
+def _threads(columns: int) -> int:
+    """So many that they share the columns evenly, or more than there are columns."""
+    threads = _MOST_THREADS
+    while columns > threads and columns % threads:
+        threads //= 2
+    return threads
