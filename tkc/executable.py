@@ -1,11 +1,13 @@
-"""A compiled model in memory: checks what it is called with, runs, and returns what the model would."""
+"""A compiled model in memory: checks what it is called with, runs, keeps its state, returns what the model would."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +26,8 @@ from tkc.tensors import from_torch, from_torch_as
 class Executable:
     """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
 
-    It holds one virtual machine, so calls from several threads must not overlap.
+    What the model changes when it is called (a key/value cache, a counter) is its :attr:`state`, of which each
+    executable has its own. It holds one virtual machine, so calls from several threads must not overlap.
     """
 
     def __init__(
@@ -55,6 +58,9 @@ class Executable:
             else torch.device("cpu")
         )
         self._checked = InputChecks(signature, self._device)
+        inputs = [spec.name for spec in signature.inputs]
+        self._returned = dict(signature.returned)
+        self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._main: Any = None
         self._weights: Any = None
 
@@ -62,9 +68,11 @@ class Executable:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
         and start at a multiple of 64 bytes.
 
-        Returns what the model returns, with tensors of the first input's kind. Raises :class:`InputError` for inputs
-        that do not fit the signature, before anything runs, and :class:`TargetError` on a machine the target does not
-        run on.
+        Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
+        had to be copied for the run is copied back. Returns what the model returns, with tensors of the first input's
+        kind; what the model returns of its state or of an updated input is that tensor itself. Raises
+        :class:`InputError` for inputs that do not fit the signature, before anything runs, and :class:`TargetError` on
+        a machine the target does not run on.
         """
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
@@ -74,7 +82,35 @@ class Executable:
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         main = self._main or self._load()
-        return [_torch(output) for output in main(*self._checked(inputs), *self._weights)]
+        given, fitted = self._checked(inputs)
+        results = main(*fitted, *self._weights)
+        for position in self._updated_inputs:
+            if fitted[position] is not given[position]:
+                given[position].copy_(fitted[position])
+        if not self._returned:
+            return [_torch(output) for output in results[: len(self.signature.outputs)]]
+        updated = [*(given[position] for position in self._updated_inputs), *self.state.values()]
+        computed = iter(results)
+        return [
+            updated[self._returned[output]] if output in self._returned else _torch(next(computed))
+            for output in range(len(self.signature.outputs))
+        ]
+
+    @cached_property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that the model changes from call to call, by name, as they are now, on :attr:`device`.
+
+        These are the tensors that calls read and write: what is written into them (``state["cache"].copy_(prefilled)``)
+        is what the next call finds. Raises :class:`TargetError` on a machine the target does not run on.
+        """
+        self._check_device()
+        names = (spec.name for spec in self.signature.state)
+        return MappingProxyType({name: _owned(self.parameters[name], self._device) for name in names})
+
+    def reset(self) -> None:
+        """Give the :attr:`state` its initial values, those of the model when it was exported."""
+        for name, tensor in self.state.items():
+            tensor.copy_(self.parameters[name].detach())
 
     @property
     def device(self) -> torch.device:
@@ -87,9 +123,12 @@ class Executable:
 
         return save(self, Path(path))
 
-    def _load(self) -> Any:
+    def _check_device(self) -> None:
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
+
+    def _load(self) -> Any:
+        self._check_device()
         # TVM counts physical cores, and takes virtual ones for halves of one.
         os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         import tvm
@@ -100,7 +139,8 @@ class Executable:
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
         machine = relax.VirtualMachine(module, device)
         self._weights = [
-            tvm.runtime.from_dlpack(aligned(weight.detach().to(self._device))) for weight in self.parameters.values()
+            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
+            for name, weight in self.parameters.items()
         ]
         self._main = machine["main"]
         return self._main
@@ -173,6 +213,11 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except NotImplementedError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(tensor.detach())
 
 
 def _torch(output: Any) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tkc.errors import InputError
@@ -29,8 +30,11 @@ class InputChecks:
         ]
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
 
-    def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
+    def __call__(self, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The inputs as torch tensors, and as generated code takes them: the same, or copies.
+
+        Raises :class:`InputError` for what does not fit.
+        """
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         if self._conditions or self._dependent:
@@ -38,7 +42,7 @@ class InputChecks:
             if shapes != self._accepted:
                 self._check_relations(shapes, {name: size for name, (size, _) in sizes.items()})
                 self._accepted = shapes
-        return tensors
+        return tensors, [aligned(tensor) for tensor in tensors]
 
     def _check_relations(self, shapes: Sequence[torch.Size], sizes: dict[str, int]) -> None:
         for position, axis, spec, formula in self._dependent:
@@ -66,6 +70,7 @@ class _TensorCheck:
         self.spec = spec
         self.dtype = getattr(torch, spec.dtype)
         self.device = device
+        self.updated = spec.name in signature.updated_inputs
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
 
     def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
@@ -102,7 +107,20 @@ class _TensorCheck:
                     f"axis {axis} of input '{name}' ('{dim}') is {size}; "
                     f"the model was compiled for at least {bounds.minimum}{upper}"
                 )
-        return aligned(tensor.detach())
+        if self.updated:
+            _check_writable(value, tensor, name)
+        return tensor.detach()
+
+
+def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise InputError(f"input '{name}', which the model updates, is a read-only array; pass a copy of it")
+    copied = isinstance(value, np.ndarray) and any(step < 0 for step in value.strides)
+    if copied or any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InputError(
+            f"input '{name}', which the model updates, is a view that cannot be written into (expanded, or reversed); "
+            "pass a contiguous copy of it"
+        )
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

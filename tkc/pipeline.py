@@ -30,7 +30,9 @@ from tkc.passes.substitute_kernels import (
     default_configuration,
 )
 from tkc.passes.transposed_products import TransposedProducts
+from tkc.passes.update_in_place import UpdateInPlace
 from tkc.passes.widen_products import WidenProducts
+from tkc.passes.write_rows import WriteRows
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
@@ -84,6 +86,9 @@ def substitution_stages(
 def fusion_stages() -> list[PassStage]:
     """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
+        # Where a call updates a tensor by some of its rows, only these are written. The functions that do are opaque, so
+        # that no consumer takes the write into itself.
+        PassStage("write rows", (WriteRows(),)),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
         # Operators become TensorIR functions, neighbours one function each.
@@ -103,6 +108,8 @@ def fusion_stages() -> list[PassStage]:
                 transform.DeadCodeElimination(),
             ),
         ),
+        # From here on the bindings keep their order, by which it is decided what can be overwritten.
+        PassStage("update in place", (UpdateInPlace(),)),
     ]
 
 
