@@ -18,7 +18,7 @@ class UpdateInPlace:
     A write in place stays one where nothing behind it reads what it overwrites; else it writes into a copy. A new value
     that one function computes is computed into the parameter where nothing reads the old one from there on. What is
     elsewhere at the end is copied into the parameter. All this goes by the order of the bindings, which no later pass
-    may change.
+    may change. A result that is an updated parameter's memory becomes a copy, because the next call changes that.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -42,7 +42,7 @@ class _Updater:
         self._last_read = {
             var: place for place, binding in enumerate(self._order) for var in relax.analysis.free_vars(binding.value)
         }
-        # The parameter whose memory each variable is, with the names that memory has had so far.
+        # The updated parameter, or the copy of one, whose memory each variable is.
         self._memory = {update.target: update.target for update in self._updates}
         self._computed_into = self._destinations()
 
@@ -98,34 +98,49 @@ class _Updater:
     def _written(self, binding: relax.Binding, place: int) -> list[relax.Binding]:
         """A write in place, into a copy where what it overwrites is read later."""
         (old, *others), call = binding.value.args[1].fields, binding.value
-        target = self._memory.get(old)
-        names = [var for var, memory in self._memory.items() if memory.same_as(target)] if target is not None else []
-        if target is None or all(self._last_read.get(name, -1) <= place for name in names):
-            if target is not None:
-                self._memory[binding.var] = target
-            return [binding]
-        copy = relax.DataflowVar("copy", old.struct_info)
-        arguments = relax.Tuple([copy, *others])
-        write = relax.Call(call.op, [call.args[0], arguments, *call.args[2:]], call.attrs, call.sinfo_args)
-        return [relax.VarBinding(copy, copy_of(self._builder, old)), relax.VarBinding(binding.var, write)]
+        memory = self._memory[old]
+        names = [var for var, other in self._memory.items() if other.same_as(memory)]
+        bindings: list[relax.Binding] = []
+        if any(self._last_read.get(name, -1) > place or name in others for name in names):
+            memory = self._copied(old, bindings)
+            arguments = relax.Tuple([memory, *others])
+            call = relax.Call(call.op, [call.args[0], arguments, *call.args[2:]], call.attrs, call.sinfo_args)
+            self._memory[memory] = memory
+        self._memory[binding.var] = memory
+        return [*bindings, relax.VarBinding(binding.var, call)]
 
     def _ended(self, binding: relax.Binding) -> list[relax.Binding]:
         """What returns, behind copies of the new values that are not in their parameters' memory yet."""
         results = list(binding.value.fields)
         first = len(results) - len(self._updates)
-        kept, copied = [], []
-        for position, update in enumerate(self._updates, first):
-            value = update.value
-            memory = self._memory.get(value) if isinstance(value, relax.Var) else None
-            if memory is not None and memory.same_as(update.target):
-                continue
-            if memory is not None:  # which another copy may overwrite first
-                value = relax.DataflowVar("copy", value.struct_info)
-                kept.append(relax.VarBinding(value, copy_of(self._builder, update.value)))
-            result = relax.DataflowVar("updated", update.target.struct_info)
-            copied.append(relax.VarBinding(result, _into(copy_of(self._builder, value), update.target)))
+        kept: list[relax.Binding] = []
+        copied: list[relax.Binding] = []
+        for position, result in enumerate(results[:first]):
+            if self._updated_memory(result) is not None:
+                results[position] = self._copied(result, kept)
+        missing = {
+            update.target: (position, update.value)
+            for position, update in enumerate(self._updates, first)
+            if not update.target.same_as(self._updated_memory(update.value))
+        }
+        for target, (position, value) in missing.items():
+            if self._updated_memory(value) in missing:  # where another copy may come first
+                value = self._copied(value, kept)
+            result = relax.DataflowVar("updated", target.struct_info)
+            copied.append(relax.VarBinding(result, _into(copy_of(self._builder, value), target)))
             results[position] = result
         return [*kept, *copied, relax.VarBinding(binding.var, relax.Tuple(results))]
+
+    def _updated_memory(self, value: relax.Expr) -> relax.Var | None:
+        """The updated parameter whose memory ``value`` is, if it is one's."""
+        memory = self._memory.get(value) if isinstance(value, relax.Var) else None
+        return memory if any(update.target.same_as(memory) for update in self._updates) else None
+
+    def _copied(self, value: relax.Expr, bindings: list[relax.Binding]) -> relax.Var:
+        """A copy of ``value``, whose binding joins ``bindings``."""
+        copy = relax.DataflowVar("copy", value.struct_info)
+        bindings.append(relax.VarBinding(copy, copy_of(self._builder, value)))
+        return copy
 
 
 _KEEP_MEMORY = ("relax.reshape", "relax.call_tir_inplace")

@@ -10,14 +10,11 @@ from tvm.ir import IRModule, Range
 from tvm.ir.transform import PassContext
 from tvm.tirx.analysis import undefined_vars
 
-from tkc.passes.copies import copy_of
 from tkc.passes.graph import Graph, dtype, shape
 from tkc.passes.row_writes import Element, NotWritten, Write, row_writes
-from tkc.passes.updates import Update, returned, updates
-from tkc.passes.views import Index
+from tkc.passes.updates import Update, updates
 
 _OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
-_SAME_MEMORY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
 @tvm.transform.module_pass(opt_level=0, name="WriteRows")
@@ -25,8 +22,7 @@ class WriteRows:
     """Makes ``call_tir_inplace`` of what gives updated tensors their new values by writing some of their elements.
 
     From here on such a call stands for the tensor after the write, and its first argument for the one before, until
-    :class:`~tkc.passes.update_in_place.UpdateInPlace` sees to it that nothing reads that later. Results that may share
-    an updated tensor's memory become copies, because the next call would change them.
+    :class:`~tkc.passes.update_in_place.UpdateInPlace` sees to it that nothing reads that later.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -46,16 +42,13 @@ class _Writer:
         self._graph = graph
 
     def rewritten(self) -> relax.Function:
-        """The graph's function with its writes in place and its results copied."""
+        """The graph's function with its writes in place."""
         function = self._graph.function
-        found = updates(function)
         replaced: dict[relax.Expr, list[relax.Binding]] = {}
-        for update in found:
+        for update in updates(function):
             variable = self._graph.variable(self._graph.value(update.value))
             if variable not in replaced and (bindings := self._writes(update, variable)):
                 replaced[variable] = bindings
-        result = returned(function)
-        replaced[result.var] = self._with_copies(result, found)
         blocks = [
             type(block)([new for old in block.bindings for new in replaced.get(old.var, [old])])
             for block in function.body.blocks
@@ -84,29 +77,20 @@ class _Writer:
         arguments = [value, *(element.tensor for element in read)]
         return relax.call_tir_inplace(name, arguments, 0, value.struct_info, sizes or None)
 
-    def _with_copies(self, result: relax.VarBinding, found: Sequence[Update]) -> list[relax.Binding]:
-        """The binding of the function's result, with copies of those values that are an updated tensor's memory."""
-        updated = [self._graph.value(expr) for update in found for expr in (update.target, update.value)]
-        fields, copies = list(result.value.fields), []
-        for position, field in enumerate(fields[: len(fields) - len(found)]):
-            if any(self._graph.value(self._graph.through(field, *_SAME_MEMORY)).same_as(value) for value in updated):
-                copy = relax.DataflowVar("copy", field.struct_info)
-                copies.append(relax.VarBinding(copy, copy_of(self._builder, field)))
-                fields[position] = copy
-        return [*copies, relax.VarBinding(result.var, relax.Tuple(fields))]
-
 
 def _write_function(
     old: relax.Expr, write: Write, read: Sequence[Element]
 ) -> tuple[tirx.PrimFunc, list[tirx.PrimExpr]]:
-    """A function that writes into its first tensor from the others, those of ``read``, and the sizes it takes besides."""
+    """A function that writes into its first tensor from the others, those of ``read``; and the sizes that it takes."""
     shapes = [shape(old), *(shape(element.tensor) for element in read)]
     names = ("out", "rows", "positions")
     loops = [var for var, _ in write.loops]
     inner = [*loops, *([] if write.row is None else [write.row])]
     used = [*(dim for dims in shapes for dim in dims), *(extent for _, extent in write.loops), *write.target]
     used += [entry for element in read for entry in element.index]
-    sizes = list(dict.fromkeys(v for expr in used for v in undefined_vars(expr) if not any(v.same_as(i) for i in inner)))
+    sizes = list(
+        dict.fromkeys(v for expr in used for v in undefined_vars(expr) if not any(v.same_as(i) for i in inner))
+    )
     own = {size: tirx.Var(size.name, "int64") for size in sizes}
 
     def here(expr: tirx.PrimExpr) -> tirx.PrimExpr:

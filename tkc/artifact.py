@@ -1,7 +1,8 @@
 """A compiled model on disk: one folder, written whole or not at all, checked before anything in it runs.
 
 ``manifest.json`` says what the folder holds; ``model.so`` is the generated code; ``kernels/`` the kernel libraries;
-``params.safetensors`` the weights, and the initial values of the state. There is no pickle in it, but it is machine code all the same.
+``params.safetensors`` the weights, and the initial values of the state. There is no pickle in it, but it is machine
+code all the same.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ def substitution_stages(
 def fusion_stages() -> list[PassStage]:
     """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
-        # Where a call updates a tensor by some of its rows, only these are written. The functions that do are opaque, so
-        # that no consumer takes the write into itself.
-        PassStage("write rows", (WriteRows(),)),
+        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, only these
+        # are written, by opaque functions: no consumer takes the write into itself.
+        PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
         # Operators become TensorIR functions, neighbours one function each.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.mutation import changed_placeholders
 from tkc.frontend.torch_weights import STATE_KINDS, identity, weight
+
 
 @dataclass(frozen=True)
 class ProgramUpdates:
@@ -67,7 +68,7 @@ def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:
     tensors = {name: weight(program, spec) for name, spec in held.items()}
     _check_sharing(program.graph, tensors, changed)
     chosen: dict[str, InputSpec] = {}
-    for identical in ({identity(tensors[name]) for name in changed}):
+    for identical in {identity(tensors[name]) for name in changed}:
         group = [spec for name, spec in held.items() if identity(tensors[name]) == identical]
         first = min(group, key=lambda spec: spec.kind == InputKind.CONSTANT_TENSOR)
         buffer = replace(first, kind=InputKind.BUFFER, persistent=False)
@@ -120,8 +121,8 @@ def _with_weights(program: ExportedProgram, chosen: dict[str, InputSpec]) -> Exp
 def unchanged_tensors() -> Iterator[None]:
     """Leaves real tensors as they were, whatever is done to them meanwhile.
 
-    ``torch.export`` computes with tensors of one element that a model holds, to know what ``item`` would return, and so
-    changes those that the model changes.
+    While ``torch.export`` traces a model, operators on tensors that the model holds without having registered them
+    compute, and so change those that the model changes.
     """
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     try:
@@ -146,5 +147,6 @@ class _Keep(TorchDispatchMode):
         if schema.is_mutable:
             for value in pytree.arg_tree_leaves(*args, **(kwargs or {})):
                 if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-                    self._kept.append((value.detach(), value.detach().clone()))
+                    with unset_fake_temporarily():
+                        self._kept.append((value.detach(), value.detach().clone()))
         return func(*args, **(kwargs or {}))

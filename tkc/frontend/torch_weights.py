@@ -12,7 +12,6 @@ from tvm import relax
 
 from tkc.frontend.converters.emitter import dtype_name
 
-
 STATE_KINDS = frozenset({OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION})
 """How a program in functional form returns the new value of a weight that it changes."""
 
