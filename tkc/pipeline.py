@@ -86,7 +86,7 @@ def substitution_stages(
 def fusion_stages() -> list[PassStage]:
     """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
-        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, only these
+        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, only they
         # are written, by opaque functions: no consumer takes the write into itself.
         PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
