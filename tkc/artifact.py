@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import safetensors
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -131,23 +130,17 @@ def load(path: str | Path) -> Executable:
 
 
 def _parameters(artifact: Artifact, device: str) -> dict[str, torch.Tensor]:
-    """The weights on ``device``; the initial values of state, which are only read to reset it, on the CPU."""
+    """The weights on ``device``, and the initial values of the state as the signature has them."""
     manifest, folder = artifact.manifest, artifact.folder
-    with (
-        safetensors.safe_open(folder / _PARAMETERS, "pt", device=device) as weights,
-        safetensors.safe_open(folder / _PARAMETERS, "pt", device="cpu") as initial,
-    ):
-        if missing := sorted({*manifest.parameters} - {*weights.keys()}):
-            raise ArtifactError(f"{folder} was changed: {_PARAMETERS} lacks {', '.join(missing)}")
-        state = {spec.name: spec for spec in manifest.signature.state}
-        if unknown := sorted(state.keys() - {*manifest.parameters}):
-            raise ArtifactError(f"{folder} was changed: its state {', '.join(unknown)} has no initial value")
-        parameters = {name: (initial if name in state else weights).get_tensor(name) for name in manifest.parameters}
-    for name, spec in state.items():
-        found = parameters[name]
+    stored = safetensors.torch.load_file(folder / _PARAMETERS, device=device)
+    parameters = {name: stored[name] for name in manifest.parameters}
+    for spec in manifest.signature.state:
+        found = parameters.get(spec.name)
+        if found is None:
+            raise ArtifactError(f"{folder} was changed: its state {spec.name} has no initial value")
         if tuple(found.shape) != spec.shape or str(found.dtype) != f"torch.{spec.dtype}":
             raise ArtifactError(
-                f"{folder} was changed: the initial value of {name} is {found.dtype} {list(found.shape)}, "
+                f"{folder} was changed: the initial value of {spec.name} is {found.dtype} {list(found.shape)}, "
                 f"and the state is {spec.dtype} {list(spec.shape)}"
             )
     return parameters

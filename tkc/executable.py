@@ -20,7 +20,7 @@ from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
 from tkc.report import Report
 from tkc.targets import runs_here
-from tkc.tensors import from_torch, from_torch_as
+from tkc.tensors import from_torch, from_torch_as, to_torch
 
 
 class Executable:
@@ -46,7 +46,9 @@ class Executable:
         self.target = target
         self.signature = signature
         self.report = report
-        self.parameters = parameters
+        # The initial state is only read to reset it, and is not the model's own memory, which may change.
+        initial = {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
+        self.parameters = {**parameters, **initial}
         self.code = code
         self.libraries = tuple(libraries)
         self._folder = folder
@@ -82,14 +84,12 @@ class Executable:
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         main = self._main or self._load()
-        given, fitted = self._checked(inputs)
+        fitted = self._checked(inputs)
         results = main(*fitted, *self._weights)
-        for position in self._updated_inputs:
-            if fitted[position] is not given[position]:
-                given[position].copy_(fitted[position])
+        given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return [_torch(output) for output in results[: len(self.signature.outputs)]]
-        updated = [*(given[position] for position in self._updated_inputs), *self.state.values()]
+        updated = [*given, *self.state.values()]
         computed = iter(results)
         return [
             updated[self._returned[output]] if output in self._returned else _torch(next(computed))
@@ -213,6 +213,12 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except NotImplementedError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
+    """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
+    tensor = to_torch(value, "").detach()
+    return tensor if tensor.data_ptr() == fitted.data_ptr() else tensor.copy_(fitted)
 
 
 def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

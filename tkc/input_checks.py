@@ -30,11 +30,8 @@ class InputChecks:
         ]
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
 
-    def __call__(self, values: Sequence[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The inputs as torch tensors, and as generated code takes them: the same, or copies.
-
-        Raises :class:`InputError` for what does not fit.
-        """
+    def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         if self._conditions or self._dependent:
@@ -42,7 +39,7 @@ class InputChecks:
             if shapes != self._accepted:
                 self._check_relations(shapes, {name: size for name, (size, _) in sizes.items()})
                 self._accepted = shapes
-        return tensors, [aligned(tensor) for tensor in tensors]
+        return tensors
 
     def _check_relations(self, shapes: Sequence[torch.Size], sizes: dict[str, int]) -> None:
         for position, axis, spec, formula in self._dependent:
@@ -109,7 +106,7 @@ class _TensorCheck:
                 )
         if self.updated:
             _check_writable(value, tensor, name)
-        return tensor.detach()
+        return aligned(tensor.detach())
 
 
 def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:

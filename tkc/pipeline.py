@@ -86,8 +86,8 @@ def substitution_stages(
 def fusion_stages() -> list[PassStage]:
     """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
-        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, only they
-        # are written, by opaque functions: no consumer takes the write into itself.
+        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, these
+        # alone are written, by opaque functions: no consumer takes the write into itself.
         PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),

@@ -324,7 +324,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One more each time."""

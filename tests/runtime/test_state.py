@@ -62,7 +62,8 @@ def test_several_calls_agree_with_pytorch(case: Case) -> None:
 
 
 def test_the_model_itself_stays_as_it_was() -> None:
-    """Neither compiling nor calling touches the source model's buffers, or tensors that it only holds."""
+    """Neither compiling nor calling touches the source model's buffers, or tensors that it only holds; nor the other
+    way round."""
 
     class Holding(torch.nn.Module):
         def __init__(self) -> None:
@@ -77,9 +78,10 @@ def test_the_model_itself_stays_as_it_was() -> None:
 
     model = Holding()
     executable = tkc.compile(model, (torch.ones(2),), kernels="none", database=False)
+    model.sum.fill_(100)
     assert executable(torch.ones(2)).tolist() == [6, 6]
     assert executable(torch.ones(2)).tolist() == [14, 14]
-    assert model.calls.tolist() == [5] and model.sum.tolist() == [0, 0]
+    assert model.calls.tolist() == [5] and model.sum.tolist() == [100, 100]
 
 
 def test_state_can_be_filled_and_reset(indexed: tkc.Executable) -> None:
