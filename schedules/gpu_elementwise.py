@@ -14,8 +14,9 @@ from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, n
 
 _THREADS = 256
 _VECTOR_BYTES = 16
-# The widest vector CUDA code generation has types for in every dtype.
+# The widest vectors CUDA code generation has types for: in every dtype of numbers, and of truth values.
 _MOST_LANES = 8
+_MOST_BOOL_LANES = 4
 
 
 def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -67,7 +68,8 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
         return 1
     moved = [statement.reads[index] for index in _contiguous_reads(statement)] + list(statement.writes)
     widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
-    lanes = min(_VECTOR_BYTES // widest, _MOST_LANES)
+    most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
+    lanes = min(_VECTOR_BYTES // widest, most)
     while extent % lanes:
         lanes //= 2
     return lanes

@@ -27,7 +27,7 @@ from tkc.schedules.tuned import recorded_seconds, schedule_found
 if TYPE_CHECKING:
     from tkc.schedules.database import Lookup
 
-_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+_CALLS = tuple(tvm.ir.Op.get(name) for name in ("relax.call_tir", "relax.call_tir_inplace"))
 
 Apply = Callable[[tirx.PrimFunc, tvm.target.Target], s_tir.Schedule | None]
 
@@ -190,7 +190,7 @@ def calls_of_functions(module: tvm.IRModule) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def count(node: relax.Expr) -> None:
-        if isinstance(node, relax.Call) and node.op == _CALL_TIR:
+        if isinstance(node, relax.Call) and node.op in _CALLS:
             calls[node.args[0].name_hint] += 1
 
     for _, func in module.functions_items():

@@ -1,7 +1,8 @@
 """A compiled model on disk: one folder, written whole or not at all, checked before anything in it runs.
 
 ``manifest.json`` says what the folder holds; ``model.so`` is the generated code; ``kernels/`` the kernel libraries;
-``params.safetensors`` the weights. There is no pickle in it, but it is machine code all the same.
+``params.safetensors`` the weights, and the initial values of the state. There is no pickle in it, but it is machine
+code all the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tkc.targets import runs_here
 if TYPE_CHECKING:
     from tkc.executable import Executable
 
-FORMAT: Literal[1] = 1
+FORMAT: Literal[2] = 2
 MANIFEST = "manifest.json"
 _CODE, _PARAMETERS, _KERNELS = "model.so", "params.safetensors", "kernels"
 _PINNED = ("apache-tvm", "apache-tvm-ffi")
@@ -49,7 +50,7 @@ class Manifest(BaseModel):
     """What an artifact holds. ``files`` gives the SHA-256 of each file, by its path in the folder."""
 
     model_config = ConfigDict(frozen=True)
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     versions: dict[str, str]
     target: str
     cpu_features: tuple[str, ...] = ()
@@ -118,15 +119,31 @@ def load(path: str | Path) -> Executable:
         raise ArtifactError(
             f"{folder} uses CPU instructions this machine lacks ({', '.join(missing)}); compile the model here"
         )
-    weights = safetensors.torch.load_file(folder / _PARAMETERS, device="cuda" if target.is_cuda else "cpu")
     return Executable(
         target=target,
         signature=manifest.signature,
-        parameters={name: weights[name] for name in manifest.parameters},
+        parameters=_parameters(artifact, "cuda" if target.is_cuda else "cpu"),
         code=folder / _CODE,
         libraries=tuple(_library(folder, entry, manifest) for entry in manifest.kernels),
         report=Report.from_json(manifest.report),
     )
+
+
+def _parameters(artifact: Artifact, device: str) -> dict[str, torch.Tensor]:
+    """The weights on ``device``, and the initial values of the state as the signature has them."""
+    manifest, folder = artifact.manifest, artifact.folder
+    stored = safetensors.torch.load_file(folder / _PARAMETERS, device=device)
+    parameters = {name: stored[name] for name in manifest.parameters}
+    for spec in manifest.signature.state:
+        found = parameters.get(spec.name)
+        if found is None:
+            raise ArtifactError(f"{folder} was changed: its state {spec.name} has no initial value")
+        if tuple(found.shape) != spec.shape or str(found.dtype) != f"torch.{spec.dtype}":
+            raise ArtifactError(
+                f"{folder} was changed: the initial value of {spec.name} is {found.dtype} {list(found.shape)}, "
+                f"and the state is {spec.dtype} {list(spec.shape)}"
+            )
+    return parameters
 
 
 def open_artifact(path: str | Path) -> Artifact:

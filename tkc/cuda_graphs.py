@@ -24,35 +24,40 @@ Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Retaining = Callable[[Sequence[torch.Tensor]], tuple[list[torch.Tensor], int, Any]]
 """Gives besides the outputs the bytes that were allocated for them and on the way, and what holds these."""
 
+_Key = tuple[tuple[torch.Size, ...], tuple[int, ...]]
+"""The inputs' shapes, and the addresses of those that are updated."""
+
 
 class CudaGraphs(threading.local):
     """Runs a model, by a recorded graph where it was called with these shapes before.
 
     The first call of any shapes only runs; the second records them. A graph reads its inputs from copies, computes in
-    memory of its own, and its outputs are copied, so that a caller may keep them. Each thread has its own graphs,
+    memory of its own, and its outputs are copied, so that a caller may keep them. Inputs that the model updates are
+    read and written where they are: a graph is for these tensors alone. Each thread has its own graphs,
     because generated code takes scratch memory that belongs to the thread.
     """
 
-    def __init__(self, run: Run, retaining: Retaining) -> None:
-        """``run`` and ``retaining`` compute the same."""
+    def __init__(self, run: Run, retaining: Retaining, updated: Sequence[int] = ()) -> None:
+        """``run`` and ``retaining`` compute the same; ``updated`` are the positions of inputs that they change."""
         self._run = run
         self._retaining = retaining
-        self._recorded: OrderedDict[tuple[torch.Size, ...], _Recorded | None] = OrderedDict()
+        self._updated = tuple(updated)
+        self._recorded: OrderedDict[_Key, _Recorded | None] = OrderedDict()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What ``run`` gives for ``inputs``."""
-        shapes = tuple([tensor.shape for tensor in inputs])
-        if shapes in self._recorded:
-            self._recorded.move_to_end(shapes)
-            recorded = self._recorded[shapes] or self._record(shapes, inputs)
+        key = tuple([tensor.shape for tensor in inputs]), tuple([inputs[i].data_ptr() for i in self._updated])
+        if key in self._recorded:
+            self._recorded.move_to_end(key)
+            recorded = self._recorded[key] or self._record(key, inputs)
             return self._run(inputs) if recorded.graph is None else recorded.replay(inputs)
-        self._recorded[shapes] = None
+        self._recorded[key] = None
         self._drop_old()
         return self._run(inputs)
 
-    def _record(self, shapes: tuple[torch.Size, ...], inputs: Sequence[torch.Tensor]) -> _Recorded:
-        recorded = _record(self._retaining, inputs)
-        self._recorded[shapes] = recorded
+    def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded:
+        recorded = _record(self._retaining, inputs, self._updated)
+        self._recorded[key] = recorded
         self._drop_old()
         return recorded
 
@@ -74,20 +79,21 @@ class _Recorded:
     def replay(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         assert self.graph is not None
         for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
+            if mine.data_ptr() != given.data_ptr():
+                mine.copy_(given)
         self.graph.replay()
         return [output.clone() for output in self.outputs]
 
 
-def _record(retaining: Retaining, inputs: Sequence[torch.Tensor]) -> _Recorded:
-    copies = [tensor.clone() for tensor in inputs]
+def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded:
+    read = [tensor if position in updated else tensor.clone() for position, tensor in enumerate(inputs)]
     graph = torch.cuda.CUDAGraph()
     try:
         # Relaxed, because the virtual machine may have to allocate: memory that it used before may be in use.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            outputs, allocated, memory = retaining(copies)
+            outputs, allocated, memory = retaining(read)
     except RuntimeError as error:
         warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)
         return _Recorded()
-    size = allocated + sum(tensor.nbytes for tensor in copies)
-    return _Recorded(graph, copies, outputs, size, memory) if size <= MOST_BYTES else _Recorded()
+    size = allocated + sum(tensor.nbytes for tensor in read)
+    return _Recorded(graph, read, outputs, size, memory) if size <= MOST_BYTES else _Recorded()

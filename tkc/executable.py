@@ -1,11 +1,13 @@
-"""A compiled model in memory: checks what it is called with, runs, and returns what the model would."""
+"""A compiled model in memory: checks what it is called with, runs, keeps its state, returns what the model would."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,13 +21,14 @@ from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
 from tkc.report import Report
 from tkc.targets import runs_here
-from tkc.tensors import from_torch, from_torch_as
+from tkc.tensors import from_torch, from_torch_as, to_torch
 
 
 class Executable:
     """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
 
-    It holds one virtual machine, so calls from several threads must not overlap.
+    What the model changes when it is called (a key/value cache, a counter) is its :attr:`state`, of which each
+    executable has its own. It holds one virtual machine, so calls from several threads must not overlap.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Executable:
         self.target = target
         self.signature = signature
         self.report = report
-        self.parameters = parameters
+        # The initial state is only read to reset it, and is not the model's own memory, which may change.
+        initial = {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
+        self.parameters = {**parameters, **initial}
         self.code = code
         self.libraries = tuple(libraries)
         self._folder = folder
@@ -59,6 +64,9 @@ class Executable:
         self.cuda_graphs = target.is_cuda
         """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
         (see :mod:`tkc.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
+        inputs = [spec.name for spec in signature.inputs]
+        self._returned = dict(signature.returned)
+        self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._launch: Run | None = None
         self._graphs: Run | None = None
 
@@ -66,9 +74,11 @@ class Executable:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
         and start at a multiple of 64 bytes.
 
-        Returns what the model returns, with tensors of the first input's kind. Raises :class:`InputError` for inputs
-        that do not fit the signature, before anything runs, and :class:`TargetError` on a machine the target does not
-        run on.
+        Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
+        had to be copied for the run is copied back. Returns what the model returns, with tensors of the first input's
+        kind; what the model returns of its state or of an updated input is that tensor itself. Raises
+        :class:`InputError` for inputs that do not fit the signature, before anything runs, and :class:`TargetError` on
+        a machine the target does not run on.
         """
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
@@ -79,7 +89,33 @@ class Executable:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         launch = self._launch or self._load()
         run = self._graphs if self.cuda_graphs and self._graphs else launch
-        return run(self._checked(inputs))
+        fitted = self._checked(inputs)
+        results = run(fitted)
+        given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
+        if not self._returned:
+            return results
+        updated = [*given, *self.state.values()]
+        computed = iter(results)
+        return [
+            updated[self._returned[output]] if output in self._returned else next(computed)
+            for output in range(len(self.signature.outputs))
+        ]
+
+    @cached_property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that the model changes from call to call, by name, as they are now, on :attr:`device`.
+
+        These are the tensors that calls read and write: what is written into them (``state["cache"].copy_(prefilled)``)
+        is what the next call finds. Raises :class:`TargetError` on a machine the target does not run on.
+        """
+        self._check_device()
+        names = (spec.name for spec in self.signature.state)
+        return MappingProxyType({name: _owned(self.parameters[name], self._device) for name in names})
+
+    def reset(self) -> None:
+        """Give the :attr:`state` its initial values, those of the model when it was exported."""
+        for name, tensor in self.state.items():
+            tensor.copy_(self.parameters[name].detach())
 
     @property
     def device(self) -> torch.device:
@@ -92,9 +128,12 @@ class Executable:
 
         return save(self, Path(path))
 
-    def _load(self) -> Run:
+    def _check_device(self) -> None:
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
+
+    def _load(self) -> Run:
+        self._check_device()
         # TVM counts physical cores, and takes virtual ones for halves of one.
         os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         import tvm
@@ -104,17 +143,20 @@ class Executable:
         _link(module, self.libraries)
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
         machine, weights = relax.VirtualMachine(module, device), self._weights()
-        self._launch = _launching(machine, weights)
+        computed = len(self.signature.outputs) - len(self._returned)
+        self._launch = _launching(machine, weights, computed)
         if self.target.is_cuda:
-            self._graphs = CudaGraphs(self._launch, _retaining(machine, weights))
+            self._graphs = CudaGraphs(self._launch, _retaining(machine, weights, computed), self._updated_inputs)
         return self._launch
 
     def _weights(self) -> list[Any]:
         """The parameters on the device, as generated code takes them."""
         import tvm
 
-        tensors = (weight.detach().to(self._device) for weight in self.parameters.values())
-        return [tvm.runtime.from_dlpack(aligned(tensor)) for tensor in tensors]
+        return [
+            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
+            for name, weight in self.parameters.items()
+        ]
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; checks the call's structure and constants."""
@@ -163,13 +205,13 @@ class Executable:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _launching(machine: Any, weights: Sequence[Any]) -> Run:
-    """How checked inputs become outputs, kernel by kernel."""
+def _launching(machine: Any, weights: Sequence[Any], computed: int) -> Run:
+    """How checked inputs become outputs, kernel by kernel. There are ``computed`` ones; behind them come updates."""
     main = machine["main"]
-    return lambda inputs: [_torch(output) for output in main(*inputs, *weights)]
+    return lambda inputs: [_torch(output) for output in main(*inputs, *weights)[:computed]]
 
 
-def _retaining(machine: Any, weights: Sequence[Any]) -> Retaining:
+def _retaining(machine: Any, weights: Sequence[Any], computed: int) -> Retaining:
     """The same by the entry that also returns the memory it computed in."""
     from tkc.passes.retain_memory import RETAINING_MAIN
 
@@ -177,7 +219,7 @@ def _retaining(machine: Any, weights: Sequence[Any]) -> Retaining:
 
     def run(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, Any]:
         outputs, sizes, storages = main(*inputs, *weights)
-        return [_torch(output) for output in outputs], sum(sizes), storages
+        return [_torch(output) for output in outputs[:computed]], sum(sizes), storages
 
     return run
 
@@ -203,6 +245,17 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except NotImplementedError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
+    """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
+    tensor = to_torch(value, "").detach()
+    return tensor if tensor.data_ptr() == fitted.data_ptr() else tensor.copy_(fitted)
+
+
+def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(tensor.detach())
 
 
 def _torch(output: Any) -> torch.Tensor:

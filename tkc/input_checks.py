@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tkc.errors import InputError
@@ -66,6 +67,7 @@ class _TensorCheck:
         self.spec = spec
         self.dtype = getattr(torch, spec.dtype)
         self.device = device
+        self.updated = spec.name in signature.updated_inputs
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
 
     def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
@@ -102,7 +104,20 @@ class _TensorCheck:
                     f"axis {axis} of input '{name}' ('{dim}') is {size}; "
                     f"the model was compiled for at least {bounds.minimum}{upper}"
                 )
+        if self.updated:
+            _check_writable(value, tensor, name)
         return aligned(tensor.detach())
+
+
+def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise InputError(f"input '{name}', which the model updates, is a read-only array; pass a copy of it")
+    copied = isinstance(value, np.ndarray) and any(step < 0 for step in value.strides)
+    if copied or any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InputError(
+            f"input '{name}', which the model updates, is a view that cannot be written into (expanded, or reversed); "
+            "pass a contiguous copy of it"
+        )
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,9 @@ from tkc.passes.substitute_kernels import (
     default_configuration,
 )
 from tkc.passes.transposed_products import TransposedProducts
+from tkc.passes.update_in_place import UpdateInPlace
 from tkc.passes.widen_products import WidenProducts
+from tkc.passes.write_rows import WriteRows
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
@@ -81,6 +83,9 @@ def substitution_stages(
 def fusion_stages() -> list[PassStage]:
     """From what substitution left to TensorIR functions, each of which still needs a schedule."""
     return [
+        # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, these
+        # alone are written, by opaque functions: no consumer takes the write into itself.
+        PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
         # Operators become TensorIR functions, neighbours one function each.
@@ -100,6 +105,8 @@ def fusion_stages() -> list[PassStage]:
                 transform.DeadCodeElimination(),
             ),
         ),
+        # From here on the bindings keep their order, by which it is decided what can be overwritten.
+        PassStage("update in place", (UpdateInPlace(),)),
     ]
 
 

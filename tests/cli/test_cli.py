@@ -87,7 +87,30 @@ def test_explain_and_inspect(model: Path, artifact: Path) -> None:
     assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
     shown = tkc("inspect", artifact).stdout
     assert "features_0" in shown
-    assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == 1
+    assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == 2
+
+
+class Counter(torch.nn.Module):
+    """Adds the number of its calls to its input."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [3]``."""
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def test_a_model_with_state_is_run_from_its_initial_state(tmp_path: Path) -> None:
+    """However often it is called before the comparison; ``inspect`` lists the state."""
+    torch.export.save(torch.export.export(Counter(), (torch.zeros(3),)), tmp_path / "counter.pt2")
+    tkc("compile", tmp_path / "counter.pt2", "-o", tmp_path / "counter.tkc")
+    tkc("run", tmp_path / "counter.tkc", "--compare", tmp_path / "counter.pt2")
+    shown = tkc("inspect", tmp_path / "counter.tkc").stdout.splitlines()
+    assert any("state" in line and "calls" in line and "float32" in line for line in shown)
 
 
 def test_dump_holds_the_module_between_stages(artifact: Path, model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.model import Constant, SizeRange, TensorSpec
 from tkc.frontend.torch import import_torch
+from tkc.passes.updates import updates
 from tkc.sizes import Formula
 
 
@@ -321,7 +324,7 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("count", torch.tensor(0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One more each time."""
@@ -329,10 +332,63 @@ class Counting(nn.Module):
         return x + self.count
 
 
-def test_state_that_the_model_changes_is_refused() -> None:
-    """A compiled model has no state: the error names the buffer."""
-    with pytest.raises(UnsupportedModelError, match=r"count.*has no state"):
-        import_torch(Counting(), (torch.ones(3),))
+def test_state_that_the_model_changes_is_part_of_the_signature() -> None:
+    """Also a scalar, which would be a constant otherwise; its new value is returned behind the results."""
+    imported = import_torch(Counting(), (torch.ones(3),))
+    assert imported.signature.state == (TensorSpec("count", (), "int64"),)
+    assert set(imported.parameters) == {"count"}
+    (update,) = updates(imported.module["main"])
+    assert update.target.name_hint == "count" and len(imported.module["main"].ret_struct_info.fields) == 2
+
+
+class Caching(nn.Module):
+    """Holds the tensors of its cache in an object; one of them is registered too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors = [torch.zeros(2, 4), torch.zeros(2, 4)]
+        self.register_buffer("keys", self.tensors[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds ``x`` to both."""
+        for tensor in self.tensors:
+            tensor.add_(x)
+        return self.keys + self.tensors[1]
+
+
+def test_tensors_that_are_held_without_being_registered_are_state() -> None:
+    """Under the name of the buffer of the same memory, if there is one; and once."""
+    model = Caching()
+    names = [spec.name for spec in import_torch(model, (torch.ones(2, 4),)).signature.state]
+    assert len(names) == 2 and "keys" in names
+    assert all(torch.equal(tensor, torch.zeros(2, 4)) for tensor in model.tensors)
+
+
+def test_state_that_overlaps_other_state_is_refused() -> None:
+    """The error names both tensors."""
+
+    class Overlapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("both", torch.zeros(2, 4))
+            self.register_buffer("first", self.both[0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first.add_(x)
+            return self.both + x
+
+    with pytest.raises(UnsupportedModelError, match=r"'b_first'.*'b_both'.*a tensor of its own"):
+        import_torch(Overlapping(), (torch.ones(4),))
+
+
+def test_gradients_are_refused() -> None:
+    """Only a forward pass can be compiled; the error names what is returned besides."""
+    program = torch.export.export(Counting(), (torch.ones(3),))
+    program = program.run_decompositions({})
+    specs = program.graph_signature.output_specs
+    specs[0] = dataclasses.replace(specs[0], kind=OutputKind.TOKEN)
+    with pytest.raises(UnsupportedModelError, match="as token; only a forward pass"):
+        import_torch(program)
 
 
 def test_model_that_cannot_be_exported_is_refused() -> None:

@@ -69,8 +69,8 @@ def test_a_missing_file_is_noticed(artifact: Path) -> None:
 def test_other_versions_targets_and_machines_are_refused(artifact: Path) -> None:
     """A newer format, another TVM, a GPU that is not here, an instruction set that is not here."""
     copies = {name: shutil.copytree(artifact, artifact.with_name(name)) for name in ("format", "tvm", "target", "cpu")}
-    edit_manifest(copies["format"], lambda m: m.update(format=2))
-    with pytest.raises(tkc.ArtifactError, match="artifact format 2, and this TKC reads format 1"):
+    edit_manifest(copies["format"], lambda m: m.update(format=3))
+    with pytest.raises(tkc.ArtifactError, match="artifact format 3, and this TKC reads format 2"):
         tkc.load(copies["format"])
     edit_manifest(copies["tvm"], lambda m: m["versions"].update({"apache-tvm": "9.9"}))
     with pytest.raises(tkc.ArtifactError, match=r"made with apache-tvm 9\.9"):

@@ -31,7 +31,7 @@ class Recording:
                 self.replayed.append(len(inputs[0]))
                 return []
 
-        def record(_: object, inputs: Sequence[torch.Tensor]) -> cuda_graphs._Recorded:
+        def record(_: object, inputs: Sequence[torch.Tensor], __: object) -> cuda_graphs._Recorded:
             rows = len(inputs[0])
             self.recorded.append(rows)
             return Recorded(graph=object(), bytes=rows * self.bytes_per_row)  # type: ignore[arg-type]

@@ -99,6 +99,13 @@ CASES = (
         lambda x: torch.cat(x.chunk(3, -1)[::-1], -1),
         "gpu-elementwise",
     ),
+    Case(
+        "masked",
+        lambda t: [((BATCH, LENGTH, 96), "bool"), rows(t)],
+        lambda b, seen, x: op.where(seen, x, op.negative(x)),
+        lambda seen, x: torch.where(seen, x, -x),
+        "gpu-elementwise",
+    ),
 )
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
 from tkc.bench.record import Row
 from tkc.bench.timing import median_milliseconds
 from tkc.compiler import compile
 from tkc.errors import UsageError
+from tkc.executable import Executable
 
 Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
@@ -38,13 +40,41 @@ def bench_model(
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
     ``references`` are keys of :data:`PYTORCH`; the ratio is to the fastest of them. Errors are those of each contender
-    against a float32 run of PyTorch, by the norm of the difference over the norm.
+    against a float32 run of PyTorch, by the norm of the difference over the norm. A decode step, whose caches have one
+    size, is compiled for each number of tokens; its error is the larger of that of its result and those of the caches,
+    relative to the row that the step writes.
     """
-    if name not in MODELS:
-        raise UsageError(f"there is no benchmark model {name!r}; choose one of {', '.join(MODELS)}")
+    if name not in (*MODELS, *DECODE_STEPS):
+        known = ", ".join((*MODELS, *DECODE_STEPS))
+        raise UsageError(f"there is no benchmark model {name!r}; choose one of {known}")
     if unknown := [reference for reference in references if reference not in PYTORCH]:
         raise UsageError(f"there is no reference {', '.join(unknown)}; choose from {', '.join(PYTORCH)}")
-    case = MODELS[name](layers, device, dtype)
+    if name in MODELS:
+        return _rows(MODELS[name](layers, device, dtype), tokens, batch, device, kernels, references, database)
+    return [
+        row
+        for count in tokens
+        for row in _rows(
+            DECODE_STEPS[name](layers, device, dtype, batch, count),
+            [count],
+            batch,
+            device,
+            kernels,
+            references,
+            database,
+        )
+    ]
+
+
+def _rows(
+    case: Benchmarked,
+    tokens: Sequence[int],
+    batch: int,
+    device: torch.device,
+    kernels: Sequence[str],
+    references: Sequence[str],
+    database: Path | None,
+) -> list[Row]:
     exact = copy.deepcopy(case.model).float()
     contenders: dict[str, Contender] = {}
     notes: dict[str, float | str] = {}
@@ -94,7 +124,7 @@ def _row(
         reference = exact(**widened)[0]
         for name, contender in contenders.items():
             start = time.perf_counter()
-            errors[name] = _error(contender(**inputs)[0], reference)
+            errors[name] = _checked(contender, case, inputs, reference, exact)
             if name in PYTORCH:
                 notes[f"{name} first call s"] = time.perf_counter() - start
             milliseconds[name] = median_milliseconds(partial(contender, **inputs), device)
@@ -102,6 +132,28 @@ def _row(
     best = min(time for name, time in milliseconds.items() if name in PYTORCH)
     notes |= {f"{name} error": error for name, error in errors.items()}
     return Row(f"{case.name}, {batch} × {tokens} tokens", milliseconds, best / milliseconds[ours], errors[ours], notes)
+
+
+def _checked(
+    contender: Contender, case: Benchmarked, inputs: dict[str, Any], reference: torch.Tensor, exact: torch.nn.Module
+) -> float:
+    """The error of a call's result, or of the row that it writes into a cache if that is larger."""
+    caches = contender.state if isinstance(contender, Executable) else _buffers(contender)
+    row = {name: (..., int(inputs["position"]), slice(None)) for name in case.caches}
+    for name in case.caches:
+        caches[name][row[name]] = torch.nan
+    errors = [_error(contender(**inputs)[0], reference)]
+    for name in case.caches:
+        expected = exact.get_buffer(name)
+        deviation = torch.linalg.vector_norm(caches[name].float() - expected)
+        errors.append(float(deviation / torch.linalg.vector_norm(expected[row[name]])))
+    return float(torch.tensor(errors).max())  # not a number, where one is not
+
+
+def _buffers(model: Any) -> dict[str, torch.Tensor]:
+    """The buffers of a PyTorch model, compiled or not."""
+    original = getattr(model, "_orig_mod", model)
+    return dict(original.named_buffers())
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:

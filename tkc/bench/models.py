@@ -15,31 +15,39 @@ class Benchmarked:
     """A model with the inputs to export it with, and how to make more.
 
     ``dynamic_shapes`` leaves batch and sequence symbolic; ``inputs(batch, tokens)`` are random ones of that size
-    (images have one size, whatever the tokens).
+    (images have one size, whatever the tokens). ``caches`` are the buffers that a call changes by a row at the last
+    token's position of their next to last axis.
     """
 
     name: str
     model: nn.Module
     kwargs: dict[str, Any]
-    dynamic_shapes: dict[str, Any]
+    dynamic_shapes: dict[str, Any] | None
     inputs: Callable[[int, int], dict[str, Any]]
+    caches: tuple[str, ...] = ()
 
 
 def llama_3_8b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
     """Decoder layers of Llama-3-8B's shape: hidden 4096, 32 query and 8 key/value heads, 14336 wide."""
-    from transformers import LlamaConfig, LlamaModel
+    from transformers import LlamaModel
 
-    config: Any = LlamaConfig(  # type: ignore[call-arg]
+    return _text("llama-3-8b", LlamaModel, llama_3_8b_config(layers), device, dtype, {"use_cache": False})
+
+
+def llama_3_8b_config(layers: int, most: int = 8192) -> Any:
+    """Llama-3-8B's configuration with fewer layers, a small vocabulary, and ``most`` positions."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(  # type: ignore[call-arg]
         vocab_size=1024,
         hidden_size=4096,
         intermediate_size=14336,
         num_hidden_layers=layers,
         num_attention_heads=32,
         num_key_value_heads=8,
-        max_position_embeddings=8192,
+        max_position_embeddings=most,
         rope_theta=500000.0,
     )
-    return _text("llama-3-8b", LlamaModel, config, device, dtype, {"use_cache": False})
 
 
 def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
@@ -76,7 +84,7 @@ def vit_large_16(layers: int, device: torch.device, dtype: torch.dtype) -> Bench
     from transformers import ViTConfig, ViTModel
 
     config: Any = ViTConfig(hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=layers)
-    model = _initialized(ViTModel, config, device, dtype)
+    model = initialized(ViTModel, config, device, dtype)
 
     def inputs(batch: int, _: int) -> dict[str, Any]:
         shape = (batch, config.num_channels, config.image_size, config.image_size)
@@ -103,7 +111,7 @@ def _text(
     dtype: torch.dtype,
     constants: dict[str, Any],
 ) -> Benchmarked:
-    model = _initialized(model_type, config, device, dtype)
+    model = initialized(model_type, config, device, dtype)
 
     def inputs(batch: int, tokens: int) -> dict[str, Any]:
         return {"input_ids": torch.randint(0, config.vocab_size, (batch, tokens), device=device), **constants}
@@ -114,7 +122,8 @@ def _text(
     return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 64), shapes, inputs)
 
 
-def _initialized(model_type: type[nn.Module], config: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def initialized(model_type: type[nn.Module], config: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The model with random weights, the same each time."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

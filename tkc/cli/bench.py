@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from tkc.bench.comparison import comparison
+from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
 from tkc.bench.record import Record, Row, record
@@ -69,9 +70,10 @@ def kernels(
 
 @app.command()
 def model(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(MODELS)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join((*MODELS, *DECODE_STEPS))}.")],
     tokens: Annotated[
-        list[int] | None, typer.Option(help="Tokens of each sequence; may be given several times.")
+        list[int] | None,
+        typer.Option(help="Tokens of each sequence (of a decode step: cached ones); may be given several times."),
     ] = None,
     layers: Annotated[int, typer.Option(min=1)] = 4,
     batch: Annotated[int, typer.Option(min=1)] = 1,

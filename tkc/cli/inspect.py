@@ -29,9 +29,12 @@ def artifact_table(artifact: Artifact) -> RenderableType:
         if isinstance(leaf, Constant):
             call.add_row("fixed", leaf.name, "", repr(leaf.value))
         else:
-            call.add_row("input", leaf.name, leaf.dtype, _shape(leaf))
+            updated = leaf.name in manifest.signature.updated_inputs
+            call.add_row("updated input" if updated else "input", leaf.name, leaf.dtype, _shape(leaf))
     for output in manifest.signature.outputs:
         call.add_row("output", output.name, output.dtype, _shape(output))
+    for spec in manifest.signature.state:
+        call.add_row("state", spec.name, spec.dtype, _shape(spec))
     for name, bounds in manifest.signature.sizes.items():
         call.add_row("size", name, "", f"{bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}")
 

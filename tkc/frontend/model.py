@@ -51,6 +51,11 @@ class Signature:
     tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
     position among its leaves (``None`` for attention weights that were not asked for). ``conditions`` must hold between
     the sizes of a call, as :class:`tkc.sizes.Formula` reads them: the model was exported under them.
+
+    A call may change what it was given: ``updated_inputs`` names the inputs whose tensors it writes into, ``state`` the
+    parameters that it changes and that the next call finds changed. ``returned`` lists the outputs that are such a
+    tensor itself: the position among ``outputs``, and the position among updated inputs and state, taken together.
+    Raises :class:`ValueError` where there is no such input or position.
     """
 
     leaves: tuple[TensorSpec | Constant, ...]
@@ -60,6 +65,17 @@ class Signature:
     out_spec: str | None = None
     constant_outputs: tuple[tuple[int, Constant], ...] = ()
     conditions: tuple[str, ...] = ()
+    updated_inputs: tuple[str, ...] = ()
+    state: tuple[TensorSpec, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.updated_inputs) - {spec.name for spec in self.inputs}):
+            raise ValueError(f"a call updates {', '.join(unknown)}, which is no input")
+        updated = len(self.updated_inputs) + len(self.state)
+        for output, update in self.returned:
+            if not (0 <= output < len(self.outputs) and 0 <= update < updated):
+                raise ValueError(f"output {output} cannot be update {update} of {updated}")
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -70,8 +86,10 @@ class Signature:
 @dataclass
 class ImportedModel:
     """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order, and
-    returns a tuple of the signature's outputs. Its symbolic shape variables carry the names in ``signature.sizes``.
-    ``out_spec`` is the live form of ``signature.out_spec``, which may name classes that cannot be written down.
+    returns a tuple of the signature's outputs, but those ``returned``. The new values of its updated inputs and state
+    follow, in their order; the function's attribute :data:`tkc.passes.updates.ATTRIBUTE` says which of what it takes
+    they replace. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live form of
+    ``signature.out_spec``, which may name classes that cannot be written down.
     """
 
     module: IRModule

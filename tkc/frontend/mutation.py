@@ -34,6 +34,30 @@ def is_unobserved(node: fx.Node) -> bool:
     return not any(_may_share_memory(user) for user in earlier)
 
 
+def changed_placeholders(graph: fx.Graph) -> set[str]:
+    """The names of the graph's placeholders that its operators write into, directly or through views."""
+    return {
+        written.name for node in graph.nodes for written in map(_origin, _written(node)) if written.op == "placeholder"
+    }
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that the node's operator writes into."""
+    if not is_in_place(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
+    marked = (argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
+    return [found for found in map(given.get, marked) if isinstance(found, fx.Node)]
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The node whose memory ``node`` may be a view of."""
+    while node.op == "call_function" and _may_share_memory(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
 def _may_share_memory(node: fx.Node) -> bool:
     """Whether the node's results may be views of its arguments."""
     if not isinstance(node.target, OpOverload):

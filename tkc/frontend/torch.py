@@ -31,7 +31,9 @@ from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
 from tkc.frontend.torch_files import load_program
+from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_state_as_buffers
 from tkc.frontend.torch_weights import program_weights
+from tkc.passes.updates import ATTRIBUTE as UPDATES
 
 
 def import_torch(
@@ -49,8 +51,8 @@ def import_torch(
 
     Raises:
         UsageError: examples given with an exported program, a missing file, or a model that is none of these.
-        UnsupportedModelError: operators without a converter (all are listed), state that the model changes,
-            a file that is no exported program, or a model that ``torch.export`` cannot export.
+        UnsupportedModelError: operators without a converter (all are listed), a file that is no exported program,
+            or a model that ``torch.export`` cannot export.
     """
     if isinstance(model, nn.Module):
         program = _export(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
@@ -68,7 +70,7 @@ def import_torch(
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     try:
         # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
-        with torch.no_grad():
+        with torch.no_grad(), unchanged_tensors():
             return torch.export.export(
                 model,
                 args,
@@ -99,7 +101,7 @@ def _simplified(program: ExportedProgram) -> ExportedProgram:
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
     with torch.no_grad():
-        return program.run_decompositions(table)
+        return with_state_as_buffers(program).run_decompositions(table)
 
 
 def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
@@ -107,7 +109,7 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
     graph_signature = program.graph_signature
     dimensions = _dimensions(program, names or {})
     outputs = [spec for spec in graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
-    values = _values(program)
+    values, changes = _values(program), program_updates(program)
     return Signature(
         leaves=tuple(
             _constant(spec)
@@ -128,6 +130,12 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
             if isinstance(spec.arg, ConstantArgument)
         ),
         conditions=size_conditions(dimensions, _asserted(program)),
+        updated_inputs=tuple(changes.inputs),
+        state=tuple(
+            TensorSpec(name, tuple(values[node].shape), dtype_name(values[node].dtype))
+            for name, node in changes.state.items()
+        ),
+        returned=changes.returned,
     )
 
 
@@ -186,7 +194,9 @@ def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
     }
     builder = relax.BlockBuilder()
     emitter = Emitter(builder, symbols)
-    with builder.function("main", [*inputs.values(), *variables.values()]):
+    params = [*inputs.values(), *variables.values()]
+    updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
+    with builder.function("main", params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
             result = builder.emit_output(relax.Tuple(_translate(program, emitter, bound)))
@@ -202,15 +212,18 @@ def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
 
 
 def _translate(program: ExportedProgram, emitter: Emitter, bound: Mapping[str, relax.Expr]) -> list[relax.Expr]:
-    """Emit every node; the values that the program returns."""
+    """Emit every node; the values that the program returns, and behind them the new ones of what it updates."""
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in bound:
             emitter.bind(node, bound[node.name])
         elif node.op == "call_function" and str(node.target) not in CHECKS:
             _emit(emitter, node)
-    (returned,) = program.graph.output_node().args
-    outputs = zip(returned, program.graph_signature.output_specs, strict=True)
-    return [emitter.env[node] for node, spec in outputs if isinstance(spec.arg, TensorArgument)]
+    values = {node.name: value for node, value in emitter.env.items()}
+    changes = program_updates(program)
+    updated = [*changes.inputs.values(), *changes.state.values()]
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    names = [output.name for output in outputs if isinstance(output, TensorArgument) and output.name not in updated]
+    return [values[name] for name in (*names, *updated)]
 
 
 def _emit(emitter: Emitter, node: fx.Node) -> None:

@@ -13,24 +13,26 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.converters import CHECKS, CONVERTERS
 from tkc.frontend.converters.emitter import source_of
 from tkc.frontend.mutation import functional_name, is_in_place, is_unobserved
+from tkc.frontend.torch_weights import STATE_KINDS
 
-_STATELESS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+_INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+_OUTPUTS = frozenset({OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION, *STATE_KINDS})
 
 
 def check_interface(program: ExportedProgram) -> None:
     """Raises UnsupportedModelError for what a compiled model cannot take, keep or return."""
     graph_signature = program.graph_signature
     for spec in graph_signature.input_specs:
-        if spec.kind not in _STATELESS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
+        if spec.kind not in _INPUTS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
             raise UnsupportedModelError(
                 f"Input {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors and constants can be inputs. "
                 "Pass a number as a tensor, or leave it static."
             )
     for spec in graph_signature.output_specs:
-        if spec.kind != OutputKind.USER_OUTPUT:
+        if spec.kind not in _OUTPUTS:
             raise UnsupportedModelError(
-                f"The model changes {spec.target!r} ({spec.kind.name.lower()}) when it is called, and a compiled model "
-                "has no state. Return the new value instead; for normalization layers, call eval() on the model."
+                f"The program returns {spec.arg.name!r} as {spec.kind.name.lower()}; only a forward pass can be "
+                "compiled. Export the model without a loss and its gradients."
             )
         if not isinstance(spec.arg, TensorArgument | ConstantArgument):
             raise UnsupportedModelError(

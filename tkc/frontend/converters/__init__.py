@@ -40,6 +40,8 @@ KEPT = frozenset(
         "aten::rms_norm",
         "aten::diff",
         "aten::masked_fill",
+        "aten::index_copy",
+        "aten::select_scatter",
         "aten::one_hot",
         "aten::softmax",
         "aten::elu",

@@ -65,6 +65,11 @@ def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = F
     """
     if _never_negative(node):
         return index
+    # Several operators often have one index: keys and values are written at the same positions.
+    return b.once(("inside", node, str(size), wrap), lambda: _clamped(b, index, size, wrap))
+
+
+def _clamped(b: Emitter, index: relax.Expr, size: Size, wrap: bool) -> relax.Expr:
     dtype = index.struct_info.dtype
     zero, last = relax.const(0, dtype), b.tensor(b.simplified(size - 1), dtype)
     if wrap:
@@ -117,10 +122,14 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
     """``x`` with ``values`` written (or added) at ``indices``, as ``scatter_elements`` over rows; with one boolean mask
     and one value, as ``where``."""
     values = b.cast(values, b.dtype)
+    dims = [dim for dim, given in enumerate(indices) if given is not None]
     mask = indices[0] if len(indices) == 1 else None
     if mask is not None and mask.struct_info.dtype == "bool" and values.struct_info.ndim == 0 and not accumulate:
         shape = list(mask.struct_info.shape) + [1] * (x.struct_info.ndim - mask.struct_info.ndim)
         return op.where(op.reshape(mask, shape), values, x)
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
+        (position,) = (index for index in _from_front(b, x, indices) if index is not None)
+        return _slices_written(b, x, dims[0], position, values, "add" if accumulate else "update")
     front, kept, order = _indexed_first(b, x, indices)
     shape = list(front.struct_info.shape)
     indexed, rest = shape[: len(kept)], shape[len(kept) :]
@@ -129,7 +138,7 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
     if rest:
         position = b.emit(op.reshape(position, [count, *[1] * len(rest)]))
         position = b.emit(op.broadcast_to(position, [count, *rest]))
-    rows = _value_rows(b, values, kept, indices, count, rest)
+    rows = _value_rows(b, values, kept, dims, count, rest)
     out = b.emit(op.scatter_elements(flat, position, rows, 0, "add" if accumulate else "update"))
     out = b.emit(op.reshape(out, shape))
     return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
@@ -154,15 +163,42 @@ def _flat_index(b: Emitter, indices: list[relax.Expr], sizes: list[Any]) -> tupl
 
 
 def _value_rows(
-    b: Emitter, values: relax.Expr, kept: list[relax.Expr], indices: Indices, count: Any, rest: list[Any]
+    b: Emitter, values: relax.Expr, kept: list[relax.Expr], dims: list[int], count: Any, rest: list[Any]
 ) -> relax.Expr:
     """``values`` broadcast to the indexed elements, one row an index."""
-    dims = [dim for dim, given in enumerate(indices) if given is not None]
-    if dims[0] > 0 and rest and values.struct_info.ndim > 1:
-        raise b.unsupported("values assigned behind a full slice are not supported. Move the indexed dimension first.")
-    target = [*_broadcast(b, [list(given.struct_info.shape) for given in kept]), *rest]
-    whole = b.emit(op.broadcast_to(values, target))
-    return whole if len(target) == 1 + len(rest) else b.emit(op.reshape(whole, [count, *rest]))
+    indexed = _broadcast(b, [list(given.struct_info.shape) for given in kept])
+    # Where the indexed dimensions are neighbours, their values stand in their place.
+    before = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    whole = b.emit(op.broadcast_to(values, [*rest[:before], *indexed, *rest[before:]]))
+    if before:
+        width = range(before, before + len(indexed))
+        whole = b.emit(op.permute_dims(whole, [*width, *range(before), *range(width.stop, len(indexed) + len(rest))]))
+    return whole if len(indexed) == 1 else b.emit(op.reshape(whole, [count, *rest]))
+
+
+def _slices_written(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str
+) -> relax.Expr:
+    """``x`` with ``values`` (broadcast to the indexed slices) written at ``indices`` along ``dim``."""
+    shape = list(x.struct_info.shape)
+    count = _product(list(indices.struct_info.shape))
+    values = b.emit(op.broadcast_to(values, [*shape[:dim], *indices.struct_info.shape, *shape[dim + 1 :]]))
+    shape[dim] = count
+    if indices.struct_info.ndim != 1:
+        values = b.emit(op.reshape(values, shape))
+    rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
+    rows = b.emit(op.broadcast_to(rows, shape))
+    return op.scatter_elements(x, rows, values, dim, reduction)
+
+
+def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
+    """``x`` with the slices of ``source`` written at ``indices`` along ``dim``."""
+    if x.struct_info.ndim == 0:  # which counts as one dimension of one element
+        return op.reshape(source, [])
+    dim %= x.struct_info.ndim
+    indices = b.emit(op.reshape(indices, [-1])) if indices.struct_info.ndim == 0 else indices
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return _slices_written(b, x, dim, indices, source, "update")
 
 
 def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
@@ -250,13 +286,10 @@ def index_add(
 ) -> relax.Expr:
     """``x`` with ``alpha * source`` added at ``indices`` along ``dim``."""
     dim %= x.struct_info.ndim
-    shape = list(source.struct_info.shape)
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
-    rows = b.emit(op.reshape(indices, [size if axis == dim else 1 for axis, size in enumerate(shape)]))
-    rows = b.emit(op.broadcast_to(rows, shape))
     if alpha != 1:
         source = b.emit(op.multiply(source, b.tensor(alpha, b.dtype)))
-    return op.scatter_elements(x, rows, source, dim, "add")
+    return _slices_written(b, x, dim, indices, source, "add")
 
 
 CONVERTERS: dict[str, Converter] = {
@@ -272,4 +305,5 @@ CONVERTERS: dict[str, Converter] = {
     "aten.scatter_add.default": scatter_add,
     "aten.scatter_reduce.two": scatter_reduce,
     "aten.index_add.default": index_add,
+    "aten.index_copy.default": index_copy,
 }

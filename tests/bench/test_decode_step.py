@@ -1,0 +1,54 @@
+"""The decode benchmark on a tiny model: every contender does the same step, and one that writes nothing is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tkc.bench.decoding
+from tkc.bench.model import bench_model
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of another shape, as quick to build as to run."""
+
+    def config(layers: int, most: int) -> Any:
+        return transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=most,
+        )
+
+    monkeypatch.setattr(tkc.bench.decoding, "llama_3_8b_config", config)
+
+
+def rows(*cached: int) -> list[Any]:
+    """A row for each number of cached tokens, without kernels."""
+    return bench_model("llama-3-8b-decode", cached, 1, 2, torch.device("cpu"), torch.float32, ["none"])
+
+
+def test_contenders_agree_in_result_and_cache() -> None:
+    """To float32's precision, at each number of cached tokens."""
+    found = rows(8, 16)
+    assert [row.name for row in found] == [f"llama-3-8b-decode, 1 layers, 2 × {count} tokens" for count in (8, 16)]
+    assert all(row.error is not None and row.error < 1e-5 and row.notes["eager error"] < 1e-5 for row in found)
+
+
+def test_a_step_that_leaves_the_cache_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is no number, because the row that it should have written is none."""
+
+    def stale(executable: tkc.Executable) -> dict[str, torch.Tensor]:
+        return {name: executable.parameters[name].clone() for name in ("keys_0", "values_0", "length_0")}
+
+    monkeypatch.setattr(tkc.Executable, "state", property(stale))
+    (row,) = rows(8)
+    assert row.error != row.error
