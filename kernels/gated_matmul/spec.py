@@ -47,6 +47,7 @@ _TILINGS = {
     90: (
         Tiling(128, 128, 64, stages=4, threads=256),
         Tiling(256, 64, 64, stages=4, threads=256),
+        Tiling(128, 112, 64, stages=4, threads=256),
         Tiling(128, 64, 64, stages=4, threads=256),
         Tiling(128, 64, 64, stages=6, threads=256),
         Tiling(64, 128, 64, stages=4, threads=128),

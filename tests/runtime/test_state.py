@@ -186,3 +186,24 @@ def test_state_of_another_machine_is_refused() -> None:
     executable = tkc.compile(BY_NAME["flagged"].model(), (torch.randn(3),), target="cuda:sm_90a", kernels="none")
     with pytest.raises(tkc.TargetError, match="cannot run here"):
         _ = executable.state
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_calls_on_the_gpu_agree_with_pytorch(case: Case) -> None:
+    """Launched at first, then replayed as a graph; inputs that are updated are the same tensors each time."""
+    model = case.model().cuda()
+    own = tuple(tensor.cuda() for tensor in case.inputs())
+    given = tuple(tensor.clone() for tensor in own)
+    with torch.no_grad():
+        executable = tkc.compile(case.model().cuda(), own, target="cuda", kernels="none", database=False)
+        for _ in range(5):
+            expected, result = model(*own), executable(*given)
+            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(given, own, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(dict(executable.state), dict(model.named_buffers()), rtol=1e-4, atol=1e-5)
+            for mine, new in zip(given, case.inputs(), strict=True):
+                mine.copy_(new)
+            for mine, new in zip(own, given, strict=True):
+                mine.copy_(new)
+    assert any(recorded and recorded.graph for recorded in executable._graphs._recorded.values())

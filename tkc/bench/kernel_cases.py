@@ -131,12 +131,15 @@ def tuning_cases() -> list[Case]:
     DeepSeek-V3.
     """
     rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
-    dense = [(4096, 4096), (6144, 4096), (1024, 4096), (14336, 4096), (28672, 4096), (4096, 14336)]
-    dense += [(4096, 2048), (512, 2048), (2048, 4096), (128, 2048), (1024, 1024), (4096, 1024)]
-    found = [Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}) for n, k in dense for m in rows]
-    scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536), (7168, 16384)]
+    dense = [(4096, 4096), (14336, 4096), (4096, 14336), (2048, 4096), (128, 2048)]
+    dense += [(1024, 1024), (4096, 1024), (1024, 4096)]
+    merged = [((4096, 1024, 1024), 4096), ((4096, 512, 512), 2048), ((1024, 1024, 1024), 1024)]
+    products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
+    products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
+    found = [Case("matmul", parameters, {"m": m}) for parameters in products for m in rows]
+    scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536)]
     found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
-    gated = [(14336, 4096, False), (14336, 4096, True), (768, 2048, False), (3072, 1024, False)]
+    gated = [(14336, 4096, False), (3072, 1024, False)]
     found += [
         Case("matmul.gated", GatedMatmulParameters(n, k, "bfloat16", packed=packed), {"m": m})
         for n, k, packed in gated
