@@ -118,6 +118,11 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
         return tuple(dict.fromkeys(dim for t in types for dim in t.shape if isinstance(dim, str)))
 
 
+def as_json(value: Any) -> dict[str, Any]:
+    """A dataclass as JSON reads it back: with lists for tuples."""
+    return json.loads(json.dumps(dataclasses.asdict(value)))
+
+
 @dataclass(frozen=True)
 class KernelRequest:
     """One kernel to build: a spec's name, its parameters, one configuration, and the target.
@@ -142,8 +147,8 @@ class KernelRequest:
         """The request as JSON-ready values; :meth:`from_json` reads them back."""
         return {
             "kernel": self.kernel,
-            "parameters": dataclasses.asdict(self.parameters),
-            "configuration": dataclasses.asdict(self.configuration),
+            "parameters": as_json(self.parameters),
+            "configuration": as_json(self.configuration),
             "target": str(self.target),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from tkc.errors import UsageError
 from tkc.executable import Executable
 from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
+from tkc.kernels.spec import as_json
 from tkc.report import KernelUse, Refused, Report, Scheduled
 from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
@@ -215,9 +215,7 @@ def _report(
                 {"most": choice.most, **dataclasses.asdict(choice.configuration)}
                 for choice in choices[row.kernel, row.parameters]
             )
-            # As JSON has them, so that a saved report is equal to this one: lists for tuples.
-            parameters = json.loads(json.dumps(dataclasses.asdict(row.parameters)))
-            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count))
+            uses.append(KernelUse(row.rule, row.kernel, as_json(row.parameters), configurations, row.count))
     return Report(
         target=str(target),
         kernels=settings.kernels,

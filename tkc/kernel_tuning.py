@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.records import KernelRecord, write_records
+from tkc.kernels.spec import as_json
 
 _LOG = logging.getLogger(__name__)
 _SECONDS = 0.02  # of measuring each configuration
@@ -117,8 +117,8 @@ def _winner(
 def _record(case: Case, target: Target, milliseconds: float, configuration: Any, device: torch.device) -> KernelRecord:
     return KernelRecord(
         kernel=case.kernel,
-        parameters=dataclasses.asdict(case.parameters),
-        configuration=dataclasses.asdict(configuration),
+        parameters=as_json(case.parameters),
+        configuration=as_json(configuration),
         target=str(target),
         sizes=dict(case.sizes),
         milliseconds=milliseconds,

@@ -386,11 +386,24 @@ def test_writing_by_index() -> None:
         x[:, torch.tensor([1, 3])] = 7
         return x
 
+    def put_behind(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        out = x.T.clone()
+        out[:, i] = 2 * x.T
+        return out
+
+    def put_pairs_behind(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        out = torch.stack([x, x])
+        out[:, i, i % 4] = torch.stack([x[:, 0], x[:, 1]])
+        return out
+
     functions = {
         "inverse": inverse,
         "assigned": assigned,
         "put": lambda x, i: x.index_put((i,), x[:1]),
         "put_pairs": lambda x, i: x.index_put((i, i % 4), torch.tensor(3.0)),
+        "put_behind": put_behind,
+        "put_pairs_behind": put_pairs_behind,
+        "index_copy": lambda x, i: x.index_copy(0, i, 2 * x),
         "put_sum": lambda x, i: x.index_put((i // 2,), x, accumulate=True),
         "scatter": lambda x, i: torch.zeros_like(x).scatter(1, x.topk(2).indices, 1.0),
         "scatter_source": lambda x, i: x.scatter(0, i[:, None].expand(-1, 4), 2 * x),

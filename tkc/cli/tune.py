@@ -151,7 +151,7 @@ def kernels(
         table.add_column(name, overflow="fold")
     for record in records:
         told = [
-            " ".join(f"{key}={value}" for key, value in part.items() if value not in (None, False, (), []))
+            " ".join(f"{key}={value}" for key, value in part.items() if value not in (None, False, []))
             for part in (record.parameters, record.sizes)
         ]
         configuration = " ".join(f"{key}={value}" for key, value in record.configuration.items())

@@ -186,8 +186,10 @@ def _slices_written(
     shape[dim] = count
     if indices.struct_info.ndim != 1:
         values = b.emit(op.reshape(values, shape))
-    rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
-    rows = b.emit(op.broadcast_to(rows, shape))
+    rows = indices
+    if not b.has_shape(indices, shape):
+        rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
+        rows = b.emit(op.broadcast_to(rows, shape))
     return op.scatter_elements(x, rows, values, dim, reduction)
 
 
