@@ -53,7 +53,11 @@ def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _bind_threads(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
-    group, thread = sch.split(loop, [None, _THREADS])
+    # No more threads than there are iterations: where there is one, its copies would carry no index of the thread, and
+    # so every thread would store, also those that computed nothing.
+    extent = sch.get(loop).extent
+    threads = min(_THREADS, int(extent)) if isinstance(extent, tirx.IntImm) else _THREADS
+    group, thread = sch.split(loop, [None, threads])
     sch.bind(group, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     return thread

@@ -28,6 +28,7 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
 
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
+    out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     tma = loadable_by_tma((p.k, p.k if transposed else p.n))
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
@@ -50,7 +51,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
-            out_shared = T.alloc_shared((c.block_m, c.block_n), p.out_dtype or p.dtype)
+            out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             row, column = row_tile * c.block_m, column_tile * c.block_n
             T.clear(acc)

@@ -67,7 +67,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             admit_next_kernel(target)
             T.copy(acc, partial)
-            # What is received takes the place of operands, so every peer must be done with its own.
+            # Bulk copies are to read what threads wrote. What is received takes the place of operands, so every peer
+            # must be done with its own.
+            T.fence_proxy_async()
             T.cluster_sync()
             for peer in T.serial(c.splits):
                 T.copy_cluster(

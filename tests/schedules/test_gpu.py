@@ -57,6 +57,13 @@ CASES = (
         "gpu-elementwise",
     ),
     Case(
+        "one vector",
+        lambda t: [((4,), t)] * 2,
+        lambda b, x, y: op.add(x, y),
+        lambda x, y: x + y,
+        "gpu-elementwise",
+    ),
+    Case(
         "odd rows",
         lambda t: [((LENGTH, 77), t)],
         lambda b, x: op.nn.relu(x),
@@ -141,6 +148,13 @@ def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) ->
         module, _ = scheduled(graph(case.inputs(dtype), case.body), HOPPER)
         kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
         assert (f"*({vector}*)" in kernel) == expected, kernel
+
+
+def test_one_vector_is_stored_by_the_thread_that_computes_it() -> None:
+    """Others would store what their registers happen to hold."""
+    (case,) = [case for case in CASES if case.name == "one vector"]
+    module, _ = scheduled(graph(case.inputs("float32"), case.body), HOPPER)
+    assert "__launch_bounds__(1)" in cuda_source(build(module, HOPPER).mod)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
