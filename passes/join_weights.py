@@ -11,6 +11,7 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from tkc.passes.graph import Graph
+from tkc.passes.updates import updated, with_parameters
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class JoinedWeights:
 
 @tvm.transform.module_pass(opt_level=0, name="JoinWeights")
 class JoinWeights:
-    """Replaces each concatenation of nothing but weights that nothing else reads; ``joined`` is filled with which."""
+    """Replaces each concatenation of nothing but weights that nothing else reads or writes.
+
+    ``joined`` is filled with which.
+    """
 
     def __init__(self, joined: list[JoinedWeights]) -> None:
         self.joined = joined
@@ -43,22 +47,16 @@ class JoinWeights:
         gone = {graph.weights[position] for weights in found.values() for position in weights.sources}
         blocks = [_with_values(block, new) for block in function.body.blocks]
         params = [*(param for param in function.params if param not in gone), *new.values()]
-        module.update_func(
-            module.get_global_var("main"),
-            relax.Function(
-                params,
-                relax.SeqExpr(blocks, function.body.body),
-                function.ret_struct_info,
-                function.is_pure,
-                function.attrs,
-            ),
-        )
+        body = relax.SeqExpr(blocks, function.body.body)
+        joined = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+        module.update_func(module.get_global_var("main"), with_parameters(joined, params))
         return relax.transform.CanonicalizeBindings()(module)
 
 
 def _concatenations(graph: Graph) -> Iterator[tuple[relax.Var, JoinedWeights]]:
     """The variables that hold a concatenation of weights, each of which nothing else reads."""
-    positions = {weight: position for position, weight in enumerate(graph.weights)}
+    changing = updated(graph.function)
+    positions = {weight: position for position, weight in enumerate(graph.weights) if weight not in changing}
     for var in graph.var2val:
         call = graph.call(var, "relax.concat")
         if call is None or not isinstance(graph.value(call.args[0]), relax.Tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import relax
@@ -21,11 +22,24 @@ class Update:
 
 def updates(function: relax.Function) -> tuple[Update, ...]:
     """What ``function`` updates, in the order in which it returns the new values."""
-    positions = _positions(function)
-    if not positions:
+    targets = updated(function)
+    if not targets:
         return ()
-    values = list(returned(function).value.fields)[-len(positions) :]
-    return tuple(Update(function.params[i], value) for i, value in zip(positions, values, strict=True))
+    values = list(returned(function).value.fields)[-len(targets) :]
+    return tuple(Update(target, value) for target, value in zip(targets, values, strict=True))
+
+
+def updated(function: relax.Function) -> tuple[relax.Var, ...]:
+    """The parameters that ``function`` updates, in the order in which it returns their new values."""
+    attributes = function.attrs or {}
+    return tuple(function.params[int(i)] for i in attributes[ATTRIBUTE]) if ATTRIBUTE in attributes else ()
+
+
+def with_parameters(function: relax.Function, parameters: Sequence[relax.Var]) -> relax.Function:
+    """``function`` with other parameters, among them all that it updates."""
+    targets = updated(function)
+    changed = relax.Function(parameters, function.body, function.ret_struct_info, function.is_pure, function.attrs)
+    return changed.with_attr(ATTRIBUTE, [parameters.index(target) for target in targets]) if targets else changed
 
 
 def returned(function: relax.Function) -> relax.VarBinding:
@@ -35,8 +49,3 @@ def returned(function: relax.Function) -> relax.VarBinding:
     while not isinstance(result.value, relax.Tuple):
         result = bindings[result.value]
     return result
-
-
-def _positions(function: relax.Function) -> list[int]:
-    attributes = function.attrs or {}
-    return [int(position) for position in attributes[ATTRIBUTE]] if ATTRIBUTE in attributes else []

@@ -148,8 +148,6 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
             for c in candidates
             if _prefill_shared_memory(parameters, c) <= target.shared_memory
             and _prefill_registers(parameters, c) <= registers
-            # What a causal mask hides is the least with square tiles.
-            and (parameters.causal is None or c.block_keys <= c.block_queries)
         )
 
 
@@ -182,7 +180,6 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
 
 _HOPPER_PREFILL = (
-    PrefillConfiguration(128, 176, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256),
     PrefillConfiguration(128, 128, 1, 256),

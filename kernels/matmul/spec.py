@@ -75,7 +75,6 @@ _TILINGS = {
         Tiling(16, 96, 128, stages=6, threads=128),
         Tiling(16, 64, 256, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128, splits=2),
-        Tiling(16, 64, 128, stages=4, threads=128, splits=4),
         Tiling(16, 32, 256, stages=4, threads=128),
     ),
 }

@@ -79,6 +79,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
                     remote_barrier=all_received[0],
                 )
             T.mbarrier_wait_parity(all_received[0], 0)
+            T.sync_warp()  # the barrier counts warps, and the thread that sent is behind the others of its own
             # The output takes the place of what was sent, and a block that has ended can send nothing.
             T.cluster_sync()
             T.clear(total)

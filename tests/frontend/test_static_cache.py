@@ -37,9 +37,9 @@ def language_model(name: str, attention: str = "sdpa") -> Any:
     return getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation=attention).eval()
 
 
-def with_cache(name: str, batch: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+def with_cache(name: str, batch: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
     """The model as transformers wraps it for export: the cache is in its buffers."""
-    model = language_model(name).to(dtype)
+    model = language_model(name).to(device, dtype)
     model.generation_config.use_cache = True
     model.generation_config.cache_implementation = "static"
     return TorchExportableModuleWithStaticCache(model, batch_size=batch, max_cache_len=LENGTH)
@@ -141,7 +141,8 @@ def test_decode_step_for_the_gpu(batch: int) -> None:
         with_cache("Llama", batch, torch.bfloat16), (), step(batch, 0), target="cuda:sm_90a", database=False
     )
     calls = kernel_calls(report)
-    assert (calls["attention.decode"], calls["rotary"], calls["matmul"]) == (2, 4, 15)
+    assert (calls["attention.decode"], calls["rotary"], calls["matmul.gated"]) == (2, 4, 2)
+    assert calls["matmul"] == 7  # of each layer query, key and value as one, the output, and down; then the logits
     assert not any("attention" in refused.rule for refused in report.refused)
     scheduled = {entry.function: entry.scheduled_by for entry in report.scheduled}
     assert {way for name, way in scheduled.items() if name.startswith("write_rows")} == {"gpu-elementwise"}
@@ -166,10 +167,10 @@ def test_decode_step_is_built_for_the_gpu_without_one() -> None:
 def test_eight_tokens_on_the_gpu() -> None:
     """In bfloat16, against PyTorch in float32 on the same weights; the cache is read and written on the GPU."""
     with torch.no_grad():
-        half = with_cache("Llama", 2, torch.bfloat16)
+        half = with_cache("Llama", 2, torch.bfloat16, "cuda")
         exact = with_cache("Llama", 2)
         exact.model.load_state_dict(half.model.state_dict())
-        executable = tkc.compile(half.cuda(), (), {k: v.cuda() for k, v in step(2, 0).items()}, target="cuda")
+        executable = tkc.compile(half, (), {k: v.cuda() for k, v in step(2, 0).items()}, target="cuda")
     for position in range(8):
         token = step(2, position)
         with torch.no_grad():

@@ -279,9 +279,8 @@ LAYOUTS = {
 }
 GPU_PREFILL = {
     **{
-        f"configuration {i}, causal {causal}": (half(causal=causal), i)
-        for causal in (None, "bottom_right")
-        for i in range(len(PREFILL.configurations(half(causal=causal), HOPPER)))
+        f"configuration {i}": (half(causal="bottom_right"), i)
+        for i in range(len(PREFILL.configurations(half(causal="bottom_right"), HOPPER)))
     },
     **{f"head size {size}": (half(size=size, dtype="float16"), 0) for size in HEAD_SIZES},
     **{f"mask {kind}": (half(**options), 0) for kind, options in MASKS.items()},

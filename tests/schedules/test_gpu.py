@@ -233,8 +233,10 @@ def test_agrees_with_pytorch_on_the_gpu(case: Case, dtype: str) -> None:
     module, _ = scheduled(graph(case.inputs(dtype), case.body), local_gpu())
     machine = relax.VirtualMachine(build(module, local_gpu()), tvm.cuda())
     for sizes in ({"b": 1, "s": 1}, {"b": 2, "s": 17}, {"b": 3, "s": 257}):
-        shapes = [[sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape] for shape, _ in case.inputs(dtype)]
-        inputs = [random(shape, dtype, seed=seed).cuda() for seed, shape in enumerate(shapes)]
+        inputs = []
+        for seed, (shape, kind) in enumerate(case.inputs(dtype)):
+            values = random([sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape], dtype, seed=seed).cuda()
+            inputs.append(values > 0 if kind == "bool" else values)
         found = torch.from_dlpack(machine["main"](*map(tvm.runtime.from_dlpack, inputs)))
         tolerance = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}[dtype]
         assert error(found, case.reference(*inputs)) < tolerance
