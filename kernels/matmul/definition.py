@@ -5,7 +5,7 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.matmul import persistent, split
+from tkc.kernels.matmul import persistent
 from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, holds, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
@@ -21,7 +21,7 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
     if target.is_cuda:
         if configuration.blocks:
             return persistent.define(parameters, configuration)
-        return (split.define if configuration.splits > 1 else _cuda)(parameters, configuration, target)
+        return _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 

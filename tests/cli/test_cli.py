@@ -147,11 +147,19 @@ def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Pat
     assert (output / "manifest.json").is_file()
 
 
+def _command(process: psutil.Process) -> str:
+    """The process's command line; empty if it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def _builders(compilation: subprocess.Popen[str]) -> list[psutil.Process]:
     """The builder processes, as soon as there are any."""
     while compilation.poll() is None:
         children = psutil.Process(compilation.pid).children()
-        if builders := [child for child in children if "tkc.builder.worker" in " ".join(child.cmdline())]:
+        if builders := [child for child in children if "tkc.builder.worker" in _command(child)]:
             return builders
         time.sleep(0.05)
     raise AssertionError("the compilation ended before it built anything")
