@@ -36,7 +36,8 @@ def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
     workspaces = _workspaces(dispatch)
     types = [*shared, *(t for own in workspaces for t in own)]
     sizes = {dim: tirx.Var(dim, "int64") for t in types for dim in t.shape if isinstance(dim, str)}
-    buffers = [_strided_buffer(t, sizes) for t in types]
+    buffers = [_strided_buffer(t, sizes) for t in shared]
+    buffers += [_strided_buffer(t, own_sizes) for t, own_sizes in _workspace_sizes(dispatch, sizes)]
     handles = [tirx.Var(f"{t.name}_handle", "handle") for t in types]
     arguments = _arguments(handles, len(shared), workspaces)
     calls = [
@@ -70,6 +71,17 @@ def _workspaces(dispatch: KernelDispatch) -> list[tuple[TensorType, ...]]:
     return [dispatch.spec.workspaces(dispatch.parameters, choice.configuration) for choice in dispatch.choices]
 
 
+def _workspace_sizes(
+    dispatch: KernelDispatch, sizes: Mapping[str, tirx.PrimExpr]
+) -> Iterator[tuple[TensorType, Mapping[str, tirx.PrimExpr]]]:
+    """Each choice's workspaces with the sizes that they have room for: no larger ones than the choice serves."""
+    name = str(dispatch.spec.dispatch_size)
+    for choice, own in zip(dispatch.choices, _workspaces(dispatch), strict=True):
+        most = {} if choice.most is None else {name: tirx.min(sizes[name], choice.most)}
+        for tensor in own:
+            yield tensor, {**sizes, **most}
+
+
 def _arguments(
     handles: Sequence[tirx.Var], shared: int, workspaces: Sequence[Sequence[TensorType]]
 ) -> Iterator[list[tirx.Var]]:
@@ -96,9 +108,10 @@ def kernel_dispatch(function: object) -> KernelDispatch | None:
 
 def output_types(dispatch: KernelDispatch, sizes: Mapping[str, tirx.PrimExpr]) -> list[relax.TensorStructInfo]:
     """The types of what a call of the kernel returns: its outputs, then the workspaces of every choice."""
-    types = (*dispatch.spec.outputs(dispatch.parameters), *(t for own in _workspaces(dispatch) for t in own))
+    outputs = [(tensor, sizes) for tensor in dispatch.spec.outputs(dispatch.parameters)]
     return [
-        relax.TensorStructInfo([sizes[dim] if isinstance(dim, str) else dim for dim in t.shape], t.dtype) for t in types
+        relax.TensorStructInfo([own_sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape], tensor.dtype)
+        for tensor, own_sizes in (*outputs, *_workspace_sizes(dispatch, sizes))
     ]
 
 
@@ -128,7 +141,7 @@ def bound_sizes(
     return sizes
 
 
-def _strided_buffer(tensor: TensorType, sizes: Mapping[str, tirx.Var]) -> tirx.Buffer:
+def _strided_buffer(tensor: TensorType, sizes: Mapping[str, tirx.PrimExpr]) -> tirx.Buffer:
     dims = [sizes[dim] if isinstance(dim, str) else tirx.IntImm("int64", dim) for dim in tensor.shape]
     steps = accumulate(reversed(dims[1:]), operator.mul, initial=tirx.IntImm("int64", 1))
     return tirx.decl_buffer(dims, tensor.dtype, tensor.name, strides=list(steps)[::-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -139,7 +140,7 @@ class Executable:
         import tvm
         from tvm import relax
 
-        module = tvm.runtime.load_module(str(self.code))
+        module = _load_library(self.code)
         _link(module, self.libraries)
         device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
         machine, weights = relax.VirtualMachine(module, device), self._weights()
@@ -226,15 +227,25 @@ def _retaining(machine: Any, weights: Sequence[Any], computed: int) -> Retaining
 
 def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:
     """Give the generated code its kernels: functions are looked up in the imports of the module that calls them."""
-    import tvm
-
     code = module
     while code.kind != "library":
         if not code.imports:
             raise InternalError(f"the generated code holds no native library (it is a {module.kind} module)")
         code = code.imports[0]
     for library in libraries:
-        code.import_module(tvm.runtime.load_module(str(library.path)))
+        code.import_module(_load_library(library.path))
+
+
+def _load_library(path: Path) -> Any:
+    """The module in a shared library.
+
+    A copy is loaded, by a path of its own, because the dynamic linker knows libraries by their paths: of an artifact
+    that was saved in place of a loaded one, it would take the old code.
+    """
+    import tvm
+
+    with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
+        return tvm.runtime.load_module(shutil.copyfile(path, Path(folder, path.name)).as_posix())
 
 
 def _load_spec(text: str | None) -> pytree.TreeSpec | None:

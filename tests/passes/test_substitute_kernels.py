@@ -18,11 +18,12 @@ from tvm.relax import op
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
+from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.graph import shape
-from tkc.passes.kernel_call import kernel_dispatch, kernel_prim_func
+from tkc.passes.kernel_call import kernel_dispatch, kernel_prim_func, output_types
 from tkc.passes.layout import restored
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
@@ -254,6 +255,40 @@ def test_workspaces_are_allocated_and_dropped() -> None:
     (call,) = (v for v in relax.analysis.get_var2val(rewritten["main"]).values() if "call_tir" in str(v))
     assert len(call.struct_info.fields) == 5
     assert str(call.struct_info.fields[4].dtype) == "int32"
+
+
+def test_workspaces_are_no_larger_than_their_choice_serves() -> None:
+    """A configuration for few sequences allocates little where there are many, which another one serves."""
+    target = Target.parse("cuda:sm_90a")
+    spec = "attention.latent_decode"
+    parameters = LatentParameters(128, 512, 64, "bfloat16", 0.1, joined_queries=True, joined_cache=True)
+    split, whole = (
+        next(c for c in SPECS[spec].configurations(parameters, target) if (c.splits > 1) == several)
+        for several in (True, False)
+    )
+    dispatch = KernelDispatch(spec, parameters, (Choice(split, 4), Choice(whole)), target)
+    for batch, expected in ((2, 2), (100, 4)):
+        sizes = {"batch": tirx.IntImm("int64", batch), "keys": tirx.IntImm("int64", 1000)}
+        output, *workspaces = output_types(dispatch, sizes)
+        assert int(output.shape[0]) == batch
+        assert workspaces and {int(workspace.shape[0]) for workspace in workspaces} == {expected}
+    called: list[tuple[int, int]] = []
+    for request in dispatch.requests:
+        served = request.configuration.splits
+        tvm_ffi.register_global_func(
+            request.symbol, lambda *tensors, served=served: called.append((served, len(tensors))), override=True
+        )
+    function = kernel_prim_func(dispatch).with_attr("global_symbol", "call")
+    call = tvm.compile(tvm.IRModule({"call": function}), target=tvm.target.Target("llvm"))["call"]
+    for batch in (2, 4, 5):
+        sizes = {"batch": batch, "keys": 8}
+        kinds = (*SPECS[spec].inputs(parameters), *SPECS[spec].outputs(parameters))
+        shapes = [([sizes.get(dim, dim) for dim in kind.shape], kind.dtype) for kind in kinds]
+        held = {name: tirx.IntImm("int64", size) for name, size in sizes.items()}
+        shapes += [([int(dim) for dim in t.shape], str(t.dtype)) for t in output_types(dispatch, held)[1:]]
+        call(*(torch.zeros(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes))
+    inputs_and_output = len(SPECS[spec].inputs(parameters)) + 1
+    assert called == [(split.splits, inputs_and_output + 3)] * 2 + [(1, inputs_and_output)]
 
 
 def test_later_passes_leave_kernels_alone() -> None:

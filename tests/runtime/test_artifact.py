@@ -39,6 +39,17 @@ def test_a_loaded_artifact_computes_the_same(executable: tkc.Executable, artifac
     assert loaded.report == executable.report
 
 
+def test_an_artifact_in_place_of_a_loaded_one_is_the_new_one(tmp_path: Path) -> None:
+    """In one process, as in a notebook; the one that was loaded before goes on as it was."""
+    x, path = torch.randn(4, 16), tmp_path / "model.tkc"
+    loaded = []
+    for layer in (torch.nn.ReLU(), torch.nn.Tanh()):
+        tkc.compile(layer, (x,), database=False).save(path)
+        loaded.append(tkc.load(path))
+        torch.testing.assert_close(loaded[-1](x), layer(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loaded[0](x), torch.relu(x))
+
+
 def test_it_holds_what_it_says(artifact: Path) -> None:
     """The named files and no others; weights without pickle."""
     files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
