@@ -4,7 +4,8 @@ import tilelang.language as T
 
 from tkc.kernels.target import Target
 
-_FIRST_CAPABILITY = 90
+FIRST_CAPABILITY = 90
+"""The compute capability from which GPUs launch a kernel before the one before it ends."""
 
 
 @T.macro
@@ -14,5 +15,5 @@ def admit_next_kernel(target: Target) -> None:
     For kernels whose last part is long and leaves the tensor cores idle. Not earlier: the next kernel's blocks would
     crowd together on the multiprocessors that are free first. Kernels that say nothing let the next in at their end.
     """
-    if target.compute_capability >= _FIRST_CAPABILITY:
+    if target.compute_capability >= FIRST_CAPABILITY:
         T.pdl_trigger()

@@ -15,7 +15,7 @@ from tkc.passes.graph import known_dims
 
 KERNEL_ATTRIBUTE = "tkc.kernel"
 _DLTENSOR_ADDRESS = 0  # TVM's TVMStructFieldKind.kDLTensorAddr
-_OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
+OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
 
 
 class UnfitInput(ValueError):
@@ -59,7 +59,7 @@ def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
     return function.with_attrs(
         {
             KERNEL_ATTRIBUTE: json.dumps(dispatch.to_json(), sort_keys=True),
-            "op_pattern": _OPAQUE_PATTERN,
+            "op_pattern": OPAQUE_PATTERN,
             "tirx.is_scheduled": True,
             "s_tir": True,
         }

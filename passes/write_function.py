@@ -9,9 +9,9 @@ from tvm.ir import Range
 from tvm.tirx.analysis import undefined_vars
 
 from tkc.passes.graph import dtype, shape
+from tkc.passes.kernel_call import OPAQUE_PATTERN
 from tkc.passes.row_writes import Element, Write
 
-_OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
 _NAMES = ("out", "rows", "positions")
 
 
@@ -40,7 +40,7 @@ def write_function(old: relax.Expr, write: Write) -> tuple[tirx.PrimFunc, list[t
         _body(write, buffers, own),
         buffer_map=dict(zip(handles, buffers, strict=True)),
     )
-    return function.with_attrs({"op_pattern": _OPAQUE_PATTERN, "tirx.noalias": True, "s_tir": True}), given
+    return function.with_attrs({"op_pattern": OPAQUE_PATTERN, "tirx.noalias": True, "s_tir": True}), given
 
 
 def _elements(write: Write) -> list[Element]:

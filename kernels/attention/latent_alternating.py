@@ -17,11 +17,7 @@ from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParamet
 from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.splits import Results, combine_splits, store_heads
-
-_WARPGROUP = 128
-
-# Registers of a thread that multiplies and of one that loads; for all threads, no more than a multiprocessor's 65,536.
-_MULTIPLYING_REGISTERS, _LOADING_REGISTERS = 240, 24
+from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
 
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
 _FIRST_BARRIER = 8
@@ -111,10 +107,10 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 rescale=T.alloc_shared([2, block_heads], "float32"),
                 maximum=T.alloc_shared([2, block_heads], "float32"),
                 total=T.alloc_shared([2, block_heads], "float32"),
-                q_loaded=T.alloc_barrier(_WARPGROUP),
-                loaded=T.alloc_barrier([_WARPGROUP] * 4),
-                weighted=T.alloc_barrier([_WARPGROUP] * 2),
-                done=T.alloc_barrier([_WARPGROUP] * 4),
+                q_loaded=T.alloc_barrier(WARPGROUP),
+                loaded=T.alloc_barrier([WARPGROUP] * 4),
+                weighted=T.alloc_barrier([WARPGROUP] * 2),
+                done=T.alloc_barrier([WARPGROUP] * 4),
             )
             turns = _Turns(
                 first_key=first_pair * pair_keys,
@@ -126,9 +122,9 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
             acc_left = T.alloc_fragment([block_heads, half], "float32")
             acc_right = T.alloc_fragment([block_heads, half], "float32")
             thread = T.get_thread_binding()
-            if thread >= 2 * _WARPGROUP:
+            if thread >= 2 * WARPGROUP:
                 _load(p, c, shared, turns, q, q_rope, cache, cache_rope, batch, first_head)
-            elif thread < _WARPGROUP:
+            elif thread < WARPGROUP:
                 acc, maximum, total = _multiply(p, c, shared, turns, 0, acc_left)
                 store_heads(p.attention, results, batch, first_head, split, 0, acc, maximum, total)
             else:
@@ -155,7 +151,7 @@ def _load(
 ):
     """The queries, then tile after tile, each half once the warpgroup that adds it up is done with the last one."""
     half = p.latent_size // 2
-    T.set_max_nreg(_LOADING_REGISTERS, 0)
+    T.set_max_nreg(LOADING_REGISTERS, 0)
     T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.q_loaded)
     T.tma_copy(
         rope_columns(p, p.joined_queries, q, q_rope, batch, first_head, c.block_heads), s.q_rope, barrier=s.q_loaded
@@ -194,7 +190,7 @@ def _multiply(
         total=T.alloc_fragment([c.block_heads], "float32"),
         rescale=T.alloc_fragment([c.block_heads], "float32"),
     )
-    T.set_max_nreg(_MULTIPLYING_REGISTERS, 1)
+    T.set_max_nreg(COMPUTING_REGISTERS[2], 1)
     T.clear(acc)
     T.clear(rows.total)
     T.fill(rows.maximum, -T.infinity("float32"))
@@ -208,7 +204,7 @@ def _multiply(
     # Each has the sum of its own weights.
     other_total = T.alloc_fragment([c.block_heads], "float32")
     T.copy(rows.total, s.total[own, :])
-    T.sync_threads(_FIRST_BARRIER + 2, 2 * _WARPGROUP)
+    T.sync_threads(_FIRST_BARRIER + 2, 2 * WARPGROUP)
     T.copy(s.total[1 - own, :], other_total)
     for i in T.Parallel(c.block_heads):
         rows.total[i] += other_total[i]
@@ -244,7 +240,7 @@ def _take_turn(
         _follow(c, s, own, pair, acc, rows)
     _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
     # The weights overwrite what other warps may still multiply.
-    T.sync_threads(_FIRST_BARRIER + own, _WARPGROUP)
+    T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)
     T.copy(scores, s.weights[own, :, :])
     T.copy(rows.rescale, s.rescale[own, :])
     T.copy(rows.maximum, s.maximum[own, :])

@@ -12,12 +12,7 @@ from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
 from tkc.kernels.attention.tensors import diagonal, length, rows
-
-WARPGROUP = 128
-
-# Of the registers of a multiprocessor, in multiples of 8 a thread: what a warpgroup that only loads keeps, and what is
-# then there for each of two that compute.
-_LOADING_REGISTERS, _COMPUTING_REGISTERS = 24, 240
+from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
 
 
 def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
@@ -60,7 +55,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                 blocks = T.max(1, T.min(blocks, last))
 
             if T.get_thread_binding() < WARPGROUP:
-                T.dec_max_nreg(_LOADING_REGISTERS)
+                T.dec_max_nreg(LOADING_REGISTERS)
                 if blocks > 0:
                     T.tma_copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, barrier=q_loaded)
                     T.mbarrier_arrive(q_loaded)
@@ -82,7 +77,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     )
                     T.mbarrier_arrive(v_loaded[at])
             else:
-                T.inc_max_nreg(_COMPUTING_REGISTERS)
+                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
                 T.clear(acc)
                 T.clear(total)
                 T.fill(maximum, -T.infinity("float32"))

@@ -6,10 +6,10 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul import persistent
-from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, holds, store
+from tkc.kernels.matmul.epilogue import activated, holds, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
+from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target

@@ -8,9 +8,6 @@ from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.matmul.spec import MatmulParameters
 
-# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
-RASTER_BAND = 8
-
 
 def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
     """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""

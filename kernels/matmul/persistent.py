@@ -3,14 +3,11 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.matmul.epilogue import RASTER_BAND, activated, holds
+from tkc.kernels.matmul.epilogue import activated, holds
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WARPGROUP
+from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
-
-# Of the registers of a multiprocessor, in multiples of 8 a thread: what a warpgroup that only loads keeps, and what is
-# then there for each of two that multiply.
-_LOADING_REGISTERS, _MULTIPLYING_REGISTERS = 24, 240
+from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
@@ -65,7 +62,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             row_tiles = T.ceildiv(m, c.block_m)
             turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
             if T.get_thread_binding() < WARPGROUP:
-                T.dec_max_nreg(_LOADING_REGISTERS)
+                T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
                     begin = place(turn * c.blocks + block, row_tiles)
                     row = begin[0]
@@ -91,7 +88,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                             )
                         T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(_MULTIPLYING_REGISTERS)
+                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
                 for turn in T.serial(turns):
                     begin = place(turn * c.blocks + block, row_tiles)
                     row = begin[0]

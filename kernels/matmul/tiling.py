@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tkc.kernels.target import Target
+from tkc.kernels.warpgroups import WARPGROUP
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -17,7 +18,8 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 # A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
 TMA_ELEMENTS = 8
 
-WARPGROUP = 128
+# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
+RASTER_BAND = 8
 
 # The values that a persistent block stores at a time, and how many such stores are on their way.
 _STORED = 64 * 128

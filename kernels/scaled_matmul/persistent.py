@@ -5,18 +5,11 @@ import math
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.matmul.tiling import WARPGROUP
+from tkc.kernels.matmul.tiling import RASTER_BAND
 from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
 from tkc.kernels.tensor_types import tensor_types
-
-# Of the registers of a multiprocessor, in multiples of 8 a thread: what a warpgroup that only loads keeps, and what is
-# then there for each of two or three that multiply.
-_LOADING_REGISTERS = 24
-_MULTIPLYING_REGISTERS = {2: 240, 3: 160}
-
-# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
-_RASTER_BAND = 8
+from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
 
 
 def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
@@ -42,7 +35,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
             band,
             row_tile,
         ):
-            T.use_swizzle(_RASTER_BAND)
+            T.use_swizzle(RASTER_BAND)
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), OPERAND_DTYPE)
             b_shared = T.alloc_shared((c.stages, c.block_n, c.block_k), OPERAND_DTYPE)
             out_shared = T.alloc_shared((c.block_m, c.block_n), p.out_dtype)
@@ -55,7 +48,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
             row = row_tile * c.block_m
             tiles = T.min(c.tiles, column_tiles - band * c.tiles)
             if T.get_thread_binding() < WARPGROUP:
-                T.dec_max_nreg(_LOADING_REGISTERS)
+                T.dec_max_nreg(LOADING_REGISTERS)
                 for tile, group in T.grid(tiles, groups):
                     at, parity = slot(tile, group)
                     column, depth = (band * c.tiles + tile) * c.block_n, group * c.block_k
@@ -70,7 +63,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
                     )
                     T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(_MULTIPLYING_REGISTERS[c.threads // WARPGROUP])
+                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
                 for tile in T.serial(tiles):
                     column = (band * c.tiles + tile) * c.block_n
                     T.clear(total)

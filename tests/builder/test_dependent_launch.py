@@ -40,3 +40,31 @@ def test_every_kernel_waits_before_it_reads_and_is_launched_early() -> None:
         before, found, _ = body.partition("cudaGridDependencySynchronize();")
         names = [name for name in ("q[", "k[", "v[", "partial_out[", "partial_max[") if name in before]
         assert found and not names, f"{names} before the wait in {body[:600]}"
+
+
+BUILT = """
+import json, tempfile
+from pathlib import Path
+from tkc.builder import compile_kernel as builder
+from tkc.kernels import KernelRequest, Target
+from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
+
+builder._link = lambda *_: None
+found = {}
+for arch in ("sm_80", "sm_90a"):
+    configuration = DecodeConfiguration(64, 4, 128)
+    parameters = AttentionParameters(4, 2, 64, 64, "bfloat16", 0.125)
+    request = KernelRequest("attention.decode", parameters, configuration, Target("cuda", arch))
+    with tempfile.TemporaryDirectory() as folder:
+        builder.compile_kernel(request, Path(folder))
+        (table,) = Path(folder).glob("*.inc")
+        found[arch] = table.read_text().count("Launch::kProgrammaticDependentLaunch")
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.nvcc
+def test_builders_make_kernels_wait_where_the_gpu_can_launch_early() -> None:
+    """Both of decoding's kernels on Hopper, none on an older GPU."""
+    run = subprocess.run([sys.executable, "-c", BUILT], capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout.splitlines()[-1]) == {"sm_80": 0, "sm_90a": 2}

@@ -14,6 +14,7 @@ from torch.export import Dim
 import tkc
 from tkc.frontend.model import ImportedModel, Signature
 from tkc.passes.join_weights import JoinedWeights, JoinWeights
+from tkc.passes.updates import ATTRIBUTE, updates
 
 X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
 
@@ -45,6 +46,20 @@ def test_concatenated_weights_become_one() -> None:
 def test_other_concatenations_stay(function: Callable[..., object]) -> None:
     """What changes from call to call, or is needed apart, cannot be joined before."""
     assert joined(function) == (4, [])
+
+
+def test_weights_that_are_updated_stay_and_are_still_the_updated_ones() -> None:
+    """Their number among the parameters changes when others are joined."""
+    module = imported(lambda x, a, b, c: (torch.cat([a, c]) + x.sum(), b + 1), X, A, B, C, symbolic=())
+    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [2]})
+    found: list[JoinedWeights] = []
+    main = JoinWeights(found)(module)["main"]
+    (update,) = updates(main)
+    assert found == [JoinedWeights((0, 2), 0)] and update.target.same_as(main.params[1])
+    module = imported(lambda x, a, b, c: (torch.cat([a, c]), x + b.sum()), X, A, B, C, symbolic=())
+    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [1]})
+    found.clear()
+    assert len(JoinWeights(found)(module)["main"].params) == 4 and found == []
 
 
 def test_without_weights_nothing_is_joined() -> None:

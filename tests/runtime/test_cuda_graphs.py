@@ -69,6 +69,16 @@ def test_graphs_hold_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatc
     assert recording.recorded == [2, 3, 4] and recording.launched == [2, 3, 4, 3]
 
 
+def test_a_call_without_inputs_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs tell generated code the stream: without, its kernels would run beside the recording and leave it empty."""
+    recording, runs = Recording(), []
+    recording.graphs(monkeypatch)
+    graphs = CudaGraphs(lambda inputs: runs.append(len(inputs)) or [], lambda inputs: ([], 0, None))
+    for _ in range(3):
+        graphs([])
+    assert runs == [0, 0, 0] and recording.recorded == []
+
+
 class Layer(nn.Module):
     """Products, a normalization and a reduction that generated code does."""
 

@@ -18,8 +18,9 @@ from tilelang.env import TILELANG_TEMPLATE_PATH
 from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
-from tkc.builder.dependent_launch import FIRST_CAPABILITY, awaiting_previous_kernel
+from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.kernels import KernelRequest, TensorType
+from tkc.kernels.overlap import FIRST_CAPABILITY
 
 _LAUNCH_TAGS = {
     "blockIdx.x": "kGridX",

@@ -5,9 +5,6 @@ from __future__ import annotations
 import tilelang.language as T
 from tilelang import tvm
 
-FIRST_CAPABILITY = 90
-"""The compute capability from which GPUs can launch so."""
-
 _KERNEL_BODY = "tilelang_root"  # how TileLang names the block of statements under a T.Kernel
 
 
