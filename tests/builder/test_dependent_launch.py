@@ -10,10 +10,11 @@ import pytest
 
 GENERATED = """
 import json, sys
+from pathlib import Path
 from tilelang import tvm
 from tilelang.engine.lower import lower
-from tkc.builder.compile_kernel import _device_function_table
 from tkc.builder.dependent_launch import awaiting_previous_kernel
+from tkc.builder.launcher import described
 from tkc.kernels import Target
 from tkc.kernels.attention.decode import define
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
@@ -23,7 +24,7 @@ target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 function = define(parameters, DecodeConfiguration(64, 4, 128), Target.parse("cuda:sm_90a"))
 with target:
     found = [lower(f, target=target, enable_host_codegen=True) for f in (function, awaiting_previous_kernel(function))]
-print(json.dumps([(a.kernel_source, _device_function_table(a.device_mod)) for a in found]), file=sys.stdout)
+print(json.dumps([(a.kernel_source, described(a.device_mod, Path("cubin"))) for a in found]), file=sys.stdout)
 """
 
 
@@ -49,7 +50,7 @@ from tkc.builder import compile_kernel as builder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
 
-builder._link = lambda *_: None
+builder.compile_host_code = lambda *_: None
 found = {}
 for arch in ("sm_80", "sm_90a"):
     configuration = DecodeConfiguration(64, 4, 128)
@@ -57,7 +58,7 @@ for arch in ("sm_80", "sm_90a"):
     request = KernelRequest("attention.decode", parameters, configuration, Target("cuda", arch))
     with tempfile.TemporaryDirectory() as folder:
         builder.compile_kernel(request, Path(folder))
-        (table,) = Path(folder).glob("*.inc")
+        (table,) = Path(folder).glob("*.cc")
         found[arch] = table.read_text().count("Launch::kProgrammaticDependentLaunch")
 print(json.dumps(found))
 """

@@ -25,6 +25,8 @@ from tkc.kernels import KernelRequest, Target
 
 _LOG = logging.getLogger(__name__)
 _RECORD = "record.json"
+# What of the builder shapes a library.
+_BUILDER_SOURCES = ("compile_kernel.py", "dependent_launch.py", "host_code.py", "launcher.py", "launch.cc", "launch.h")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ def _sources_digest() -> str:
     digest = hashlib.sha256()
     (kernels,) = map(Path, tkc.kernels.__path__)
     builder = Path(__file__).parent
-    for path in (*sorted(kernels.rglob("*.py")), builder / "compile_kernel.py", builder / "launch.cc"):
+    for path in sorted([*kernels.rglob("*.py"), *(builder / name for name in _BUILDER_SOURCES)]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -24,11 +24,23 @@ from tkc.kernels import KernelRequest
 Progress = Callable[[KernelLibrary, bool], None]
 
 
+# What a worker and the compiler it runs take at most: 0.9 GiB were seen.
+_WORKER_BYTES = 1 << 30
+
+
+def _default_workers() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // 2 // _WORKER_BYTES))
+
+
 @dataclass(frozen=True)
 class BuilderSettings:
-    """How kernels are built: worker processes at a time, and seconds before one kernel counts as hanging."""
+    """How kernels are built: worker processes at a time, and seconds before one kernel counts as hanging.
 
-    workers: int = max(1, min(os.cpu_count() or 1, 8))
+    There are as many workers as this process may use cores, if half of the machine's memory has room for them.
+    """
+
+    workers: int = field(default_factory=_default_workers)
     timeout: float = 300.0
 
 

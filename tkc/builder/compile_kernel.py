@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import tilelang
-import tvm_ffi.libinfo
 from tilelang import tvm
 from tilelang.backend.module import create_backend_context
 from tilelang.cuda.backend import tilelang_callback_cuda_compile
@@ -19,24 +17,10 @@ from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
 from tkc.builder.dependent_launch import awaiting_previous_kernel
+from tkc.builder.host_code import compile_host_code
+from tkc.builder.launcher import described, launcher_object
 from tkc.kernels import KernelRequest, TensorType
 from tkc.kernels.overlap import FIRST_CAPABILITY
-
-_LAUNCH_TAGS = {
-    "blockIdx.x": "kGridX",
-    "blockIdx.y": "kGridY",
-    "blockIdx.z": "kGridZ",
-    "threadIdx.x": "kBlockX",
-    "threadIdx.y": "kBlockY",
-    "threadIdx.z": "kBlockZ",
-    "tir.cluster_dim_x": "kClusterX",
-    "tir.cluster_dim_y": "kClusterY",
-    "tir.cluster_dim_z": "kClusterZ",
-    "tirx.use_dyn_shared_memory": "kDynamicSharedMemory",
-    "tirx.use_cooperative_launch": "kCooperative",
-}
-_WAITS_FOR_PREVIOUS = "has_cuda_pdl_sync"  # marks a device function that may be launched before the one before it ends
-_TENSOR_MAP = "uint8x128"  # how TileLang types the 128 bytes of a TMA descriptor
 
 
 def compile_kernel(request: KernelRequest, folder: Path) -> Path:
@@ -61,45 +45,20 @@ def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
     if request.target.compute_capability >= FIRST_CAPABILITY:
         function = awaiting_previous_kernel(function)
     target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
-    with target:
+    with ThreadPoolExecutor(1) as background, target:
+        launcher = background.submit(launcher_object)  # needed last, and only the first time long in coming
         artifact = lower(function, target=target, enable_host_codegen=True)
         # What the definition asked for by T.annotate_compile_flags; `lower` leaves that to its caller.
         flags = [str(flag) for flag in function.attrs.get("tilelang_compile_flags", ())]
         settings = {PassConfigKey.TL_DEVICE_COMPILE_FLAGS: flags}
         machine_code = tilelang_callback_cuda_compile(artifact.kernel_source, target, settings)
-    stub, cubin, table = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".inc"))
+    stub, cubin, description = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".cc"))
     stub.write_text(artifact.rt_mod.inspect_source())
     cubin.write_bytes(machine_code)
-    table.write_text(_device_function_table(artifact.device_mod))
-    includes = [*_runtime_includes(), toolchain.cuda_home() / "include"]
-    defines = [
-        "TVMBackendGetFuncFromEnv=TKCFindFunction",
-        f'TKC_KERNELS_INC="{table}"',
-        f'TKC_CUBIN="{cubin}"',
-    ]
-    launcher = Path(__file__).with_name("launch.cc")
-    arguments = ["-O2", "-x", "c++", str(stub), str(launcher), "-x", "none", str(toolchain.cudart())]
-    _link(arguments, includes, defines, library)
-
-
-def _device_function_table(device_module: Any) -> str:
-    """C++ for ``kDeviceFunctions`` in launch.cc, read off the lowered device functions."""
-    rows = []
-    for function in device_module.functions.values():
-        params = ", ".join(f"Param::{_param_kind(var)}" for var in function.params)
-        tags = [_LAUNCH_TAGS[str(tag)] for tag in function.attrs["tirx.kernel_launch_params"]]
-        if _WAITS_FOR_PREVIOUS in function.attrs:
-            tags.append("kProgrammaticDependentLaunch")
-        launch = ", ".join(f"Launch::{tag}" for tag in tags)
-        rows.append(f'    {{"{function.attrs["global_symbol"]}", {{{params}}}, {{{launch}}}}},')
-    return "const DeviceFunction kDeviceFunctions[] = {\n" + "\n".join(rows) + "\n};\n"
-
-
-def _param_kind(var: Any) -> str:
-    if var.dtype == "handle":
-        return "kTensorMap" if _TENSOR_MAP in str(var.type_annotation) else "kPointer"
-    kinds = {"float32": "kFloat32", "float64": "kFloat64"}
-    return kinds.get(str(var.dtype), "kInteger")
+    description.write_text(described(artifact.device_mod, cubin))
+    flags = ["-O2", "-shared", "-DTVMBackendGetFuncFromEnv=TKCFindFunction"]
+    sources = ["-x", "c++", str(stub), str(description), "-x", "none"]
+    compile_host_code([*flags, *sources, str(launcher.result()), str(toolchain.cudart())], library)
 
 
 def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
@@ -116,8 +75,8 @@ def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
     code = library.with_suffix(".cc")
     code.write_text(source + _cpu_entry(request, name, parameter_names, buffers))
     # TileLang reinterprets values through pointers of another type, hence no strict aliasing.
-    flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", str(code)]
-    _link(flags, [*_runtime_includes(), Path(TILELANG_TEMPLATE_PATH)], [], library)
+    flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
+    compile_host_code([*flags, "-shared", str(code)], library, [Path(TILELANG_TEMPLATE_PATH)])
 
 
 def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str], buffers: Sequence[Any]) -> str:
@@ -197,29 +156,3 @@ def _cpu_checks(index: int, tensor: TensorType, types: Sequence[TensorType]) -> 
 
 def _first_size(name: str, types: Sequence[TensorType]) -> str:
     return next(f"t{i}.size({axis})" for i, t in enumerate(types) for axis, dim in enumerate(t.shape) if dim == name)
-
-
-def _runtime_includes() -> list[Path]:
-    # TileLang's bundle has TVM's C headers, which its host stubs include.
-    bundled = Path(tilelang.__file__).parent / "3rdparty" / "tvm" / "include"
-    return [bundled, *(Path(p) for p in tvm_ffi.libinfo.include_paths())]
-
-
-def _link(arguments: Sequence[str], includes: Sequence[Path], defines: Sequence[str], library: Path) -> None:
-    command = [
-        toolchain.cxx(),
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-w",
-        # Error messages carry __FILE__; without the scratch folder's name in it, equal kernels are equal bytes.
-        f"-ffile-prefix-map={library.parent}=.",
-        *(f"-I{path}" for path in includes),
-        *(f"-D{define}" for define in defines),
-        *arguments,
-        "-o",
-        str(library),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")

@@ -2,11 +2,12 @@
 //
 // The stub asks for functions by name: the device's kernels, `__tvm_set_device`, and
 // `__tvm_tensormap_create_tiled` (TMA descriptors). It is compiled with TVMBackendGetFuncFromEnv renamed to
-// TKCFindFunction, which answers from the cubin embedded below, so that one shared library is a whole kernel: no
+// TKCFindFunction, which answers from the cubin that launch.h describes, so that one shared library is a whole kernel: no
 // module imports, no compiler, and nothing but cudart and tvm-ffi needed where it runs.
 //
-// TKC_KERNELS_INC defines kDeviceFunctions: each kernel's name, parameter kinds and launch tags, in the
-// order in which the stub passes them.
+// Nothing here depends on the kernel: it is compiled once, and linked into every library.
+
+#include "launch.h"
 
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/cubin_launcher.h>
@@ -18,33 +19,12 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 namespace {
 
-enum class Param { kPointer, kInteger, kFloat32, kFloat64, kTensorMap };
-enum class Launch {
-  kGridX, kGridY, kGridZ, kBlockX, kBlockY, kBlockZ, kClusterX, kClusterY, kClusterZ,
-  kDynamicSharedMemory, kProgrammaticDependentLaunch, kCooperative,
-};
-
-struct DeviceFunction {
-  const char* name;
-  std::vector<Param> params;
-  std::vector<Launch> launch;
-};
-
-#include TKC_KERNELS_INC
-
-extern "C" const char tkc_cubin[];
-__asm__(
-    ".section .rodata\n"
-    ".balign 64\n"
-    "tkc_cubin:\n"
-    ".incbin \"" TKC_CUBIN "\"\n"
-    ".byte 0\n"
-    ".previous\n");
-
+using tkc::DeviceFunction;
+using tkc::Launch;
+using tkc::Param;
 using tvm::ffi::Any;
 using tvm::ffi::CubinKernel;
 using tvm::ffi::CubinModule;
@@ -64,7 +44,7 @@ class Launcher {
   explicit Launcher(const DeviceFunction& function) : function_(function) {}
 
   void operator()(PackedArgs args, Any*) {
-    size_t num_params = function_.params.size();
+    size_t num_params = function_.num_params;
     std::array<float, kMaxParams> floats;
     std::array<TVMFFIAny, kMaxParams> values;
     std::array<void*, kMaxParams> pointers;
@@ -86,7 +66,8 @@ class Launcher {
     unsigned num_attributes = 0;
     bool cluster = false;
     size_t next = num_params;
-    for (Launch tag : function_.launch) {
+    for (size_t i = 0; i < function_.num_tags; ++i) {
+      Launch tag = function_.tags[i];
       if (tag == Launch::kProgrammaticDependentLaunch) {
         attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[num_attributes++].val.programmaticStreamSerializationAllowed = 1;
@@ -209,9 +190,9 @@ extern "C" int TKCFindFunction(void*, const char* name, TVMFFIObjectHandle* out)
     auto* table = new std::unordered_map<std::string_view, Function>;
     table->emplace("__tvm_set_device", Function::FromPacked(SetDevice));
     table->emplace("__tvm_tensormap_create_tiled", Function::FromPacked(CreateTensorMap));
-    for (const DeviceFunction& function : kDeviceFunctions) {
-      auto* launcher = new Launcher(function);
-      table->emplace(function.name, Function::FromPacked([launcher](PackedArgs args, Any* r) { (*launcher)(args, r); }));
+    for (size_t i = 0; i < tkc::num_device_functions; ++i) {
+      auto* launcher = new Launcher(tkc::device_functions[i]);
+      table->emplace(tkc::device_functions[i].name, Function::FromPacked([launcher](PackedArgs args, Any* r) { (*launcher)(args, r); }));
     }
     return table;
   }();
