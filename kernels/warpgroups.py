@@ -4,7 +4,15 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 
 LOADING_REGISTERS = 24
-"""Registers that a thread keeps whose warpgroup only loads. (Such counts are multiples of 8.)"""
+"""Registers that a thread keeps whose warpgroup only starts loads."""
 
-COMPUTING_REGISTERS = {2: 240, 3: 160}
-"""Registers of a thread that computes, by the number of its warpgroups: what a multiprocessor's 65,536 leave them."""
+GATHERING_REGISTERS = 40
+"""Registers that a thread keeps whose warpgroup copies rows from where their numbers say."""
+
+_REGISTERS = 65536  # of a multiprocessor
+_GRANULARITY = 8  # of what a thread can ask for
+
+
+def computing_registers(warpgroups: int, loading: int = LOADING_REGISTERS) -> int:
+    """Registers of a thread that computes: what one warpgroup that loads leaves to each of the others."""
+    return (_REGISTERS // WARPGROUP - loading) // warpgroups // _GRANULARITY * _GRANULARITY

@@ -17,7 +17,7 @@ from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParamet
 from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.splits import Results, combine_splits, store_heads
-from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
+from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
 _FIRST_BARRIER = 8
@@ -190,7 +190,7 @@ def _multiply(
         total=T.alloc_fragment([c.block_heads], "float32"),
         rescale=T.alloc_fragment([c.block_heads], "float32"),
     )
-    T.set_max_nreg(COMPUTING_REGISTERS[2], 1)
+    T.set_max_nreg(computing_registers(2), 1)
     T.clear(acc)
     T.clear(rows.total)
     T.fill(rows.maximum, -T.infinity("float32"))

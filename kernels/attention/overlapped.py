@@ -12,7 +12,7 @@ from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
 from tkc.kernels.attention.tensors import diagonal, length, rows
-from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
+from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
 def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
@@ -77,7 +77,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     )
                     T.mbarrier_arrive(v_loaded[at])
             else:
-                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
+                T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 T.clear(acc)
                 T.clear(total)
                 T.fill(maximum, -T.infinity("float32"))

@@ -7,7 +7,7 @@ from tkc.kernels.matmul.epilogue import activated, holds
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
-from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
+from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
@@ -88,7 +88,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                             )
                         T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
+                T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 for turn in T.serial(turns):
                     begin = place(turn * c.blocks + block, row_tiles)
                     row = begin[0]

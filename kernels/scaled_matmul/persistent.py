@@ -9,7 +9,7 @@ from tkc.kernels.matmul.tiling import RASTER_BAND
 from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
 from tkc.kernels.tensor_types import tensor_types
-from tkc.kernels.warpgroups import COMPUTING_REGISTERS, LOADING_REGISTERS, WARPGROUP
+from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
 def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
@@ -63,7 +63,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
                     )
                     T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(COMPUTING_REGISTERS[c.threads // WARPGROUP])
+                T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 for tile in T.serial(tiles):
                     column = (band * c.tiles + tile) * c.block_n
                     T.clear(total)
