@@ -131,6 +131,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         p = parameters
         if not target.is_cuda:
             return CPU_TILINGS[p.weight_layout]
+        # Tiles suit the widest output, which most of them belong to.
         widths = p.outputs or (p.n,)
         strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
         tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), strides, target)
