@@ -43,7 +43,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     own = every.get(match.var)
     if own is None or dtype(root.a) != name:
         return None
-    # Columns that many tiles divide come first, because tiles must end where an output does.
+    # Round numbers of columns come first, so that the columns after them begin where wide loads may.
     merged = sorted((p for p in every.values() if p.form == own.form), key=lambda p: -(p.columns & -p.columns))
     # One try for all of them.
     if len(merged) == 1 or not graph.last(projection.var for projection in merged).same_as(match.var):

@@ -6,7 +6,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul import persistent
-from tkc.kernels.matmul.epilogue import activated, holds, store
+from tkc.kernels.matmul.columns import first_column, holds, tiles_across
+from tkc.kernels.matmul.epilogue import activated, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
@@ -45,7 +46,8 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
         out_3: types.out_3,
     ):
         m, outputs = a.shape[0], (out, out_1, out_2, out_3)
-        with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
+        grid = (tiles_across(p, c.block_n), T.ceildiv(m, c.block_m))
+        with T.Kernel(*grid, threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
@@ -53,7 +55,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
             b_shared = T.alloc_shared(b_tile, p.dtype)
             out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
-            row, column = row_tile * c.block_m, column_tile * c.block_n
+            row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(p.k, c.block_k), num_stages=c.stages):
                 T.copy(a[row, step * c.block_k], a_shared, disable_tma=not tma)
@@ -102,7 +104,7 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                     y = activated(x, p.activation)
                     y = y + to_float32(residual[row, column + j], out_dtype) if p.residual else y
                     for i, (begin, end) in enumerate(p.ranges):
-                        if holds(p, column, begin, end):
+                        if holds(p, column + j, begin, end):
                             outputs[i][row, column - begin + j] = from_float32(y, out_dtype)
 
     return matmul

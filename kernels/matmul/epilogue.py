@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
+from tkc.kernels.matmul.columns import holds
 from tkc.kernels.matmul.spec import MatmulParameters
 
 
@@ -21,11 +22,6 @@ def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
         case "silu":
             return x / (1.0 + T.exp(-x))
     return x
-
-
-def holds(p: MatmulParameters, column: PrimExpr, begin: int, end: int) -> PrimExpr | bool:
-    """Whether the output of the columns from ``begin`` to ``end`` has the tile that begins at ``column``."""
-    return T.And(column >= begin, column < end) if p.outputs else True
 
 
 @T.macro

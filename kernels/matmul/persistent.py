@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.matmul.epilogue import activated, holds
+from tkc.kernels.matmul.columns import first_column, holds, tiles_across
+from tkc.kernels.matmul.epilogue import activated
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
@@ -21,7 +22,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
-    steps, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
+    steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
     width = c.stored_columns
     parts = c.block_n // width
 
@@ -30,7 +31,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         band = tile // (RASTER_BAND * column_tiles)
         height = T.max(T.min(RASTER_BAND, row_tiles - band * RASTER_BAND), 1)
         within = tile % (RASTER_BAND * column_tiles)
-        return (band * RASTER_BAND + within % height) * c.block_m, within // height * c.block_n
+        column_tile = within // height
+        return (band * RASTER_BAND + within % height) * c.block_m, first_column(p, c.block_n, column_tile)
 
     def slot(turn: PrimExpr, step: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""

@@ -94,18 +94,15 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
             return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
-        return self._unsupported_outputs(parameters, target) if parameters.outputs else None
+        return self._unsupported_outputs(parameters) if parameters.outputs else None
 
-    def _unsupported_outputs(self, parameters: MatmulParameters, target: Target) -> str | None:
-        p = parameters
+    def _unsupported_outputs(self, p: MatmulParameters) -> str | None:
         if sum(p.outputs) != p.n or min(p.outputs) < 1:
             return f"its outputs have {p.outputs} columns, and b has {p.n}"
         if len(p.outputs) > len(OUTPUT_NAMES):
             return f"it has {len(p.outputs)} outputs, and the kernel at most {len(OUTPUT_NAMES)}"
         if p.residual:
             return "a residual is added to one output only"
-        if not self.configurations(p, target):
-            return f"no tile's width divides its outputs' columns, {p.outputs}"
         return None
 
     def inputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
@@ -129,20 +126,15 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
         p = parameters
-        if target.is_cuda:
-            strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
-            tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target)
-        else:
-            tilings = CPU_TILINGS[p.weight_layout]
+        if not target.is_cuda:
+            return CPU_TILINGS[p.weight_layout]
+        # Tiles suit the widest output, which most of them belong to.
+        widths = p.outputs or (p.n,)
+        strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
+        tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), strides, target)
         # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits.
-        lasting = loadable_by_tma([end - begin for begin, end in p.ranges]) and p.out_dtype != "float32"
-        # A tile lies in one output. On the CPU the last tile is moved back, so that it must end where a tile does.
-        bounds = [end for _, end in (p.ranges if p.outputs and not target.is_cuda else p.ranges[:-1])]
-        return tuple(
-            tiling
-            for tiling in tilings
-            if (lasting or not tiling.blocks) and all(bound % tiling.block_n == 0 for bound in bounds)
-        )
+        lasting = loadable_by_tma(widths) and p.out_dtype != "float32"
+        return tuple(tiling for tiling in tilings if lasting or not tiling.blocks)
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, chain
 from typing import Any
 
 import pytest
@@ -56,7 +58,10 @@ def check(
     target: Target,
     rows: tuple[int, ...],
 ) -> None:
-    """Each configuration's outputs are the reference's for each number of rows; one build serves them all."""
+    """Each configuration's outputs are the reference's for each number of rows, and nothing else is written.
+
+    One build serves them all.
+    """
     device = "cuda" if target.is_cuda else "cpu"
     libraries = builder.build(request_for(parameters, c, target) for c in configurations)
     kernels = {r.configuration: tvm_ffi.load_module(str(lib.path))[r.symbol] for r, lib in libraries.items()}
@@ -64,8 +69,10 @@ def check(
         tensors = inputs(parameters, m, device)
         expected = SPEC.reference(parameters, *tensors)
         for configuration, kernel in kernels.items():
-            outputs = [torch.full_like(want, float("nan")) for want in expected]
+            beyond = [want.new_full((m + 1, want.shape[1]), float("nan")) for want in expected]
+            outputs = [tensor[:m] for tensor in beyond]
             kernel(*tensors, *outputs)
+            assert all(tensor[m].isnan().all() for tensor in beyond), f"{parameters}, {configuration}, m={m}: overrun"
             for out, want, out_type in zip(outputs, expected, SPEC.outputs(parameters), strict=True):
                 tolerance = TOLERANCE[out_type.dtype] * (1 + want.float().abs().max().item())
                 error = (out.float() - want.float()).abs().max().item()
@@ -88,13 +95,13 @@ def test_cpu_activations_agree_with_pytorch(builder: KernelBuilder, activation: 
     check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(6,))
 
 
-@pytest.mark.parametrize(("layout", "outputs"), [("nk", (8, 4, 12)), ("kn", (64, 128))])
+@pytest.mark.parametrize(("layout", "outputs"), [("nk", (9, 2, 13)), ("kn", (96, 40, 24))])
 def test_cpu_kernels_write_several_outputs(builder: KernelBuilder, layout: str, outputs: tuple[int, ...]) -> None:
-    """Each output has the columns that are its own, with their part of the bias."""
+    """Each output has the columns that are its own, with their part of the bias, wherever tiles end."""
     parameters = MatmulParameters(
         sum(outputs), 19, "float32", layout, bias=True, activation="silu", outputs=outputs, out_dtype="bfloat16"
     )
-    check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(1, 9))
+    check(builder, parameters, SPEC.configurations(parameters, CPU), CPU, rows=(1, 9))
 
 
 def test_outputs_are_cut_from_one_product() -> None:
@@ -157,7 +164,6 @@ def test_support_and_benefit() -> None:
         ({"outputs": (32, 16)}, "b has 64"),
         ({"outputs": (32, 16, 8, 4, 4)}, "at most 4"),
         ({"outputs": (32, 32), "residual": True}, "residual"),
-        ({"outputs": (33, 31)}, "no tile's width"),
     ],
 )
 def test_unsupported_outputs(changes: dict[str, Any], reason: str) -> None:
@@ -166,13 +172,19 @@ def test_unsupported_outputs(changes: dict[str, Any], reason: str) -> None:
     assert reason in (SPEC.unsupported(MatmulParameters(64, 64, "bfloat16", **changes), CPU) or "")
 
 
-def test_tiles_lie_in_one_output() -> None:
-    """Every boundary between outputs is one between tiles; where the last output ends, the last tile may reach out."""
-    parameters = MatmulParameters(6100, 4096, "bfloat16", outputs=(4096, 1024, 980))
-    widths = {c.block_n for c in SPEC.configurations(parameters, HOPPER)}
-    assert max(widths) == 256
-    narrow = MatmulParameters(4096, 4096, "bfloat16", outputs=(96, 4000))
-    assert {c.block_n for c in SPEC.configurations(narrow, HOPPER)} == {96, 48, 32}
+def test_several_outputs_have_the_tilings_of_one() -> None:
+    """Tiles need not divide the outputs, but no tile is more than twice as wide as the widest of them."""
+    merged = MatmulParameters(6144, 4096, "bfloat16", outputs=(4096, 1024, 1024))
+    assert SPEC.configurations(merged, HOPPER) == SPEC.configurations(replace(merged, outputs=()), HOPPER)
+    narrow = MatmulParameters(192, 4096, "bfloat16", outputs=(64, 64, 64))
+    assert {c.block_n for c in SPEC.configurations(narrow, HOPPER)} == {112, 96, 64, 48, 32}
+
+
+def test_persistent_blocks_store_by_tma() -> None:
+    """They are offered where the rows of every output start at multiples of 16 bytes."""
+    for outputs, offered in (((1024, 512, 24), True), ((1024, 516, 20), False)):
+        parameters = MatmulParameters(sum(outputs), 512, "bfloat16", outputs=outputs)
+        assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
 
 
 def test_work_counts_every_tensor() -> None:
@@ -214,12 +226,45 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
         assert instruction in done.stdout, instruction
 
 
+PLACES = """
+import json, sys
+import tilelang
+from tvm.tirx import IntImm
+from tkc.kernels.matmul.columns import first_column, tiles_across
+from tkc.kernels.matmul.spec import MatmulParameters
+for outputs, width in json.load(sys.stdin):
+    p = MatmulParameters(sum(outputs), 64, "bfloat16", outputs=tuple(outputs))
+    print([int(first_column(p, width, IntImm("int32", tile))) for tile in range(tiles_across(p, width))])
+"""
+
+
+def test_tiles_cover_each_output_once() -> None:
+    """Every column is one tile's own; what a tile has beyond its output's end is not, and every tile has some."""
+    cases = [((4096, 1024, 1024), 48), ((4096, 1024, 1024), 112), ((96, 40, 24), 48), ((7, 300, 1, 64), 64), ((9,), 4)]
+    done = subprocess.run(
+        [sys.executable, "-c", PLACES], input=json.dumps(cases), capture_output=True, text=True, check=True
+    )
+    for (outputs, width), line in zip(cases, done.stdout.splitlines(), strict=True):
+        ends = list(accumulate(outputs))
+        own = [range(begin, min(begin + width, *(e for e in ends if e > begin))) for begin in json.loads(line)]
+        assert list(chain(*own)) == list(range(sum(outputs))), (outputs, width)
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
-    ("arch", "outputs"), [("sm_80", ()), ("sm_89", (512, 256)), ("sm_90a", ()), ("sm_90a", (512, 256)), ("sm_120", ())]
+    ("arch", "outputs"),
+    [
+        ("sm_80", ()),
+        ("sm_80", (502, 200, 66)),
+        ("sm_89", (512, 256)),
+        ("sm_90a", ()),
+        ("sm_90a", (512, 256)),
+        ("sm_90a", (504, 200, 64)),
+        ("sm_120", ()),
+    ],
 )
 def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[int, ...]) -> None:
-    """The configuration with the most threads becomes machine code for the architecture."""
+    """The configuration with the most threads becomes machine code for the architecture, wherever outputs end."""
     target = Target("cuda", arch)
     parameters = MatmulParameters(768, 512, "float16", weight_layout="kn", bias=True, outputs=outputs)
     widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
@@ -239,6 +284,10 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[
         MatmulParameters(7, 64, "float16", "kn", bias=True),
         MatmulParameters(1524, 512, "bfloat16", bias=True, outputs=(1024, 256, 244)),
         MatmulParameters(384, 200, "float16", "kn", activation="gelu", outputs=(256, 128)),
+        MatmulParameters(160, 512, "bfloat16", bias=True, activation="silu", outputs=(96, 40, 24)),
+        MatmulParameters(1256, 256, "float16", bias=True, outputs=(1000, 200, 56)),
+        MatmulParameters(162, 128, "bfloat16", "kn", bias=True, outputs=(100, 36, 26)),
+        MatmulParameters(160, 99, "bfloat16", "kn", out_dtype="float32", outputs=(97, 36, 27)),
     ],
     ids=str,
 )

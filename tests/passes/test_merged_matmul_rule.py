@@ -87,7 +87,7 @@ MERGED: dict[str, tuple[Function, MatmulParameters]] = {
 
 @pytest.mark.parametrize(("function", "expected"), MERGED.values(), ids=MERGED)
 def test_merged(function: Function, expected: MatmulParameters) -> None:
-    """What is alike is one call, and what is not stays outside; tiles' multiples come first."""
+    """What is alike is one call, and what is not stays outside; rounder numbers of columns come first."""
     (call,) = checked_substitutions(with_weights(function, *INPUTS), *INPUTS, rules=RULES)
     assert (call.parameters, call.count) == (expected, 1)
 
@@ -115,13 +115,22 @@ def test_left_alone(function: Function, num_input: int) -> None:
     assert refusal_reasons(module, RULES) == []
 
 
-def test_outputs_that_no_tile_divides() -> None:
+def projections(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """The product of ``x`` with each weight."""
+    return tuple(F.linear(x, weight) for weight in weights)
+
+
+def test_outputs_narrower_than_tiles() -> None:
+    """On a GPU too, outputs of any width are those of one product."""
+    inputs = tuple(tensor.bfloat16() for tensor in (X, normal(24, K), normal(7, K), normal(40, K)))
+    _, report = substituted(with_weights(projections, *inputs), (MERGED_MATMUL, MATMUL), Target.parse("cuda:sm_90a"))
+    assert [call.parameters.outputs for call in report.substitutions] == [(24, 40, 7)]
+
+
+def test_more_outputs_than_the_kernel_has() -> None:
     """The refusal comes once, with the reason, and each product is a kernel of its own."""
-
-    def function(x: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return F.linear(x, q), F.linear(x, k)
-
-    inputs = tuple(tensor.bfloat16() for tensor in (X, normal(24, K), normal(40, K)))
-    _, report = substituted(with_weights(function, *inputs), (MERGED_MATMUL, MATMUL), Target.parse("cuda:sm_90a"))
-    assert ["no tile's width divides" in refused.reason for refused in report.refusals] == [True]
-    assert sorted(call.parameters.n for call in report.substitutions) == [24, 40]
+    widths = [16, 24, 32, 40, 48]
+    inputs = tuple(tensor.bfloat16() for tensor in (X, *(normal(width, K) for width in widths)))
+    _, report = substituted(with_weights(projections, *inputs), (MERGED_MATMUL, MATMUL), Target.parse("cuda:sm_90a"))
+    assert ["at most 4" in refused.reason for refused in report.refusals] == [True]
+    assert sorted(call.parameters.n for call in report.substitutions) == widths
