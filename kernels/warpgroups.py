@@ -6,8 +6,8 @@ WARPGROUP = 128
 LOADING_REGISTERS = 24
 """Registers that a thread keeps whose warpgroup only starts loads."""
 
-GATHERING_REGISTERS = 40
-"""Registers that a thread keeps whose warpgroup copies rows from where their numbers say."""
+SCHEDULING_REGISTERS = 48
+"""Registers that a thread keeps whose warpgroup also finds out what is to be loaded."""
 
 _REGISTERS = 65536  # of a multiprocessor
 _GRANULARITY = 8  # of what a thread can ask for

@@ -7,11 +7,11 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.gated_matmul.accumulators import FAST_ACTIVATION, is_one_product
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
-from tkc.kernels.grouped_matmul.tiles import end, find_group, first_row, slots
+from tkc.kernels.grouped_matmul.tiles import count_tiles, end, find_tile, number_of_tiles, start, tile_counts
 from tkc.kernels.matmul.epilogue import activated
-from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
+from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WGMMA_ROWS
 from tkc.kernels.tensor_types import tensor_types
-from tkc.kernels.warpgroups import GATHERING_REGISTERS, LOADING_REGISTERS, WARPGROUP, computing_registers
+from tkc.kernels.warpgroups import SCHEDULING_REGISTERS, WARPGROUP, computing_registers
 
 _COPIED = 8  # 16-bit elements in the widest copy that one thread makes
 
@@ -66,7 +66,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
     steps, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
     width = c.stored_columns
     warpgroups = c.threads // WARPGROUP
-    loading = LOADING_REGISTERS if p.rows is None else GATHERING_REGISTERS
+    asynchronous = c.block_m >= warpgroups * WGMMA_ROWS
+    multiply = T.wgmma_gemm if asynchronous else T.gemm
     copies = c.block_m * c.block_k // (_COPIED * WARPGROUP)  # of a slice of gathered rows, by one thread
 
     def slot(slice_: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
@@ -120,7 +121,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             sums = products.operands[0][1]
             ups = T.alloc_fragment((c.block_m, width), "float32")
             source = T.alloc_local((copies,), "int32")
-            bounds = T.alloc_local((2,), "int32")
+            counts = tile_counts(p)
+            place = T.alloc_local((2,), "int32")
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
             row = T.alloc_var("int32")
@@ -128,17 +130,18 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             slices = T.alloc_var("int32", 0)
             done = T.alloc_var("int32", 0)
             thread = T.get_thread_binding()
-            turns = T.ceildiv(T.max(slots(p, c.block_m, m) * column_tiles - block, 0), c.blocks)
+            count_tiles(p, counts, offsets, c.block_m, m)
+            turns = T.ceildiv(T.max(number_of_tiles(counts) * column_tiles - block, 0), c.blocks)
             if thread < WARPGROUP:
                 if warpgroups > 1:
-                    T.dec_max_nreg(loading)
+                    T.dec_max_nreg(SCHEDULING_REGISTERS)
                 for turn in T.serial(turns):
                     tile = turn * c.blocks + block
                     column = tile % column_tiles * c.block_n
-                    find_group(p, offsets, c.block_m, tile // column_tiles, bounds)
-                    row = first_row(offsets, bounds[0], c.block_m, tile // column_tiles)
-                    past = end(p, offsets, bounds[0], m)
-                    slices = T.if_then_else(T.And(bounds[0] < p.groups, row < past), steps, 0)
+                    find_tile(counts, tile // column_tiles, place)
+                    row = start(offsets, place[0]) + place[1] * c.block_m
+                    past = end(p, offsets, place[0], m)
+                    slices = T.if_then_else(place[0] < p.groups, steps, 0)
                     if p.rows is not None and slices > 0:
                         for nth in T.unroll(copies):
                             number = T.cast(rows[T.min(row + copied(thread, nth)[0], past - 1)], "int32")
@@ -148,7 +151,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         depth = step * c.block_k
                         T.mbarrier_wait_parity(free[at], parity ^ 1)
                         for weight in products.weights:
-                            load_weight(weight, b, loaded, at, bounds[0], column, depth)
+                            load_weight(weight, b, loaded, at, place[0], column, depth)
                         if p.rows is None:
                             T.tma_copy(
                                 a[row : row + c.block_m, depth : depth + c.block_k],
@@ -168,14 +171,15 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                     done += slices
             else:
                 if warpgroups > 1:  # else there are enough registers for all
-                    T.inc_max_nreg(computing_registers(warpgroups, loading))
+                    T.inc_max_nreg(computing_registers(warpgroups, SCHEDULING_REGISTERS))
                 for turn in T.serial(turns):
                     tile = turn * c.blocks + block
                     column = tile % column_tiles * c.block_n
-                    find_group(p, offsets, c.block_m, tile // column_tiles, bounds)
-                    row = first_row(offsets, bounds[0], c.block_m, tile // column_tiles)
-                    past = end(p, offsets, bounds[0], m)
-                    slices = T.if_then_else(T.And(bounds[0] < p.groups, row < past), steps, 0)
+                    find_tile(counts, tile // column_tiles, place)
+                    row = start(offsets, place[0]) + place[1] * c.block_m
+                    past = end(p, offsets, place[0], m)
+                    slices = T.if_then_else(place[0] < p.groups, steps, 0)
+                    has_rows = row + (thread // WARPGROUP - 1) * (c.block_m // warpgroups) < past
                     for _, total in products.operands:
                         T.clear(total)
                     for step in T.serial(slices):
@@ -183,47 +187,55 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         T.mbarrier_wait_parity(loaded[at], parity)
                         if p.rows is not None:
                             T.fence_proxy_async()
-                        if row + (thread // WARPGROUP - 1) * (c.block_m // warpgroups) < past:
+                        if has_rows:
                             for shared, total in products.operands:
-                                T.gemm(
+                                multiply(
                                     a_shared[at, :, :],
                                     shared[at, :, :],
                                     total,
                                     transpose_B=transposed,
                                     policy=T.GemmWarpPolicy.FullRow,
                                 )
-                        T.mbarrier_arrive(free[at])
+                        if asynchronous:  # this step's product runs on while the next one is waited for
+                            T.wait_wgmma(len(products.operands))
+                            if step > 0:
+                                T.mbarrier_arrive(free[slot(done + step - 1)[0]])
+                        else:
+                            T.mbarrier_arrive(free[at])
                     done += slices
-                    if row < past:
-                        # A tile's parts all leave by TMA, which reads the two buffers by turns, or none does.
-                        T.tma_store_wait(0)
-                        for part in T.unroll(c.block_n // width):
-                            first = part * width
-                            T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                            T.sync_threads()
-                            if p.gated is not None:
-                                for i, j in T.Parallel(c.block_m, width):
-                                    if len(products.operands) == 1:
-                                        ups[i, j] = sums[i, c.block_n + first + j]
-                                    else:
-                                        ups[i, j] = products.operands[1][1][i, first + j]
+                    if asynchronous:
+                        T.wait_wgmma(0)
+                        if slices > 0:
+                            T.mbarrier_arrive(free[slot(done - 1)[0]])
+                    # A tile's parts all leave by TMA, which reads the two buffers by turns, or none does.
+                    T.tma_store_wait(0)
+                    for part in T.unroll(c.block_n // width):
+                        first = part * width
+                        T.tma_store_wait(STORES_IN_FLIGHT - 1)
+                        T.sync_threads()
+                        if p.gated is not None:
                             for i, j in T.Parallel(c.block_m, width):
-                                x = sums[i, first + j]
-                                if p.gated is not None:
-                                    x = activated(x, p.gated) * ups[i, j]
-                                staged[part % STORES_IN_FLIGHT, i, j] = T.cast(x, p.dtype)
-                            if row + c.block_m <= past:
-                                T.tma_copy(
-                                    staged[part % STORES_IN_FLIGHT, :, :],
-                                    out[row : row + c.block_m, column + first : column + first + width],
-                                )
-                            else:
-                                for i, j in T.Parallel(c.block_m, width // _COPIED):
-                                    if row + i < past:
-                                        for e in T.vectorized(_COPIED):
-                                            out[row + i, column + first + j * _COPIED + e] = staged[
-                                                part % STORES_IN_FLIGHT, i, j * _COPIED + e
-                                            ]
+                                if len(products.operands) == 1:
+                                    ups[i, j] = sums[i, c.block_n + first + j]
+                                else:
+                                    ups[i, j] = products.operands[1][1][i, first + j]
+                        for i, j in T.Parallel(c.block_m, width):
+                            x = sums[i, first + j]
+                            if p.gated is not None:
+                                x = activated(x, p.gated) * ups[i, j]
+                            staged[part % STORES_IN_FLIGHT, i, j] = T.cast(x, p.dtype)
+                        if row + c.block_m <= past:
+                            T.tma_copy(
+                                staged[part % STORES_IN_FLIGHT, :, :],
+                                out[row : row + c.block_m, column + first : column + first + width],
+                            )
+                        else:
+                            for i, j in T.Parallel(c.block_m, width // _COPIED):
+                                if row + i < past:
+                                    for e in T.vectorized(_COPIED):
+                                        out[row + i, column + first + j * _COPIED + e] = staged[
+                                            part % STORES_IN_FLIGHT, i, j * _COPIED + e
+                                        ]
                 T.tma_store_wait(0)
 
     return grouped_matmul
