@@ -30,6 +30,7 @@ Reference = Callable[..., object]
 _MOST_COPIES = 16
 
 # The experts of Qwen3-30B-A3B: up and gate, down, and both at once, with rows in order and gathered.
+_EXPERTS_PER_TOKEN = 8
 _GROUPED = (
     GroupedMatmulParameters(128, 1536, 2048, "bfloat16"),
     GroupedMatmulParameters(128, 2048, 768, "bfloat16"),
@@ -231,17 +232,24 @@ def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], devic
         rows = torch.randperm(sizes["copies"], device=device)
         return rows.reshape(shape).to(getattr(torch, tensor.dtype))
     if tensor.name == "offsets":
-        # Uneven groups, as in the layers of a Qwen3-30B-A3B with random weights: of 512 rows, 25 to 99 of its 128
-        # experts got some, and one up to 64; of 32,768, 53 to 124 did, and one up to 4,072.
-        shares = (2 * torch.randn(shape, device=device)).softmax(0).cumsum(0)
-        offsets = (shares * sizes["m"]).round().to(torch.int32)
-        offsets[-1] = sizes["m"]
-        return offsets
+        return _routed(sizes["m"], *shape, device)
     if tensor.name.endswith("_scale"):
         return torch.rand(shape, device=device) + 0.5
     if tensor.dtype == "bool":
         return torch.rand(shape, device=device) < 0.9
     return torch.randn(shape, device=device).to(getattr(torch, tensor.dtype))
+
+
+def _routed(rows: int, groups: int, device: torch.device) -> torch.Tensor:
+    """Where each group's rows end if tokens choose groups of which some are liked more than others.
+
+    What all tokens like and what each likes count the same. Of 512 rows, some 70 of 128 groups get any then, and one
+    up to 60; in a Qwen3-30B-A3B with random weights 25 to 99 did, and one up to 64.
+    """
+    chosen = min(_EXPERTS_PER_TOKEN, groups)
+    liking = torch.randn(groups, device=device) + torch.randn(-(-rows // chosen), groups, device=device)
+    experts = liking.topk(chosen).indices.flatten()[:rows]
+    return experts.bincount(minlength=groups).cumsum(0).to(torch.int32)
 
 
 def deviation(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -297,8 +305,8 @@ def _gated(parameters: GatedMatmulParameters, a: torch.Tensor, gate: torch.Tenso
 
 
 def _grouped_sizes(parameters: GroupedMatmulParameters, m: int) -> dict[str, int]:
-    """``m`` rows, of eight experts a token if they are gathered."""
-    return {"m": m} if parameters.rows is None else {"m": m, "tokens": m // 8}
+    """``m`` rows, and of how many tokens, if they are gathered."""
+    return {"m": m} if parameters.rows is None else {"m": m, "tokens": m // _EXPERTS_PER_TOKEN}
 
 
 def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, *operands: torch.Tensor) -> object:
