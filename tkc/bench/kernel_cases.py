@@ -232,7 +232,7 @@ def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], devic
         rows = torch.randperm(sizes["copies"], device=device)
         return rows.reshape(shape).to(getattr(torch, tensor.dtype))
     if tensor.name == "offsets":
-        return _routed(sizes["m"], *shape, device)
+        return _routed(sizes["m"], shape[0], device)
     if tensor.name.endswith("_scale"):
         return torch.rand(shape, device=device) + 0.5
     if tensor.dtype == "bool":
