@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ _EXACT_CASTS = frozenset(
     {("float16", "float32"), ("bfloat16", "float32"), ("int32", "int64")}
     | {(name, "float64") for name in _FLOATING - {"float64"}}
 )
-_SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class Graph:
         """The one of some bound variables that is bound last."""
         return max(variables, key=self._positions.__getitem__)
 
+    def before(self, var: relax.Var) -> Iterator[relax.Var]:
+        """The variables that are bound before ``var``, the nearest first."""
+        return reversed(list(self.var2val)[: self._positions[var]])
+
     @cached_property
     def weights(self) -> tuple[relax.Var, ...]:
         """The parameters that hold the model's weights, which are the same at every call; frontends say how many."""
@@ -128,7 +132,7 @@ class Graph:
     def through_views_and_casts(self, expr: relax.Expr) -> relax.Expr:
         """``expr`` before the floating-point casts and the changes of shape (not of order) that were applied to it."""
         while True:
-            inner = self.through(self.through_casts(expr), *_SHAPE_CHANGES)
+            inner = self.through(self.through_casts(expr), *SHAPE_CHANGES)
             if inner.same_as(expr):
                 return expr
             expr = inner

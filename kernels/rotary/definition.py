@@ -1,4 +1,4 @@
-"""Rotary position embedding in TileLang: a thread turns vectors of one half of a head and their partners in the other."""
+"""Rotary position embedding in TileLang: a thread turns vectors of one half of a head and their partners."""
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
@@ -53,8 +53,6 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
             position = T.alloc_var("int32")
             head = T.alloc_var("int32")
             position, head = _place(p, thread // lanes, sequence)
-            T.assume(T.And(position >= 0, position < sequence))
-            T.assume(T.And(head >= 0, head < heads))
             loaded = T.alloc_local((held,), p.dtype)
             cosines = T.alloc_local((held,), angle_dtype)
             sines = T.alloc_local((held,), angle_dtype)
@@ -64,6 +62,8 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
             T.annotate_min_blocks_per_sm(c.resident)
             factor[0] = 0.0
             if thread < threads and b < batch:
+                T.assume(_in_range(position, sequence))
+                T.assume(_in_range(head, heads))
                 if head < p.heads:
                     _load(p, x, _row(p, b, position, head), lane, loaded)
                     if p.weight:
@@ -86,6 +86,8 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
                     if p.weight:
                         values[i] *= T.cast(weights[i], "float32")
             if thread < threads and b < batch:
+                T.assume(_in_range(position, sequence))
+                T.assume(_in_range(head, heads))
                 for i in T.unroll(held // 2):
                     loaded[i] = T.cast(
                         values[i] * T.cast(cosines[i], "float32") - values[held // 2 + i] * T.cast(sines[i], "float32"),
@@ -196,11 +198,16 @@ def _turn_head(
 def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
     """The position and the head, queries' before keys', that is this ``number`` of a sequence.
 
-    Only ``sequence`` is unknown when the kernel is built; dividing by it takes a good part of the kernel's time.
+    Only ``sequence`` is unknown when the kernel is built; dividing by it takes a good part of the kernel's time (the
+    more so if numbers may be negative, which these are not).
     """
     if p.layout == "bshd":
         return number // (p.heads + p.key_heads), number % (p.heads + p.key_heads)
-    return number % sequence, number // sequence
+    return T.truncmod(number, sequence), T.truncdiv(number, sequence)
+
+
+def _in_range(index: PrimExpr, extent: PrimExpr | int) -> PrimExpr:
+    return T.And(index >= 0, index < extent)
 
 
 def _row(p: RotaryParameters, b: PrimExpr, position: PrimExpr, head: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:

@@ -1,4 +1,4 @@
-"""Rotary position embedding agrees with the reference: both layouts, angles of either kind, keys and normalized heads."""
+"""Rotary position embedding agrees with the reference: both layouts, either kind of angles, keys, normalized heads."""
 
 from __future__ import annotations
 
