@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from tvm import arith, relax, tirx
 from tvm.ir import IRModule, Op
+from tvm_ffi import structural_equal
 
 _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 _EXACT_CASTS = frozenset(
@@ -200,6 +201,19 @@ class Graph:
     def same(self, left: relax.Expr, right: relax.Expr) -> bool:
         """Whether two expressions are one value."""
         return self.value(left).same_as(self.value(right))
+
+    def alike(self, left: relax.Expr, right: relax.Expr) -> bool:
+        """Whether two expressions are one value, or the same operators compute them from alike values."""
+        left, right = self.value(left), self.value(right)
+        if left.same_as(right):
+            return True
+        if isinstance(left, relax.Call) and isinstance(right, relax.Call):
+            if not (left.op.same_as(right.op) and structural_equal(left.attrs, right.attrs)):
+                return False
+            return len(left.args) == len(right.args) and all(map(self.alike, left.args, right.args))
+        if isinstance(left, relax.Tuple) and isinstance(right, relax.Tuple):
+            return len(left.fields) == len(right.fields) and all(map(self.alike, left.fields, right.fields))
+        return bool(structural_equal(left, right))
 
     def equal(self, left: tirx.PrimExpr | int, right: tirx.PrimExpr | int) -> bool:
         """Whether two sizes are provably equal."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tvm import relax, tirx
 
-from tkc.passes.graph import SHAPE_CHANGES, Graph, dtype, shape
+from tkc.passes.graph import SHAPE_CHANGES, Graph, shape
 from tkc.passes.rotary import ROTARY, Embedding, embedding
 from tkc.passes.rule import KernelCall, Match, Rule
 
@@ -48,14 +48,8 @@ def _without_heads(tensor: Embedding) -> tuple[tirx.PrimExpr, ...]:
 
 
 def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
-    """Whether two tables hold the same numbers in the same order, viewed and cast for each tensor alike or apart."""
-    left, right = (graph.through(table, *SHAPE_CHANGES) for table in (left, right))
-    if graph.same(left, right):
-        return True
-    casts = [graph.call(table, "relax.astype") for table in (left, right)]
-    if casts[0] is None or casts[1] is None or dtype(left) != dtype(right):
-        return False
-    return _are_same_tables(graph, casts[0].args[0], casts[1].args[0])
+    """Whether two tables hold the same numbers in the same order, which may be computed and viewed for each tensor."""
+    return graph.alike(*(graph.through(table, *SHAPE_CHANGES) for table in (left, right)))
 
 
 MERGED_ROTARY = Rule(
