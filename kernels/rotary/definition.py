@@ -26,8 +26,7 @@ def define(parameters: RotaryParameters, configuration: RotaryConfiguration, tar
 
 def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
     types = tensor_types(Rotary(), p, _OPTIONAL)
-    lanes, held = lanes_per_head(p), p.size // lanes_per_head(p)
-    heads = p.heads + p.key_heads
+    lanes, width, heads = lanes_per_head(p), vector_width(p), p.heads + p.key_heads
     angle_dtype, weight_dtype = p.angle_dtype or p.dtype, p.weight_dtype or p.dtype
 
     @T.prim_func
@@ -53,15 +52,15 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
             position = T.alloc_var("int32")
             head = T.alloc_var("int32")
             position, head = _place(p, thread // lanes, sequence)
-            loaded = T.alloc_local((held,), p.dtype)
-            cosines = T.alloc_local((held,), angle_dtype)
-            sines = T.alloc_local((held,), angle_dtype)
-            weights = T.alloc_local((held,), weight_dtype)
-            values = T.alloc_local((held,), "float32")
+            loaded = T.alloc_local((2 * width,), p.dtype)
+            cosines = T.alloc_local((2 * width,), angle_dtype)
+            sines = T.alloc_local((2 * width,), angle_dtype)
+            weights = T.alloc_local((2 * width,), weight_dtype)
+            values = T.alloc_local((2 * width,), "float32")
             factor = T.alloc_local((1,), "float32")
             T.annotate_min_blocks_per_sm(c.resident)
             factor[0] = 0.0
-            if thread < threads and b < batch:
+            if thread < threads and b < batch and lane * width < p.size // 2:
                 T.assume(_in_range(position, sequence))
                 T.assume(_in_range(head, heads))
                 if head < p.heads:
@@ -74,28 +73,28 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
                         _load(p, key_weight, (), lane, weights)
                 _load(p, cos, _angle_row(p, b, position), lane, cosines)
                 _load(p, sin, _angle_row(p, b, position), lane, sines)
-                for i in T.unroll(held):
+                for i in T.unroll(2 * width):
                     values[i] = T.cast(loaded[i], "float32")
                     factor[0] += values[i] * values[i]
             if p.epsilon is not None:
                 for step in T.unroll(lanes.bit_length() - 1):
                     factor[0] += T.shfl_xor(factor[0], 1 << step)
                 factor[0] = T.rsqrt(factor[0] / p.size + T.float32(p.epsilon))
-                for i in T.unroll(held):
+                for i in T.unroll(2 * width):
                     values[i] *= factor[0]
                     if p.weight:
                         values[i] *= T.cast(weights[i], "float32")
-            if thread < threads and b < batch:
+            if thread < threads and b < batch and lane * width < p.size // 2:
                 T.assume(_in_range(position, sequence))
                 T.assume(_in_range(head, heads))
-                for i in T.unroll(held // 2):
+                for i in T.unroll(width):
                     loaded[i] = T.cast(
-                        values[i] * T.cast(cosines[i], "float32") - values[held // 2 + i] * T.cast(sines[i], "float32"),
+                        values[i] * T.cast(cosines[i], "float32") - values[width + i] * T.cast(sines[i], "float32"),
                         p.dtype,
                     )
-                    loaded[held // 2 + i] = T.cast(
-                        values[held // 2 + i] * T.cast(cosines[held // 2 + i], "float32")
-                        + values[i] * T.cast(sines[held // 2 + i], "float32"),
+                    loaded[width + i] = T.cast(
+                        values[width + i] * T.cast(cosines[width + i], "float32")
+                        + values[i] * T.cast(sines[width + i], "float32"),
                         p.dtype,
                     )
                 if head < p.heads:
@@ -108,32 +107,23 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
 
 @T.macro
 def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr, loaded: Buffer):
-    """What ``lane`` holds of a row: its vectors of the first half, then those of the second."""
-    width = min(vector_width(p), VECTOR_BYTES * 8 // source.dtype.bits)
+    """A vector of each half of a row."""
+    width = vector_width(p)
+    at_once = min(width, VECTOR_BYTES * 8 // source.dtype.bits)
     for half in T.unroll(2):
-        for i in T.unroll(loaded.shape[0] // 2 // width):
-            for e in T.vectorized(width):
-                loaded[half * (loaded.shape[0] // 2) + i * width + e] = source[
-                    (*row, _channel(p, half, lane, i * width) + e)
-                ]
+        for i in T.unroll(width // at_once):
+            for e in T.vectorized(at_once):
+                channel = half * (p.size // 2) + lane * width + i * at_once + e
+                loaded[half * width + i * at_once + e] = source[(*row, channel)]
 
 
 @T.macro
-def _store(p: RotaryParameters, held: Buffer, target: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr):
-    """Puts back what :func:`_load` took from such a row."""
+def _store(p: RotaryParameters, turned: Buffer, out: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr):
+    """Puts such vectors back."""
     width = vector_width(p)
     for half in T.unroll(2):
-        for i in T.unroll(held.shape[0] // 2 // width):
-            for e in T.vectorized(width):
-                target[(*row, _channel(p, half, lane, i * width) + e)] = held[
-                    half * (held.shape[0] // 2) + i * width + e
-                ]
-
-
-def _channel(p: RotaryParameters, half: PrimExpr, lane: PrimExpr, place: PrimExpr) -> PrimExpr:
-    """The channel of a head that ``lane`` holds at a ``place`` of this half; lanes take turns, a vector each."""
-    width = vector_width(p)
-    return half * (p.size // 2) + (place // width * lanes_per_head(p) + lane) * width + place % width
+        for e in T.vectorized(width):
+            out[(*row, half * (p.size // 2) + lane * width + e)] = turned[half * width + e]
 
 
 def _cpu(p: RotaryParameters) -> PrimFunc:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 FloatType = Literal["float32", "float16", "bfloat16"]
 WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
-MAX_VALUES_PER_LANE = 64  # what a thread keeps in registers while a head's mean square is found
-MAX_VALUES_OF_MANY_THREADS = 16  # the same, where registers are to serve a thousand threads of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     name = "rotary"
     parameters_type = RotaryParameters
     configuration_type = RotaryConfiguration
+    dispatch_size = "sequence"
 
     def inputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
         """``x``, ``cos`` and ``sin``, then those of ``weight``, ``keys`` and ``key_weight`` that there are."""
@@ -94,8 +93,8 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
             return f"a head of {p.size} channels has no halves to turn"
         if p.weight and p.epsilon is None:
             return "a weight belongs to heads that are normalized, and there is no epsilon"
-        if target.is_cuda and p.epsilon is not None and p.size // lanes_per_head(p) > MAX_VALUES_PER_LANE:
-            held = f"the {lanes_per_head(p)} threads that can share it hold {MAX_VALUES_PER_LANE * lanes_per_head(p)}"
+        if target.is_cuda and p.epsilon is not None and lanes_per_head(p) > WARP:
+            held = f"the {WARP} threads of a warp load {2 * WARP * vector_width(p)} of them"
             return f"a head of {p.size} channels is too large to normalize: {held}"
         return None
 
@@ -104,11 +103,10 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
         return None if target.is_cuda else SERIAL_ON_CPU
 
     def configurations(self, parameters: RotaryParameters, target: Target) -> tuple[RotaryConfiguration, ...]:
-        """On CUDA, sizes of a block, and more or fewer of its threads at once where they hold few enough values."""
+        """On CUDA, sizes of a block, and registers for more or fewer of them."""
         if not target.is_cuda:
             return (RotaryConfiguration(1),)
-        fits = parameters.size // lanes_per_head(parameters) <= MAX_VALUES_OF_MANY_THREADS
-        counts = ((128, 8), (256, 4), (512, 2), (128, 10), (256, 5), (128, 1)) if fits else ((128, 1), (256, 1))
+        counts = ((128, 8), (256, 4), (512, 2), (128, 10), (256, 5), (128, 1))
         return tuple(RotaryConfiguration(threads, resident) for threads, resident in counts)
 
     def work(self, parameters: RotaryParameters, sizes: Mapping[str, int]) -> Work:
@@ -132,9 +130,12 @@ def vector_width(parameters: RotaryParameters) -> int:
 
 
 def lanes_per_head(parameters: RotaryParameters) -> int:
-    """How many threads share a head. Where it is normalized they add up its squares: a power of two, of one warp."""
+    """How many threads share a head, each with a vector of either half.
+
+    Where heads are normalized, threads add up their squares: a power of two of them, of which the last may have none.
+    """
     vectors = parameters.size // 2 // vector_width(parameters)
-    return vectors if parameters.epsilon is None else math.gcd(vectors, WARP)
+    return vectors if parameters.epsilon is None else 1 << (vectors - 1).bit_length()
 
 
 def _shape(p: RotaryParameters, heads: int) -> tuple[int | str, ...]:

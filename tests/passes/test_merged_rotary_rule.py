@@ -65,9 +65,6 @@ def parameters(**changes: Any) -> RotaryParameters:
 MERGED: dict[str, tuple[Function, RotaryParameters]] = {
     "heads last": (lambda q, k, c, s: (embedded(q, c, s), embedded(k, c, s)), parameters()),
     "heads swapped": (lambda q, k, c, s: (swapped(q, c, s), swapped(k, c, s)), parameters()),
-    "heads first": (
-        lambda q, k, c, s: (swapped(q * 2, c, s).exp(), swapped(k * 2, c, s).exp()), parameters()
-    ),
     "keys first": (lambda q, k, c, s: (embedded(k, c, s), embedded(q, c, s)), parameters()),
     "as many keys": (lambda q, k, c, s: embedded(q, c, s) @ embedded(q + 1, c, s).mT, parameters(key_heads=HEADS)),
     "shared angles": (
@@ -164,7 +161,6 @@ SHAPE = {
     "head_dim": 16,
 }
 MODELS = {
-    "Llama": {"key_heads": 2, "epsilon": None, "weight": False},
     "Qwen3": {"key_heads": 2, "epsilon": 1e-6, "weight": True},
     "Gemma3": {"key_heads": 2, "epsilon": 1e-6, "weight": True},  # whose weights are one less than what they stand for
     "GPTNeoX": {"key_heads": 4, "epsilon": None, "weight": False},  # which turns a part of each head
