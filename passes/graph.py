@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from tvm import arith, relax, tirx
 from tvm.ir import IRModule, Op
+from tvm_ffi import structural_equal
 
 _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 _EXACT_CASTS = frozenset(
     {("float16", "float32"), ("bfloat16", "float32"), ("int32", "int64")}
     | {(name, "float64") for name in _FLOATING - {"float64"}}
 )
-_SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Graph:
         """The one of some bound variables that is bound last."""
         return max(variables, key=self._positions.__getitem__)
 
+    def before(self, var: relax.Var) -> Iterator[relax.Var]:
+        """The variables that are bound before ``var``, the nearest first."""
+        return reversed(list(self.var2val)[: self._positions[var]])
+
     @cached_property
     def weights(self) -> tuple[relax.Var, ...]:
         """The parameters that hold the model's weights, which are the same at every call; frontends say how many."""
@@ -128,7 +133,7 @@ class Graph:
     def through_views_and_casts(self, expr: relax.Expr) -> relax.Expr:
         """``expr`` before the floating-point casts and the changes of shape (not of order) that were applied to it."""
         while True:
-            inner = self.through(self.through_casts(expr), *_SHAPE_CHANGES)
+            inner = self.through(self.through_casts(expr), *SHAPE_CHANGES)
             if inner.same_as(expr):
                 return expr
             expr = inner
@@ -196,6 +201,19 @@ class Graph:
     def same(self, left: relax.Expr, right: relax.Expr) -> bool:
         """Whether two expressions are one value."""
         return self.value(left).same_as(self.value(right))
+
+    def alike(self, left: relax.Expr, right: relax.Expr) -> bool:
+        """Whether two expressions are one value, or the same operators compute them from alike values."""
+        left, right = self.value(left), self.value(right)
+        if left.same_as(right):
+            return True
+        if isinstance(left, relax.Call) and isinstance(right, relax.Call):
+            if not (left.op.same_as(right.op) and structural_equal(left.attrs, right.attrs)):
+                return False
+            return len(left.args) == len(right.args) and all(map(self.alike, left.args, right.args))
+        if isinstance(left, relax.Tuple) and isinstance(right, relax.Tuple):
+            return len(left.fields) == len(right.fields) and all(map(self.alike, left.fields, right.fields))
+        return bool(structural_equal(left, right))
 
     def equal(self, left: tirx.PrimExpr | int, right: tirx.PrimExpr | int) -> bool:
         """Whether two sizes are provably equal."""

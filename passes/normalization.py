@@ -17,7 +17,7 @@ from tkc.passes.rule import KernelCall, KernelFloat, Match, Refusal, Rule, is_ke
 
 
 @dataclass(frozen=True)
-class _Normalized:
+class Normalized:
     """``x`` normalized over its last axis, times ``weight``, plus ``bias``.
 
     Whatever the graph rounds or casts on the way, the kernel keeps in float32: the result is at least as precise.
@@ -32,7 +32,7 @@ class _Normalized:
 
 def _check(match: Match) -> KernelCall | Refusal | None:
     graph, var = match.graph, match.var
-    found = _normalized(graph, graph.through_casts(var))
+    found = normalized(graph, graph.through_casts(var))
     if found is None:
         return None
     channels, name = static(shape(found.x)[-1]), dtype(var)
@@ -44,7 +44,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     if x is None:
         # A cast further down the graph may give the kernel's one dtype; this root is not the whole.
         return None
-    parameters = _parameter_dtype(graph, found, name)
+    parameters = parameter_dtype(graph, found, name)
     if isinstance(parameters, Refusal):
         return parameters
     vectors = [graph.before_widening(v, parameters) for v in (found.weight, found.bias) if v is not None]
@@ -68,8 +68,8 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     return KernelCall(kernel, inputs, replaces)
 
 
-def _parameter_dtype(graph: Graph, found: _Normalized, name: KernelFloat) -> KernelFloat | Refusal:
-    """The dtype in which the kernel can read weight and bias: ``name``, or their own."""
+def parameter_dtype(graph: Graph, found: Normalized, name: KernelFloat) -> KernelFloat | Refusal:
+    """The dtype in which a kernel that computes in ``name`` can read weight and bias: that, or their own."""
     vectors = [vector for vector in (found.weight, found.bias) if vector is not None]
     if all(graph.before_widening(vector, name) is not None for vector in vectors):
         return name
@@ -87,7 +87,7 @@ def _terms(graph: Graph, x: relax.Expr) -> tuple[relax.Expr, ...] | None:
     return tuple(call.args) if all(graph.same_shape(shape(term), shape(call)) for term in call.args) else None
 
 
-def _normalized(graph: Graph, expr: relax.Expr) -> _Normalized | None:
+def normalized(graph: Graph, expr: relax.Expr) -> Normalized | None:
     """What ``expr`` normalizes, with a bias added, a weight multiplied, or neither."""
     if (call := graph.call(expr, "relax.nn.layer_norm", "relax.nn.rms_norm")) is not None:
         return _operator(graph, call)
@@ -100,7 +100,7 @@ def _normalized(graph: Graph, expr: relax.Expr) -> _Normalized | None:
     return _weighted(graph, expr)
 
 
-def _operator(graph: Graph, call: relax.Call) -> _Normalized | None:
+def _operator(graph: Graph, call: relax.Call) -> Normalized | None:
     """An operator of its own, if it normalizes the last axis."""
     x, *vectors = call.args
     if not has_known_shape(x) or [int(axis) % x.struct_info.ndim for axis in call.attrs.axes] != [
@@ -109,16 +109,16 @@ def _operator(graph: Graph, call: relax.Call) -> _Normalized | None:
         return None
     epsilon = float(call.attrs.epsilon)
     if call.op.name == "relax.nn.rms_norm":
-        return _Normalized(x, "rms", epsilon, vectors[0])
+        return Normalized(x, "rms", epsilon, vectors[0])
     weight, bias = vectors
     if graph.constant(weight) == 1 or not call.attrs.scale:
         weight = None
     if graph.constant(bias) == 0 or not call.attrs.center:
         bias = None
-    return _Normalized(x, "layer", epsilon, weight, bias)
+    return Normalized(x, "layer", epsilon, weight, bias)
 
 
-def _weighted(graph: Graph, expr: relax.Expr) -> _Normalized | None:
+def _weighted(graph: Graph, expr: relax.Expr) -> Normalized | None:
     call = graph.call(expr, "relax.multiply")
     if call is not None:
         for inner, weight in (call.args, reversed(call.args)):
@@ -136,7 +136,7 @@ def _is_row(graph: Graph, expr: relax.Expr, result: relax.Expr) -> bool:
     return all(static(dim) == 1 for dim in leading) and static(last) not in (None, 1) and last == shape(result)[-1]
 
 
-def _scaled(graph: Graph, expr: relax.Expr) -> _Normalized | None:
+def _scaled(graph: Graph, expr: relax.Expr) -> Normalized | None:
     """``x * rsqrt(mean(x ** 2) + epsilon)``, or ``x`` divided by the root; of ``x - mean(x)``, layer normalization."""
     call = graph.call(expr, "relax.multiply", "relax.divide")
     if call is None:
@@ -153,8 +153,8 @@ def _scaled(graph: Graph, expr: relax.Expr) -> _Normalized | None:
                 continue
             centered = _centered(graph, x)
             if centered is None:
-                return _Normalized(graph.through_casts(x), "rms", float(epsilon))
-            return _Normalized(centered, "layer", float(epsilon))
+                return Normalized(graph.through_casts(x), "rms", float(epsilon))
+            return Normalized(centered, "layer", float(epsilon))
     return None
 
 

@@ -1,8 +1,7 @@
-"""Finds rotary position embedding of the half-turning form, on either layout of heads."""
+"""Finds rotary embedding of the half-turning form, on either layout of heads, and the normalization before it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,10 +11,44 @@ from tvm.relax.dpl import is_op, wildcard
 from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.layout import restored
+from tkc.passes.normalization import normalized, parameter_dtype
 from tkc.passes.patterns import maybe_cast
-from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
+from tkc.passes.readers import feeds_only
+from tkc.passes.rule import KernelCall, KernelFloat, Match, Refusal, Restore, Rule, is_kernel_float, unfit_dtype
 
 _SWAPPED = [0, 2, 1, 3]  # between heads before the sequence and after it
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """``var``, the rotary embedding of the heads ``x``, as a kernel computes it.
+
+    ``cos`` and ``sin`` are the graph's tables, which the kernel reads as ``table_shape``; ``weight`` is that of the
+    normalization, if it has one. Where ``swapped``, ``var`` has heads before the sequence, and the kernel behind it.
+    """
+
+    var: relax.Var
+    parameters: RotaryParameters
+    x: relax.Expr
+    cos: relax.Expr
+    sin: relax.Expr
+    table_shape: tuple[tirx.PrimExpr, ...]
+    weight: relax.Expr | None
+    swapped: bool
+
+    @property
+    def inputs(self) -> tuple[relax.Expr, ...]:
+        """What the kernel reads."""
+        return (self.x, *(relax.op.reshape(table, self.table_shape) for table in (self.cos, self.sin)), *self.weights)
+
+    @property
+    def weights(self) -> tuple[relax.Expr, ...]:
+        """The normalization's weight as the kernel reads it, if there is one."""
+        return () if self.weight is None else (relax.op.reshape(self.weight, (self.parameters.size,)),)
+
+    def restored(self, index: int) -> Restore:
+        """From output ``index`` of a kernel to ``var``."""
+        return _swapped_back(index) if self.swapped else restored(index, self.var)
 
 
 @dataclass(frozen=True)
@@ -27,42 +60,100 @@ class _Turned:
     sin: relax.Expr
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """``x`` before its axes were ``swapped``, and before it was normalized, if the kernel is to do that.
+
+    ``weight``, of ``weight_dtype``, is the normalization's.
+    """
+
+    x: relax.Expr
+    swapped: bool
+    epsilon: float | None = None
+    weight: relax.Expr | None = None
+    weight_dtype: KernelFloat | None = None
+
+
 def _check(match: Match) -> KernelCall | Refusal | None:
-    graph, name = match.graph, dtype(match.var)
-    found = _turned(graph, graph.call(match["sum"], "relax.add"))
+    found = embedding(match.graph, match.var)
+    if not isinstance(found, Embedding):
+        return found
+    return KernelCall(found.parameters, found.inputs, {match.var: found.restored(0)})
+
+
+def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
+    """The rotary embedding that ``var`` holds, or why no kernel computes what looks like one."""
+    name, found = dtype(var), _turned(graph, _sum(graph, var))
     if found is None:
         return None
-    x = graph.before_widening(found.x, name)
-    if x is None:
+    layout = _layout(graph, found)
+    heads = _heads(graph, var, found.x, swaps=layout == "bhsd")
+    if heads is None:
         return None  # Wider than the result; a cast that reads it may be the whole.
     if not is_kernel_float(name):
         return unfit_dtype(name)
-    layout = _layout(graph, found)
     if layout is None:
         return Refusal("its angles do not belong to the positions of a sequence, for all heads alike")
-    tables = [graph.before_widening(table) or table for table in (found.cos, found.sin)]
-    angle_dtype, *other = {dtype(table) for table in tables}
-    if other or not is_kernel_float(angle_dtype):
-        return Refusal(f"its angles are given as {' and '.join(map(dtype, tables))}")
-    heads, size = static(shape(x)[2 if layout == "bshd" else 1]), static(shape(x)[3])
-    if heads is None or size is None:
+    cos, sin = (graph.before_widening(table) or table for table in (found.cos, found.sin))
+    angle_dtype = dtype(cos)
+    if angle_dtype != dtype(sin) or not is_kernel_float(angle_dtype):
+        return Refusal(f"its angles are given as {' and '.join(sorted({angle_dtype, dtype(sin)}))}")
+    count, size = static(shape(found.x)[2 if layout == "bshd" else 1]), static(shape(found.x)[3])
+    if count is None or size is None:
         return Refusal("its number of heads or their size is not constant")
-    sequence = shape(x)[1 if layout == "bshd" else 2]
+    sequence = shape(found.x)[1 if layout == "bshd" else 2]
     batch = _padded(found.cos)[0]
     shared = static(batch) == 1
-    dims = (sequence, size) if shared else (batch, sequence, size)
-    source = _before_swap(graph, x) if layout == "bhsd" else None
     parameters = RotaryParameters(
-        heads=heads,
+        heads=count,
         size=size,
         dtype=name,
-        layout=layout if source is None else "bshd",
+        layout="bshd" if heads.swapped else layout,
         angle_dtype=None if angle_dtype == name else angle_dtype,
         shared_angles=shared,
+        epsilon=heads.epsilon,
+        weight=heads.weight is not None,
+        weight_dtype=None if heads.weight_dtype == name else heads.weight_dtype,
     )
-    inputs = (x if source is None else source, *(relax.op.reshape(table, dims) for table in tables))
-    restore = restored(0, match.var) if source is None else _swapped_back
-    return KernelCall(parameters, inputs, {match.var: restore})
+    table_shape = (sequence, size) if shared else (batch, sequence, size)
+    return Embedding(var, parameters, heads.x, cos, sin, table_shape, heads.weight, heads.swapped)
+
+
+def _sum(graph: Graph, var: relax.Var) -> relax.Call | None:
+    """The addition that ``var`` holds, or a cast of it."""
+    cast = graph.call(var, "relax.astype")
+    return graph.call(var if cast is None else cast.args[0], "relax.add")
+
+
+def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
+    """What the kernel reads to compute ``var``, the embedding of ``x``; before a swap of axes only if it ``swaps``."""
+    found = _normalized_heads(graph, var, x, swaps)
+    if found is not None:
+        return found
+    own = graph.before_widening(x, dtype(var))
+    return None if own is None else _Heads(*_before_swap(graph, own, swaps))
+
+
+def _normalized_heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
+    """The same where ``x`` was normalized head by head, by the mean square, for this alone."""
+    name = dtype(var)
+    heads, swapped = _before_swap(graph, graph.through_casts(x), swaps)
+    rows = graph.through_views_and_casts(heads)
+    norm = normalized(graph, rows)
+    if norm is None or norm.kind != "rms" or norm.bias is not None or not is_kernel_float(name):
+        return None
+    source, weight_dtype = graph.before_widening(norm.x, name), parameter_dtype(graph, norm, name)
+    if source is None or isinstance(weight_dtype, Refusal) or not feeds_only(graph, rows, var, _PARTS):
+        return None
+    if not graph.equal(shape(source)[-1], shape(x)[-1]):
+        return None  # Several heads, or parts of one, are normalized together.
+    if graph.same_shape(shape(source), shape(heads)):
+        source, earlier = _before_swap(graph, source, swaps and not swapped)
+        swapped = swapped or earlier
+    else:
+        source = relax.op.reshape(source, shape(heads))
+    weight = None if norm.weight is None else graph.before_widening(norm.weight, weight_dtype)
+    return _Heads(source, swapped, norm.epsilon, weight, weight_dtype)
 
 
 def _turned(graph: Graph, add: relax.Call | None) -> _Turned | None:
@@ -121,22 +212,26 @@ def _padded(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
     return (*[tirx.IntImm("int64", 1)] * (4 - len(dims)), *dims)
 
 
-def _before_swap(graph: Graph, x: relax.Expr) -> relax.Expr | None:
-    """``x`` with the sequence before the heads, if it was made from that."""
-    call = graph.call(x, "relax.permute_dims")
-    return call.args[0] if call is not None and [int(axis) for axis in call.attrs.axes or ()] == _SWAPPED else None
+def _before_swap(graph: Graph, x: relax.Expr, swaps: bool) -> tuple[relax.Expr, bool]:
+    """``x`` with the sequence before the heads, if it was made from that (and ``swaps``), and whether it was."""
+    call = graph.call(x, "relax.permute_dims") if swaps else None
+    if call is None or [int(axis) for axis in call.attrs.axes or ()] != _SWAPPED:
+        return x, False
+    return call.args[0], True
 
 
-def _swapped_back(outputs: Sequence[relax.Expr]) -> relax.Expr:
-    return relax.op.permute_dims(outputs[0], _SWAPPED)
+def _swapped_back(index: int) -> Restore:
+    return lambda outputs: relax.op.permute_dims(outputs[index], _SWAPPED)
 
 
-_SUM = is_op("relax.add")(wildcard(), wildcard())
+_ELEMENTWISE = ("astype", "multiply", "add", "negative")
+_VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "strided_slice", "split", "concat")
+_PARTS = tuple(f"relax.{name}" for name in (*_ELEMENTWISE, *_VIEWS))
 
 ROTARY = Rule(
     name="rotary embedding",
     kernel="rotary",
-    pattern=maybe_cast(_SUM),
-    parts={"sum": _SUM},
+    pattern=maybe_cast(is_op("relax.add")(wildcard(), wildcard())),
+    parts={},
     check=_check,
 )

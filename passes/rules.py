@@ -6,6 +6,7 @@ from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.latent_attention import LATENT_DECODE
 from tkc.passes.matmul import MATMUL
 from tkc.passes.merged_matmul import MERGED_MATMUL
+from tkc.passes.merged_rotary import MERGED_ROTARY
 from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
@@ -17,8 +18,9 @@ from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
 # Permuting needs to see that experts come from a top-k, which gating replaces. A gated product is more than SwiGLU.
 # Rotary embedding leaves queries and keys in the layout that attention reads best. Attention over latents would pass
-# for ordinary attention, products of FP8 for those of the floats it is widened to. Merged products are more than single
-# ones. Normalization comes last: it takes the sums that no matrix product adds in its epilogue.
+# for ordinary attention, products of FP8 for those of the floats it is widened to. Merged products and merged
+# embeddings are more than single ones. Normalization comes last: it takes what no rotary embedding begins with, and the
+# sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
     MOE_PERMUTE,
     MOE_GATE,
@@ -28,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     GATED_GROUPED_MATMUL,
     SWIGLU,
     GROUPED_MATMUL,
+    MERGED_ROTARY,
     ROTARY,
     LATENT_DECODE,
     DECODE,

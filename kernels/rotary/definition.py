@@ -1,99 +1,203 @@
-"""Rotary position embedding in TileLang: a thread turns a vector of one half of a head and its partner in the other."""
-
-from typing import Any
+"""Rotary position embedding in TileLang: a thread turns vectors of one half of a head and their partners."""
 
 import tilelang.language as T
-from tvm.tirx import PrimExpr, PrimFunc
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
-from tkc.kernels.rotary.spec import Rotary, RotaryConfiguration, RotaryParameters, vector_width
+from tkc.kernels.rotary.spec import (
+    VECTOR_BYTES,
+    Rotary,
+    RotaryConfiguration,
+    RotaryParameters,
+    lanes_per_head,
+    vector_width,
+)
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
+_OPTIONAL = ("weight", "keys", "key_weight", "key_out")
+_MOST_BLOCKS = 65535  # of a grid on its second axis
+
 
 def define(parameters: RotaryParameters, configuration: RotaryConfiguration, target: Target) -> PrimFunc:
-    """The kernel over ``x``, ``cos``, ``sin`` and ``out``."""
+    """The kernel over ``x``, ``cos``, ``sin``, what there is of weights and keys, ``out``, and ``key_out`` of keys."""
     return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
 
 
 def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
-    types = tensor_types(Rotary(), p)
-    width, half = vector_width(p), p.size // 2
-    per_head = half // width
-    angle_dtype = p.angle_dtype or p.dtype
+    types = tensor_types(Rotary(), p, _OPTIONAL)
+    lanes, width, heads = lanes_per_head(p), vector_width(p), p.heads + p.key_heads
+    angle_dtype, weight_dtype = p.angle_dtype or p.dtype, p.weight_dtype or p.dtype
 
     @T.prim_func
-    def rotary(x: types.x, cos: types.cos, sin: types.sin, out: types.out):
-        batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
-        vectors = batch * sequence * p.heads * per_head
-        with T.Kernel(T.max(T.ceildiv(vectors, c.threads), 1), threads=c.threads) as block:
-            vector = block * c.threads + T.get_thread_binding()
-            first = T.alloc_local((width,), p.dtype)
-            second = T.alloc_local((width,), p.dtype)
+    def rotary(
+        x: types.x,
+        cos: types.cos,
+        sin: types.sin,
+        weight: types.weight,
+        keys: types.keys,
+        key_weight: types.key_weight,
+        out: types.out,
+        key_out: types.key_out,
+    ):
+        batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
+        threads = sequence * heads * lanes
+        # A sequence's own blocks, so that no place in memory is divided by the length of the sequences.
+        grid = (T.ceildiv(threads, c.threads), T.min(batch, _MOST_BLOCKS), T.ceildiv(batch, _MOST_BLOCKS))
+        with T.Kernel(*(T.max(extent, 1) for extent in grid), threads=c.threads) as (block, b_low, b_high):
+            b = b_high * _MOST_BLOCKS + b_low
+            thread = block * c.threads + T.get_thread_binding()
+            lane = thread % lanes
+            # Variables, because places in memory are 64-bit numbers, and dividing these costs more.
+            position = T.alloc_var("int32")
+            head = T.alloc_var("int32")
+            position, head = _place(p, thread // lanes, sequence)
+            loaded = T.alloc_local((2 * width,), p.dtype)
             cosines = T.alloc_local((2 * width,), angle_dtype)
             sines = T.alloc_local((2 * width,), angle_dtype)
-            if vector < vectors:
-                channel = vector % per_head * width
-                b, position, head = _place(p, vector // per_head, sequence)
-                row = _row(p, b, position, head)
-                for e in T.vectorized(width):
-                    first[e] = x[(*row, channel + e)]
-                for e in T.vectorized(width):
-                    second[e] = x[(*row, half + channel + e)]
-                for part in T.unroll(2):
-                    for e in T.vectorized(width):
-                        cosines[part * width + e] = _angle(p, cos, b, position, part * half + channel + e)
-                    for e in T.vectorized(width):
-                        sines[part * width + e] = _angle(p, sin, b, position, part * half + channel + e)
-                for e in T.vectorized(width):
-                    out[(*row, channel + e)] = T.cast(
-                        T.cast(first[e], "float32") * T.cast(cosines[e], "float32")
-                        - T.cast(second[e], "float32") * T.cast(sines[e], "float32"),
+            weights = T.alloc_local((2 * width,), weight_dtype)
+            values = T.alloc_local((2 * width,), "float32")
+            factor = T.alloc_local((1,), "float32")
+            T.annotate_min_blocks_per_sm(c.resident)
+            factor[0] = 0.0
+            if thread < threads and b < batch and lane * width < p.size // 2:
+                T.assume(_in_range(position, sequence))
+                T.assume(_in_range(head, heads))
+                if head < p.heads:
+                    _load(p, x, _row(p, b, position, head), lane, loaded)
+                    if p.weight:
+                        _load(p, weight, (), lane, weights)
+                elif p.key_heads:
+                    _load(p, keys, _row(p, b, position, head - p.heads), lane, loaded)
+                    if p.weight:
+                        _load(p, key_weight, (), lane, weights)
+                _load(p, cos, _angle_row(p, b, position), lane, cosines)
+                _load(p, sin, _angle_row(p, b, position), lane, sines)
+                for i in T.unroll(2 * width):
+                    values[i] = T.cast(loaded[i], "float32")
+                    factor[0] += values[i] * values[i]
+            if p.epsilon is not None:
+                for step in T.unroll(lanes.bit_length() - 1):
+                    factor[0] += T.shfl_xor(factor[0], 1 << step)
+                factor[0] = T.rsqrt(factor[0] / p.size + T.float32(p.epsilon))
+                for i in T.unroll(2 * width):
+                    values[i] *= factor[0]
+                    if p.weight:
+                        values[i] *= T.cast(weights[i], "float32")
+            if thread < threads and b < batch and lane * width < p.size // 2:
+                T.assume(_in_range(position, sequence))
+                T.assume(_in_range(head, heads))
+                for i in T.unroll(width):
+                    loaded[i] = T.cast(
+                        values[i] * T.cast(cosines[i], "float32") - values[width + i] * T.cast(sines[i], "float32"),
                         p.dtype,
                     )
-                for e in T.vectorized(width):
-                    out[(*row, half + channel + e)] = T.cast(
-                        T.cast(second[e], "float32") * T.cast(cosines[width + e], "float32")
-                        + T.cast(first[e], "float32") * T.cast(sines[width + e], "float32"),
+                    loaded[width + i] = T.cast(
+                        values[width + i] * T.cast(cosines[width + i], "float32")
+                        + values[i] * T.cast(sines[width + i], "float32"),
                         p.dtype,
                     )
+                if head < p.heads:
+                    _store(p, loaded, out, _row(p, b, position, head), lane)
+                elif p.key_heads:
+                    _store(p, loaded, key_out, _row(p, b, position, head - p.heads), lane)
 
     return rotary
+
+
+@T.macro
+def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr, loaded: Buffer):
+    """A vector of each half of a row."""
+    width = vector_width(p)
+    at_once = min(width, VECTOR_BYTES * 8 // source.dtype.bits)
+    for half in T.unroll(2):
+        for i in T.unroll(width // at_once):
+            for e in T.vectorized(at_once):
+                channel = half * (p.size // 2) + lane * width + i * at_once + e
+                loaded[half * width + i * at_once + e] = source[(*row, channel)]
+
+
+@T.macro
+def _store(p: RotaryParameters, turned: Buffer, out: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr):
+    """Puts such vectors back."""
+    width = vector_width(p)
+    for half in T.unroll(2):
+        for e in T.vectorized(width):
+            out[(*row, half * (p.size // 2) + lane * width + e)] = turned[half * width + e]
 
 
 def _cpu(p: RotaryParameters) -> PrimFunc:
-    types = tensor_types(Rotary(), p, storage=storage_dtype)
-    half = p.size // 2
-    angle_dtype = p.angle_dtype or p.dtype
+    types = tensor_types(Rotary(), p, _OPTIONAL, storage_dtype)
 
     @T.prim_func
-    def rotary(x: types.x, cos: types.cos, sin: types.sin, out: types.out):
-        batch, sequence = out.shape[0], out.shape[1 if p.layout == "bshd" else 2]
-        with T.Kernel(batch * sequence * p.heads) as vector:
-            b, position, head = _place(p, vector, sequence)
-            row = _row(p, b, position, head)
-            for j in T.serial(half):
-                first = to_float32(x[(*row, j)], p.dtype)
-                second = to_float32(x[(*row, half + j)], p.dtype)
-                cos_1 = to_float32(_angle(p, cos, b, position, j), angle_dtype)
-                sin_1 = to_float32(_angle(p, sin, b, position, j), angle_dtype)
-                cos_2 = to_float32(_angle(p, cos, b, position, half + j), angle_dtype)
-                sin_2 = to_float32(_angle(p, sin, b, position, half + j), angle_dtype)
-                out[(*row, j)] = from_float32(first * cos_1 - second * sin_1, p.dtype)
-                out[(*row, half + j)] = from_float32(second * cos_2 + first * sin_2, p.dtype)
+    def rotary(
+        x: types.x,
+        cos: types.cos,
+        sin: types.sin,
+        weight: types.weight,
+        keys: types.keys,
+        key_weight: types.key_weight,
+        out: types.out,
+        key_out: types.key_out,
+    ):
+        batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
+        with T.Kernel(sequence, batch) as (position, b):
+            for head in T.serial(p.heads):
+                _turn_head(p, x, weight, cos, sin, out, b, position, head)
+            if p.key_heads:
+                for head in T.serial(p.key_heads):
+                    _turn_head(p, keys, key_weight, cos, sin, key_out, b, position, head)
 
     return rotary
 
 
-def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-    """The sequence of the batch, the position in it, and the head that is this ``number`` in memory.
+@T.macro
+def _turn_head(
+    p: RotaryParameters,
+    x: Buffer,
+    weight: Buffer | None,
+    cos: Buffer,
+    sin: Buffer,
+    out: Buffer,
+    b: PrimExpr,
+    position: PrimExpr,
+    head: PrimExpr,
+):
+    row, angles, half = _row(p, b, position, head), _angle_row(p, b, position), p.size // 2
+    angle_dtype = p.angle_dtype or p.dtype
+    values = T.alloc_local((p.size,), "float32")
+    factor = T.alloc_local((1,), "float32")
+    for j in T.serial(p.size):
+        values[j] = to_float32(x[(*row, j)], p.dtype)
+    if p.epsilon is not None:
+        factor[0] = 0.0
+        for j in T.serial(p.size):
+            factor[0] += values[j] * values[j]
+        factor[0] = 1.0 / T.sqrt(factor[0] / p.size + T.float32(p.epsilon))
+        for j in T.serial(p.size):
+            values[j] *= factor[0]
+            if p.weight:
+                values[j] *= to_float32(weight[j], p.weight_dtype or p.dtype)
+    for j in T.serial(half):
+        cos_1, cos_2 = (to_float32(cos[(*angles, k)], angle_dtype) for k in (j, half + j))
+        sin_1, sin_2 = (to_float32(sin[(*angles, k)], angle_dtype) for k in (j, half + j))
+        out[(*row, j)] = from_float32(values[j] * cos_1 - values[half + j] * sin_1, p.dtype)
+        out[(*row, half + j)] = from_float32(values[half + j] * cos_2 + values[j] * sin_2, p.dtype)
 
-    Only ``sequence`` is unknown when the kernel is built; dividing by it takes a good part of the kernel's time.
+
+def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """The position and the head, queries' before keys', that is this ``number`` of a sequence.
+
+    Only ``sequence`` is unknown when the kernel is built; dividing by it takes a good part of the kernel's time (the
+    more so if numbers may be negative, which these are not).
     """
     if p.layout == "bshd":
-        token = number // p.heads
-        return token // sequence, token % sequence, number % p.heads
-    return number // sequence // p.heads, number % sequence, number // sequence % p.heads
+        return number // (p.heads + p.key_heads), number % (p.heads + p.key_heads)
+    return T.truncmod(number, sequence), T.truncdiv(number, sequence)
+
+
+def _in_range(index: PrimExpr, extent: PrimExpr | int) -> PrimExpr:
+    return T.And(index >= 0, index < extent)
 
 
 def _row(p: RotaryParameters, b: PrimExpr, position: PrimExpr, head: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -101,5 +205,6 @@ def _row(p: RotaryParameters, b: PrimExpr, position: PrimExpr, head: PrimExpr) -
     return (b, position, head) if p.layout == "bshd" else (b, head, position)
 
 
-def _angle(p: RotaryParameters, table: Any, b: PrimExpr, position: PrimExpr, channel: PrimExpr) -> PrimExpr:
-    return table[position, channel] if p.shared_angles else table[b, position, channel]
+def _angle_row(p: RotaryParameters, b: PrimExpr, position: PrimExpr) -> tuple[PrimExpr, ...]:
+    """The indices of a position's angles on all axes but the last."""
+    return (position,) if p.shared_angles else (b, position)

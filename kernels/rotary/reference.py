@@ -7,11 +7,29 @@ import torch
 from tkc.kernels.rotary.spec import RotaryParameters
 
 
-def rotary(parameters: RotaryParameters, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``out`` in the layout of ``x``, for the tensors that the spec lists."""
-    heads = 2 if parameters.layout == "bshd" else 1
-    if parameters.shared_angles:
+def rotary(
+    parameters: RotaryParameters, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *optional: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """``out`` and, if there are keys, ``key_out``, for the tensors that the spec lists."""
+    p, rest = parameters, iter(optional)
+    weight = next(rest) if p.weight else None
+    out = _turned(p, x, cos, sin, weight)
+    if not p.key_heads:
+        return (out,)
+    keys = next(rest)
+    return out, _turned(p, keys, cos, sin, next(rest) if p.weight else None)
+
+
+def _turned(
+    p: RotaryParameters, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, weight: torch.Tensor | None
+) -> torch.Tensor:
+    heads = 2 if p.layout == "bshd" else 1
+    if p.shared_angles:
         cos, sin = cos[None], sin[None]
-    first, second = x.float().chunk(2, -1)
-    turned = torch.cat([-second, first], -1)
-    return (x.float() * cos.float().unsqueeze(heads) + turned * sin.float().unsqueeze(heads)).to(x.dtype)
+    values = x.float()
+    if p.epsilon is not None:
+        scale = None if weight is None else weight.float()
+        values = torch.nn.functional.rms_norm(values, (p.size,), scale, p.epsilon)
+    first, second = values.chunk(2, -1)
+    crossed = torch.cat([-second, first], -1)
+    return (values * cos.float().unsqueeze(heads) + crossed * sin.float().unsqueeze(heads)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries or keys (Su et al., 2021), in the form that turns the halves of a head."""
+"""Rotary position embedding of queries and keys (Su et al., 2021), in the form that turns the halves of a head."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ if TYPE_CHECKING:
     import torch
 
 FloatType = Literal["float32", "float16", "bfloat16"]
+WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 
 
 @dataclass(frozen=True)
 class RotaryParameters:
-    """``layout`` is that of the tensor and of the result: ``bshd`` for ``[batch, sequence, heads, size]``, ``bhsd``
-    with heads before the sequence. Sequences of a batch have their own angles, or ``shared_angles``. Products and sums
-    are float32 and are rounded once.
+    """``layout`` is that of the tensors and of the results: ``bshd`` for ``[batch, sequence, heads, size]``, ``bhsd``
+    with heads before the sequence. Sequences of a batch have their own angles, or ``shared_angles``.
+
+    ``key_heads`` are those of a second tensor, which is turned by the same angles; 0 for none. With an ``epsilon``,
+    each head is first divided by the root of its mean square plus that (Zhang and Sennrich, 2019) and, if there is a
+    ``weight``, multiplied by it; keys have a weight of their own. Everything is computed in float32 and rounded once,
+    to ``dtype``: what is normalized is not rounded before it is turned.
     """
 
     heads: int
@@ -30,44 +35,67 @@ class RotaryParameters:
     layout: Literal["bshd", "bhsd"] = "bshd"
     angle_dtype: FloatType | None = None  # of the cosines and sines; ``None``: dtype
     shared_angles: bool = True
+    key_heads: int = 0
+    epsilon: float | None = None
+    weight: bool = False
+    weight_dtype: FloatType | None = None  # ``None``: dtype
 
 
 @dataclass(frozen=True)
 class RotaryConfiguration:
-    """``threads`` of one block."""
+    """``threads`` of one block, and how many blocks' registers must have room on one multiprocessor, ``resident``."""
 
     threads: int
+    resident: int = 1
 
 
 class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     """``x`` in its layout, ``cos`` and ``sin [sequence, size]`` or ``[batch, sequence, size]``, to ``out`` like ``x``.
 
-    With ``x1`` and ``x2`` for the halves of a head, ``out`` is ``x * cos + concat(-x2, x1) * sin``.
+    With ``x1`` and ``x2`` for the halves of a head, ``out`` is ``x * cos + concat(-x2, x1) * sin``; where heads are
+    normalized, ``x`` stands for ``x * rsqrt(mean(x ** 2) + epsilon) * weight``, with ``weight [size]``. ``keys`` and
+    ``key_weight`` become ``key_out`` in the same way.
     """
 
     name = "rotary"
     parameters_type = RotaryParameters
     configuration_type = RotaryConfiguration
+    dispatch_size = "sequence"
 
     def inputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
-        """``x``, ``cos`` and ``sin``."""
+        """``x``, ``cos`` and ``sin``, then those of ``weight``, ``keys`` and ``key_weight`` that there are."""
         p = parameters
         angles: tuple[int | str, ...] = ("sequence", p.size) if p.shared_angles else ("batch", "sequence", p.size)
-        angle_dtype = p.angle_dtype or p.dtype
+        angle_dtype, weight_dtype = p.angle_dtype or p.dtype, p.weight_dtype or p.dtype
+        has_keys = p.key_heads > 0
+        optional = (
+            (p.weight, TensorType("weight", (p.size,), weight_dtype)),
+            (has_keys, TensorType("keys", _shape(p, p.key_heads), p.dtype)),
+            (has_keys and p.weight, TensorType("key_weight", (p.size,), weight_dtype)),
+        )
         return (
-            TensorType("x", _shape(p), p.dtype),
+            TensorType("x", _shape(p, p.heads), p.dtype),
             TensorType("cos", angles, angle_dtype),
             TensorType("sin", angles, angle_dtype),
+            *(tensor for present, tensor in optional if present),
         )
 
     def outputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
-        """``out``."""
-        return (TensorType("out", _shape(parameters), parameters.dtype),)
+        """``out``, and ``key_out`` if there are keys."""
+        p = parameters
+        out = TensorType("out", _shape(p, p.heads), p.dtype)
+        return (out, TensorType("key_out", _shape(p, p.key_heads), p.dtype)) if p.key_heads else (out,)
 
     def unsupported(self, parameters: RotaryParameters, target: Target) -> str | None:
-        """Refuse heads that have no halves."""
-        if parameters.size < 2 or parameters.size % 2:
-            return f"a head of {parameters.size} channels has no halves to turn"
+        """Refuse heads that have no halves, a weight of nothing, and on CUDA heads too large to normalize."""
+        p = parameters
+        if p.size < 2 or p.size % 2:
+            return f"a head of {p.size} channels has no halves to turn"
+        if p.weight and p.epsilon is None:
+            return "a weight belongs to heads that are normalized, and there is no epsilon"
+        if target.is_cuda and p.epsilon is not None and lanes_per_head(p) > WARP:
+            held = f"the {WARP} threads of a warp load {2 * WARP * vector_width(p)} of them"
+            return f"a head of {p.size} channels is too large to normalize: {held}"
         return None
 
     def beneficial(self, parameters: RotaryParameters, target: Target) -> str | None:
@@ -75,29 +103,40 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
         return None if target.is_cuda else SERIAL_ON_CPU
 
     def configurations(self, parameters: RotaryParameters, target: Target) -> tuple[RotaryConfiguration, ...]:
-        """On CUDA, sizes of a block."""
+        """On CUDA, sizes of a block, and registers for more or fewer of them."""
         if not target.is_cuda:
             return (RotaryConfiguration(1),)
-        return tuple(RotaryConfiguration(threads) for threads in (128, 256, 512))
+        counts = ((128, 8), (256, 4), (512, 2), (128, 10), (256, 5), (128, 1))
+        return tuple(RotaryConfiguration(threads, resident) for threads, resident in counts)
 
     def work(self, parameters: RotaryParameters, sizes: Mapping[str, int]) -> Work:
-        """Two multiplications and an addition for each element."""
-        tensors = (*self.inputs(parameters), *self.outputs(parameters))
-        elements = sizes["batch"] * sizes["sequence"] * parameters.heads * parameters.size
-        return Work(flops=3.0 * elements, bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)))
+        """Two multiplications and an addition for each element, and for normalization three operations and a weight."""
+        p = parameters
+        tensors = (*self.inputs(p), *self.outputs(p))
+        elements = sizes["batch"] * sizes["sequence"] * (p.heads + p.key_heads) * p.size
+        operations = 3 + 3 * (p.epsilon is not None) + p.weight
+        return Work(flops=float(operations * elements), bytes=float(sum(tensor.num_bytes(sizes) for tensor in tensors)))
 
     def reference(self, parameters: RotaryParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See :func:`tkc.kernels.rotary.reference.rotary`."""
         from tkc.kernels.rotary.reference import rotary
 
-        return (rotary(parameters, *inputs),)
+        return rotary(parameters, *inputs)
 
 
 def vector_width(parameters: RotaryParameters) -> int:
     """How many values one thread loads at once: as many as fit and divide half a head."""
-    wide = "float32" in (parameters.dtype, parameters.angle_dtype)
-    return math.gcd(VECTOR_BYTES // (4 if wide else 2), parameters.size // 2)
+    return math.gcd(VECTOR_BYTES // (4 if parameters.dtype == "float32" else 2), parameters.size // 2)
 
 
-def _shape(p: RotaryParameters) -> tuple[int | str, ...]:
-    return ("batch", "sequence", p.heads, p.size) if p.layout == "bshd" else ("batch", p.heads, "sequence", p.size)
+def lanes_per_head(parameters: RotaryParameters) -> int:
+    """How many threads share a head, each with a vector of either half.
+
+    Where heads are normalized, threads add up their squares: a power of two of them, of which the last may have none.
+    """
+    vectors = parameters.size // 2 // vector_width(parameters)
+    return vectors if parameters.epsilon is None else 1 << (vectors - 1).bit_length()
+
+
+def _shape(p: RotaryParameters, heads: int) -> tuple[int | str, ...]:
+    return ("batch", "sequence", heads, p.size) if p.layout == "bshd" else ("batch", heads, "sequence", p.size)

@@ -15,12 +15,14 @@ GATED = {
     "gated matrix product": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3),
     "gated grouped product": models.MOE_CASES,
 }
+EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE)
 
 
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
 def test_agrees_with_pytorch(case: models.Case) -> None:
     """Float32 on the CPU, to 1e-4 of each output's scale, with every kernel that the rules can place."""
     model = case.model()
+    perturb_norms(model)
     executable = tkc.compile(model, (), case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic_shapes, kernels="all")
     for size in SIZES:
         inputs = case.inputs(*size)
@@ -34,7 +36,23 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     used = {use.kernel for use in executable.report.uses}
     assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
     assert "merged matrix products" in {use.rule for use in executable.report.uses}
+    assert rotary_calls(executable.report) == (2 if case in EMBEDDED else 0)
     assert_gated(executable.report, case)
+
+
+def rotary_calls(report: tkc.Report) -> int:
+    """How often queries and keys are embedded, which one call does in each layer."""
+    assert "rotary embedding" not in {use.rule for use in report.uses}
+    return sum(use.calls for use in report.uses if use.kernel == "rotary")
+
+
+def perturb_norms(model: torch.nn.Module) -> None:
+    """Gives normalizations weights that are not all alike."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.add_(0.5 * torch.rand(weight.shape, generator=generator))
 
 
 def assert_gated(report: tkc.Report, case: models.Case) -> None:

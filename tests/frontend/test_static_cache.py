@@ -141,7 +141,7 @@ def test_decode_step_for_the_gpu(batch: int) -> None:
         with_cache("Llama", batch, torch.bfloat16), (), step(batch, 0), target="cuda:sm_90a", database=False
     )
     calls = kernel_calls(report)
-    assert (calls["attention.decode"], calls["rotary"], calls["matmul.gated"]) == (2, 4, 2)
+    assert (calls["attention.decode"], calls["rotary"], calls["matmul.gated"]) == (2, 2, 2)
     assert calls["matmul"] == 7  # of each layer query, key and value as one, the output, and down; then the logits
     assert not any("attention" in refused.rule for refused in report.refused)
     scheduled = {entry.function: entry.scheduled_by for entry in report.scheduled}

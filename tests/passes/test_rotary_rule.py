@@ -1,4 +1,4 @@
-"""The rule for rotary position embedding: how it may be written, where heads may lie, and what only looks alike."""
+"""The rule for rotary position embedding: how it may be written, where heads may lie, and what comes before it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
+from tkc.passes.normalization import NORMALIZATION
 from tkc.passes.rotary import ROTARY
 
 RULES = (ROTARY,)
@@ -96,3 +97,89 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """No kernel."""
     assert substituted(imported(UNLIKE[form], *heads_last(), symbolic=(0,)), RULES)[1].substitutions == []
+
+
+WEIGHT = 1 + torch.randn(SIZE, generator=torch.Generator().manual_seed(1)) / 4
+EPSILON = 0.01
+
+
+def normalized(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    """As transformers writes it: in float32, rounded before the weight."""
+    wide = x.float()
+    heads = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON)).to(x.dtype)
+    return heads if weight is None else weight * heads
+
+
+def embedded(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads before the sequence."""
+    return x * cos + turned(x) * sin
+
+
+NORMALIZED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], str]] = {
+    "before the swap": (lambda x, c, s, w: embedded(normalized(x, w).transpose(1, 2), c, s), "bshd"),
+    "after the swap": (lambda x, c, s, w: embedded(normalized(x.transpose(1, 2), w), c, s), "bshd"),
+    "no swap": (lambda x, c, s, w: embedded(normalized(x, w), c[:, None], s[:, None]), "bshd"),
+    "heads first": (lambda x, c, s, w: embedded(normalized(x.transpose(1, 2) * 2, w), c, s), "bhsd"),
+    "rows": (
+        lambda x, c, s, w: embedded(normalized(x.reshape(-1, SIZE), w).view(x.shape).transpose(1, 2), c, s), "bshd"
+    ),
+    "wide weight": (
+        lambda x, c, s, w: embedded((normalized(x.float()) * (0.5 + w.float())).to(x.dtype).transpose(1, 2), c, s),
+        "bshd",
+    ),
+    "all in float32": (
+        lambda x, c, s, w: embedded(normalized(x.float(), w.float()).transpose(1, 2), c, s).to(x.dtype), "bshd"
+    ),
+    "no weight": (lambda x, c, s, w: embedded(normalized(x).transpose(1, 2), c, s), "bshd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", NORMALIZED)
+def test_normalization_of_heads_goes_with_it(way: str, dtype: torch.dtype) -> None:
+    """Wherever it stands; with a weight of the tensors' dtype or a wider one, and without."""
+    function, layout = NORMALIZED[way]
+    inputs = (*heads_last(dtype), WEIGHT.to(dtype))
+    module = imported(function, *inputs, symbolic=(0,))
+    rtol = 1e-5 if dtype == torch.float32 else 2**-6
+    (found,) = checked_substitutions(module, *inputs, rules=(ROTARY, NORMALIZATION), rtol=rtol)
+    parameters = found.parameters
+    assert (parameters.epsilon, parameters.layout, parameters.heads) == (EPSILON, layout, HEADS)
+    assert parameters.weight == (way != "no weight")
+    is_wide = way == "wide weight" and dtype == torch.bfloat16
+    assert parameters.weight_dtype == ("float32" if is_wide else None)
+
+
+def read_twice(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The normalized heads are a result, too."""
+    heads = normalized(x, weight)
+    return embedded(heads, cos[:, None], sin[:, None]), heads
+
+
+def layer_normalized(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> Tensor:
+    """With the mean taken off."""
+    return embedded(torch.nn.functional.layer_norm(x, (SIZE,), weight, eps=EPSILON), cos[:, None], sin[:, None])
+
+
+def shifted(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> Tensor:
+    """With a bias."""
+    return embedded(normalized(x, weight) + weight, cos[:, None], sin[:, None])
+
+
+def normalized_together(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> Tensor:
+    """All heads of a token as one."""
+    return embedded(normalized(x.flatten(2)).view(x.shape), cos[:, None], sin[:, None])
+
+
+def normalized_in_parts(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> Tensor:
+    """Each half of a head."""
+    return embedded(normalized(x.unflatten(-1, (2, -1))).flatten(3), cos[:, None], sin[:, None])
+
+
+@pytest.mark.parametrize("function", [read_twice, layer_normalized, shifted, normalized_together, normalized_in_parts])
+def test_other_normalization_stays_a_kernel_of_its_own(function: Callable[..., object]) -> None:
+    """Heads are turned all the same."""
+    inputs = (*heads_last(), WEIGHT)
+    module = imported(function, *inputs, symbolic=(0,))
+    rotary, norm = checked_substitutions(module, *inputs, rules=(ROTARY, NORMALIZATION))
+    assert (rotary.kernel, rotary.parameters.epsilon, norm.kernel) == ("rotary", None, "normalization")

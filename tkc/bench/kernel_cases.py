@@ -47,6 +47,12 @@ _DEEPSEEK_V3 = LatentParameters(
     joined_cache=True,
 )
 
+# Of Llama-3-8B, and of Qwen3-30B-A3B, which normalizes heads.
+_QUERIES_AND_KEYS = (
+    RotaryParameters(32, 128, "bfloat16", key_heads=8),
+    RotaryParameters(32, 128, "bfloat16", key_heads=4, epsilon=1e-6, weight=True),
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -80,6 +86,11 @@ def benchmark_cases() -> list[Case]:
     found += [
         Case("rotary", RotaryParameters(heads, 128, "bfloat16"), {"batch": 1, "sequence": s})
         for heads, s in ((32, 2048), (8, 2048), (32, 8192))
+    ]
+    found += [
+        Case("rotary", parameters, {"batch": 1, "sequence": s})
+        for parameters in _QUERIES_AND_KEYS
+        for s in (1, 128, 2048, 8192)
     ]
     found += [
         Case("moe.combine", MoeCombineParameters(c, 8, "bfloat16", "bfloat16"), {"tokens": t, "copies": 8 * t})
@@ -163,6 +174,11 @@ def tuning_cases() -> list[Case]:
         for kind in ("rms", "layer")
         for c in (128, 1024, 2048, 4096, 7168)
         for t in (16, 2048, 65536)
+    ]
+    found += [
+        Case("rotary", parameters, {"batch": 1, "sequence": s})
+        for parameters in _QUERIES_AND_KEYS
+        for s in (1, 64, 512, 4096, 8192)
     ]
     found += [
         Case("swiglu", SwiGLUParameters(c, "bfloat16", packed=packed, scale=scale), {"tokens": t})
