@@ -4,7 +4,6 @@ The ``top_k``-th largest of some experts' ranks is a lower bound: only experts t
 take their best ones for that, which leaves a dozen candidates where few ranks tie, and sort these.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from operator import add
@@ -27,9 +26,9 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
     assert layout is not None, f"{c} is no configuration of {p}"
     tokens = T.dynamic("tokens", "int32")
     tokens_per_block = c.threads // c.lanes
-    # Per lane: candidates that are sorted at once, twice as many as are chosen, and ranks to take the bound from.
-    slots = _power_of_two_from(2 * p.top_k / c.lanes)
-    bests = 2 if p.limits_groups else min(slots, layout.experts_per_lane)
+    # Of a lane: candidates that are sorted at once, in all twice what is chosen, and ranks to take the bound from.
+    slots = 1 << (-(-2 * p.top_k // c.lanes) - 1).bit_length()
+    bests = 2 if p.limits_groups else 1 << (min(slots, layout.experts_per_lane).bit_length() - 1)
 
     @T.prim_func
     def moe_gate(
@@ -46,7 +45,7 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
             for v in T.unroll(layout.vectors):
                 if token < tokens and _holds(layout, lane, v):
                     for e in T.vectorized(layout.vector):
-                        loaded[v * layout.vector + e] = logits[token, _expert(layout, lane, v * layout.vector) + e]
+                        loaded[v * layout.vector + e] = logits[token, layout.expert(lane, v * layout.vector) + e]
 
             largest = T.alloc_local((1,), "float32")
             total = T.alloc_local((1,), "float32")
@@ -95,21 +94,10 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
     return moe_gate
 
 
-def _power_of_two_from(least: float) -> int:
-    """The smallest power of two that is at least one and at least ``least``."""
-    return 1 << max(0, math.ceil(math.log2(least)))
-
-
 def _holds(layout: ExpertLayout, lane: PrimExpr, vector: PrimExpr) -> PrimExpr:
     """Whether the lane holds experts in its ``vector``-th vector."""
     turn = vector * layout.lanes_per_group + lane % layout.lanes_per_group
     return T.And(lane // layout.lanes_per_group < layout.groups, turn < layout.group_size // layout.vector)
-
-
-def _expert(layout: ExpertLayout, lane: PrimExpr, place: PrimExpr) -> PrimExpr:
-    """The expert that the lane holds in ``place``."""
-    turn = place // layout.vector * layout.lanes_per_group + lane % layout.lanes_per_group
-    return lane // layout.lanes_per_group * layout.group_size + turn * layout.vector + place % layout.vector
 
 
 def _candidate(p: MoeGateParameters, rank: PrimExpr, expert: PrimExpr) -> PrimExpr:
@@ -190,7 +178,7 @@ def _rank(
         if _holds(layout, lane, v * width // layout.vector):
             if p.bias:
                 for e in T.vectorized(width):
-                    biases[e] = bias[_expert(layout, lane, v * width) + e]
+                    biases[e] = bias[layout.expert(lane, v * width) + e]
             for e in T.unroll(width):
                 x = T.cast(loaded[v * width + e], "float32")
                 unbiased = x if p.ranks_logits else score(p, x, largest, total)
@@ -296,6 +284,21 @@ def _drop_lowest(bits: Buffer, count: PrimExpr):
 
 
 @T.macro
+def _drop_worse(
+    p: MoeGateParameters, layout: ExpertLayout, lane: PrimExpr, ranks: Buffer, worst: PrimExpr, candidates: Buffer
+):
+    """Clear the bits of candidates that come after ``worst``, unless that is NaN, which none of them is below."""
+    bound = T.alloc_local((1,), "float32")
+    bound[0] = number(_key(worst))
+    # Compared with constants: the compiler would compute each expert, and its order as an integer, before the loop
+    # around this, although most tokens never come here.
+    last = _expert_in(p, worst) - layout.expert(lane, 0)
+    for j in T.unroll(layout.experts_per_lane):
+        if ranks[j] < bound[0] or (ranks[j] == bound[0] and layout.expert(0, j) > last):
+            candidates[0] = candidates[0] & ~_bit(j, candidates.dtype)
+
+
+@T.macro
 def _choose(
     p: MoeGateParameters,
     c: MoeGateConfiguration,
@@ -344,7 +347,7 @@ def _choose(
             if wanted >= 0 and wanted < total:
                 _drop_lowest(bits, wanted - before[0])
                 place[0] = T.cast(T.popcount(bits[0] ^ (bits[0] - T.cast(1, bits.dtype))), "int32") - 1
-                expert = _expert(layout, source[0], place[0])
+                expert = layout.expert(source[0], place[0])
                 rank = rank_of(expert)
                 chosen[i] = _candidate(p, rank, expert)
         sort_descending(chosen, lane, c.lanes)
@@ -352,10 +355,7 @@ def _choose(
         if T.any_sync(total > taken) != 0:
             _drop_lowest(candidates, T.min(mine, taken - (through[0] - mine)))
             worst = element(chosen, p.top_k - 1, c.lanes)
-            for j in T.unroll(layout.experts_per_lane):
-                rank = ranks[j]
-                if _candidate(p, rank, _expert(layout, lane, j)) < worst:
-                    candidates[0] = candidates[0] & ~_bit(j, candidates.dtype)
+            _drop_worse(p, layout, lane, ranks, worst, candidates)
         else:
             candidates[0] = T.cast(0, candidates.dtype)
         kept[0] = p.top_k

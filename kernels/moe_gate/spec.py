@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
@@ -61,7 +61,7 @@ class MoeGateConfiguration:
     """``threads`` to a block, of which ``lanes`` (a power of two, at most a warp) share one token."""
 
     threads: int = 128
-    lanes: int = 8
+    lanes: int = 16
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class ExpertLayout:
     def experts_per_lane(self) -> int:
         """How many experts a lane has room for."""
         return self.vector * self.vectors
+
+    def expert(self, lane: Any, place: Any) -> Any:
+        """The expert that a lane holds in a place, of its ``experts_per_lane``; both integers or expressions."""
+        turn = place // self.vector * self.lanes_per_group + lane % self.lanes_per_group
+        return lane // self.lanes_per_group * self.group_size + turn * self.vector + place % self.vector
 
     @classmethod
     def of(cls, parameters: MoeGateParameters, lanes: int) -> ExpertLayout | None:
@@ -107,6 +112,7 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
     name = "moe.topk_gate"
     parameters_type = MoeGateParameters
     configuration_type = MoeGateConfiguration
+    dispatch_size = "tokens"
 
     def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
         """``logits``, and ``bias`` if there is one."""
@@ -141,13 +147,13 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
         return None
 
     def configurations(self, parameters: MoeGateParameters, target: Target) -> tuple[MoeGateConfiguration, ...]:
-        """Few lanes to a token (fewer shuffles) before many (fewer registers)."""
+        """Few lanes to a token take fewer instructions for it, many have more tokens' loads in flight."""
         if not target.is_cuda:
             return (MoeGateConfiguration(threads=1, lanes=1),)
         return tuple(
             MoeGateConfiguration(threads, lanes)
+            for lanes in (16, 8, 32)
             for threads in (128, 256)
-            for lanes in (8, 16, 32)
             if ExpertLayout.of(parameters, lanes) is not None
         )
 
