@@ -115,7 +115,7 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
             return tuple(
                 SwiGLUConfiguration(threads, partials=partials) for threads in (64, 128) for partials in (128, 256)
             )
-        return tuple(SwiGLUConfiguration(threads, vectors) for vectors in (1, 2) for threads in (256, 128))
+        return tuple(SwiGLUConfiguration(threads, vectors) for vectors in (2, 1, 4) for threads in (128, 256))
 
     def work(self, parameters: SwiGLUParameters, sizes: Mapping[str, int]) -> Work:
         """Five operations for a value (negate, exponential, add, divide, multiply), three more to quantize it."""

@@ -52,6 +52,14 @@ _QUERIES_AND_KEYS = (
     RotaryParameters(32, 128, "bfloat16", key_heads=8),
     RotaryParameters(32, 128, "bfloat16", key_heads=4, epsilon=1e-6, weight=True),
 )
+# Qwen3-30B-A3B's, one with twice the experts, and DeepSeek-V3's.
+_GATES = (
+    MoeGateParameters(128, 8, "softmax", normalize=True),
+    MoeGateParameters(256, 8, "softmax", normalize=True),
+    MoeGateParameters(
+        256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4, normalize=True, epsilon=1e-20, scale=2.5
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +74,8 @@ class Case:
 
 def benchmark_cases() -> list[Case]:
     """The table of production shapes that benchmarks report."""
-    gate = MoeGateParameters(num_experts=256, top_k=8, scoring="softmax", normalize=True)
-    grouped_gate = MoeGateParameters(
-        256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4, normalize=True, epsilon=1e-20, scale=2.5
-    )
     head = dict(head_size=128, value_head_size=128, dtype="bfloat16", scale=128**-0.5)
-    found = [Case("moe.topk_gate", p, {"tokens": t}) for p in (gate, grouped_gate) for t in (4096, 65536)]
+    found = [Case("moe.topk_gate", p, {"tokens": t}) for p in _GATES for t in (4096, 65536)]
     found += [Case("moe.permute", MoePermuteParameters(128), {"copies": c}, _sort) for c in (512, 32768)]
     found += [
         Case("swiglu", SwiGLUParameters(c, "bfloat16", packed=True, scale=scale), {"tokens": t})
@@ -175,6 +179,7 @@ def tuning_cases() -> list[Case]:
         for c in (128, 1024, 2048, 4096, 7168)
         for t in (16, 2048, 65536)
     ]
+    found += [Case("moe.topk_gate", p, {"tokens": t}) for p in _GATES for t in (1, 128, 4096, 65536)]
     found += [
         Case("rotary", parameters, {"batch": 1, "sequence": s})
         for parameters in _QUERIES_AND_KEYS
