@@ -142,3 +142,6 @@ def test_agrees_on_the_gpu_in_every_configuration(builder: KernelBuilder, case: 
         for tokens in (*TOKENS, 4097):
             inputs = inputs_for(parameters, tokens, device="cuda")
             assert_agrees(parameters, inputs, call(kernel, inputs))
+        for magnitude in (0.0, 1e-3, 30.0):  # where the exponential overflows
+            inputs = [magnitude * tensor for tensor in inputs_for(parameters, 129, device="cuda")]
+            assert_agrees(parameters, inputs, call(kernel, inputs))
