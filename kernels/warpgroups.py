@@ -4,15 +4,20 @@ WARPGROUP = 128
 """Threads of a warpgroup."""
 
 LOADING_REGISTERS = 24
-"""Registers that a thread keeps whose warpgroup only starts loads."""
-
-SCHEDULING_REGISTERS = 48
-"""Registers that a thread keeps whose warpgroup also finds out what is to be loaded."""
+"""Registers that a thread keeps whose warpgroup only loads."""
 
 _REGISTERS = 65536  # of a multiprocessor
-_GRANULARITY = 8  # of what a thread can ask for
+_GRANULARITY = 8  # of what threads get and ask for
 
 
 def computing_registers(warpgroups: int, loading: int = LOADING_REGISTERS) -> int:
-    """Registers of a thread that computes: what one warpgroup that loads leaves to each of the others."""
-    return (_REGISTERS // WARPGROUP - loading) // warpgroups // _GRANULARITY * _GRANULARITY
+    """Registers of a thread that computes: what one warpgroup that loads leaves to each of the others.
+
+    They share what the block is launched with, the same for each thread. To ask for more is to wait for ever.
+    """
+    launched = _rounded(_REGISTERS // (WARPGROUP * (warpgroups + 1)))
+    return _rounded((launched * (warpgroups + 1) - loading) // warpgroups)
+
+
+def _rounded(registers: int) -> int:
+    return registers // _GRANULARITY * _GRANULARITY

@@ -8,8 +8,7 @@ from tvm.tirx import PrimExpr
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 
 NOTHING = -(2**31)  # below the key of every number
-EXCLUDED_RANK = {"zero": 0.0, "-inf": float("-inf")}
-EXCLUDED_KEY = {"zero": 0, "-inf": -0x7F800000}  # the order_key of each
+EXCLUDED_KEY = {"zero": 0, "-inf": -0x7F800000}  # the order_key of each excluded_rank
 SOFTPLUS_LINEAR = 20.0  # beyond it softplus(x) is x in float32, as torch.nn.functional.softplus has it
 
 
