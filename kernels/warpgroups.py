@@ -6,6 +6,9 @@ WARPGROUP = 128
 LOADING_REGISTERS = 24
 """Registers that a thread keeps whose warpgroup only loads."""
 
+SCHEDULING_REGISTERS = 48
+"""Registers that a thread keeps whose warpgroup also finds out what is to be loaded."""
+
 _REGISTERS = 65536  # of a multiprocessor
 _GRANULARITY = 8  # of what threads get and ask for
 

@@ -11,7 +11,7 @@ from tvm.relax.dpl import is_op, wildcard
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.passes.activations import ACTIVATION_PARTS, Activation, activated
 from tkc.passes.graph import Graph, dtype, has_known_shape, shape
-from tkc.passes.grouped_matmul import grouped_product
+from tkc.passes.grouped_matmul import gathered, grouped_product
 from tkc.passes.layout import as_matrix, restored
 from tkc.passes.matmul import Fused, as_vector, biased_product, weight_sizes
 from tkc.passes.readers import feeds_only
@@ -134,7 +134,8 @@ def _gated_grouped_call(match: Match) -> KernelCall | Refusal | None:
     if not _feeds_only(graph, gated.products, var):
         return Refusal(_USED_ELSEWHERE)
     parameters = replace(product.parameters, n=product.parameters.n // 2, gated=gated.activation)
-    return KernelCall(parameters, product.inputs, {var: restored(0, var)})
+    found = gathered(graph, replace(product, parameters=parameters), var, ("relax.call_tir", *_BETWEEN), match.target)
+    return KernelCall(found.parameters, found.inputs, {var: restored(0, var)})
 
 
 _PATTERN = is_op("relax.astype")(wildcard()) | is_op("relax.multiply")(wildcard(), wildcard())

@@ -1,17 +1,20 @@
-"""The frontends' grouped matrix product to the ``matmul.grouped`` kernel."""
+"""The frontends' grouped matrix product, and the gather of its rows, to the ``matmul.grouped`` kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.relax.dpl import is_op, wildcard
 
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.passes.graph import Graph, dtype, shape, static
+from tkc.kernels import Target
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulParameters
+from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.layout import restored
+from tkc.passes.readers import feeds_only
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
 
 _Layout = Literal["gnk", "gkn"]
@@ -45,10 +48,42 @@ def grouped_product(graph: Graph, function: GlobalVar, arguments: relax.Tuple) -
     return GroupedProduct(GroupedMatmulParameters(groups, n, k, name, layout), (a, weight, offsets))
 
 
+def gathered(
+    graph: Graph, product: GroupedProduct, var: relax.Var, between: Collection[str], target: Target
+) -> GroupedProduct:
+    """``product`` with its rows fetched by the kernel, if a gather makes them and the kernel can.
+
+    Whatever else reads the fetched rows, through the operators ``between``, must end in ``var``.
+    """
+    a, *others = product.inputs
+    take = graph.call(a, "relax.take")
+    if take is None or not _takes_rows(take) or not feeds_only(graph, a, var, between):
+        return product
+    source, rows = take.args
+    parameters = replace(product.parameters, rows=dtype(rows))
+    if GroupedMatmul().unsupported(parameters, target) is not None:
+        return product
+    return GroupedProduct(parameters, (source, rows, *others))
+
+
+def _takes_rows(take: relax.Call) -> bool:
+    """Whether whole rows of a matrix are fetched by a list of numbers, those out of bounds as the kernel does."""
+    source, rows = take.args
+    return (
+        all(map(has_known_shape, take.args))
+        and (len(shape(source)), len(shape(rows))) == (2, 1)
+        and take.attrs.axis is not None
+        and int(take.attrs.axis) % 2 == 0
+        and take.attrs.mode in ("clip", "fast")
+        and dtype(rows) in ("int32", "int64")
+    )
+
+
 def _grouped_call(match: Match) -> KernelCall | Refusal | None:
     product = grouped_product(match.graph, match["function"], match["arguments"])
     if product is None or isinstance(product, Refusal):
         return product
+    product = gathered(match.graph, product, match.var, (), match.target)
     return KernelCall(product.parameters, product.inputs, {match.var: restored(0, match.var)})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, MULTIPROCESSORS, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -19,7 +19,8 @@ class GroupedMatmulParameters:
     """``weight_layout`` ``gnk`` holds each group's weight as ``[n, k]``, ``gkn`` as ``[k, n]``.
 
     ``gated`` names the activation of a gated product, as :class:`~tkc.kernels.gated_matmul.spec.GatedMatmulParameters`
-    has it: each group has two weights of ``n`` columns, in one tensor of ``2 * n``, the gate's first.
+    has it: each group has two weights of ``n`` columns, in one tensor of ``2 * n``, the gate's first. ``rows`` is the
+    dtype of the row numbers where ``a``'s rows are gathered: a row of the product takes the one of its number.
     """
 
     groups: int
@@ -28,6 +29,7 @@ class GroupedMatmulParameters:
     dtype: Literal["float32", "float16", "bfloat16"]
     weight_layout: Literal["gnk", "gkn"] = "gnk"
     gated: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = None
+    rows: Literal["int32", "int64"] | None = None
 
     @property
     def weight_columns(self) -> int:
@@ -59,6 +61,13 @@ _TILINGS = {
         Tiling(64, 128, 64, stages=4, threads=128),
         Tiling(32, 64, 128, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
+        Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 128, 64, stages=6, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(64, 256, 64, stages=4, threads=128, blocks=MULTIPROCESSORS),
+        Tiling(64, 128, 64, stages=4, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(32, 64, 128, stages=4, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(16, 64, 128, stages=5, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(16, 128, 128, stages=5, threads=128, blocks=MULTIPROCESSORS),
     ),
 }
 
@@ -82,6 +91,13 @@ _GATED_TILINGS = {
         Tiling(32, 32, 128, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
         Tiling(16, 32, 128, stages=4, threads=128),
+        Tiling(128, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 64, 64, stages=6, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(64, 128, 64, stages=4, threads=128, blocks=MULTIPROCESSORS),
+        Tiling(64, 64, 64, stages=4, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(32, 32, 128, stages=4, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(16, 32, 128, stages=5, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(16, 64, 128, stages=5, threads=128, blocks=MULTIPROCESSORS),
     ),
 }
 
@@ -91,7 +107,8 @@ GroupedMatmulConfiguration: TypeAlias = Tiling
 class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfiguration]):
     """``a [m, k]`` sorted by group and ``b [groups, n, k]`` or ``[groups, k, n]`` to ``out [m, n]``.
 
-    Gated, ``b`` is ``[groups, 2 * n, k]`` or ``[groups, k, 2 * n]``.
+    Gated, ``b`` is ``[groups, 2 * n, k]`` or ``[groups, k, 2 * n]``. Gathered, ``a`` is ``[tokens, k]`` in any order,
+    and ``rows [m]`` numbers its rows, sorted by group; numbers beyond either end mean the row there.
 
     ``offsets [groups]`` (int32) says where each group's rows end, as ``torch._grouped_mm``'s ``offs``; rows past the
     last offset are zero.
@@ -105,12 +122,16 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
             return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        if parameters.rows is not None and not self.configurations(parameters, target):
+            return "rows are fetched by their numbers only where tensor maps load the weights, on Hopper and the CPU"
         return None
 
     def inputs(self, parameters: GroupedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters
+        gathered = () if p.rows is None else (TensorType("rows", ("m",), p.rows),)
         return (
-            TensorType("a", ("m", p.k), p.dtype),
+            TensorType("a", ("m" if p.rows is None else "tokens", p.k), p.dtype),
+            *gathered,
             TensorType("b", p.weight_shape, p.dtype),
             TensorType("offsets", (p.groups,), "int32"),
         )
@@ -126,12 +147,21 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
             return CPU_TILINGS[p.weight_layout[1:]]
         tilings, weights = (_TILINGS, 1) if p.gated is None else (_GATED_TILINGS, 2)
         generation = 90 if target.compute_capability == 90 else 80
-        return fitting(tilings[generation], p.n, (p.k, p.weight_shape[-1]), target, weights)
+        found = fitting(tilings[generation], p.n, (p.k, p.weight_shape[-1]), target, weights)
+        # Blocks that stay also store by TMA. Only they fetch rows by their numbers, in whole slices.
+        lasting = loadable_by_tma((p.k, p.weight_shape[-1], p.n))
+        return tuple(
+            tiling
+            for tiling in found
+            if (lasting or not tiling.blocks) and (p.rows is None or (tiling.blocks and p.k % tiling.block_k == 0))
+        )
 
     def work(self, parameters: GroupedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         """The work when every row has a group; as many weights are read as there can be groups with rows."""
         p, m = parameters, sizes["m"]
-        elements = m * p.k + min(p.groups, m) * p.k * p.weight_columns + m * p.n
+        elements = (
+            (m if p.rows is None else sizes["tokens"]) * p.k + min(p.groups, m) * p.k * p.weight_columns + m * p.n
+        )
         return Work(flops=2.0 * m * p.weight_columns * p.k, bytes=float(elements * ITEM_BYTES[p.dtype] + 4 * p.groups))
 
     def reference(self, parameters: GroupedMatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, MULTIPROCESSORS, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -39,9 +39,6 @@ class MatmulParameters:
         return tuple(pairwise(accumulate(self.outputs or (self.n,), initial=0)))
 
 
-# Of an H100 SXM, H200 or GH200. Where there are fewer, the last blocks come after the others.
-_MULTIPROCESSORS = 132
-
 # Wide tiles first (many rows), then ever fewer rows for fewer tokens: there the weight's bytes are what takes the time.
 _TILINGS = {
     80: (
@@ -55,8 +52,8 @@ _TILINGS = {
         Tiling(16, 64, 128, stages=4, threads=128),
     ),
     90: (
-        Tiling(128, 256, 64, stages=4, threads=256, blocks=_MULTIPROCESSORS),
-        Tiling(256, 128, 64, stages=4, threads=256, blocks=_MULTIPROCESSORS),
+        Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(256, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 256, 64, stages=4, threads=256),
         Tiling(256, 128, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=6, threads=256),

@@ -18,6 +18,9 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 # A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
 TMA_ELEMENTS = 8
 
+# Of an H100 SXM, H200 or GH200. Where there are fewer, the last blocks come after the others.
+MULTIPROCESSORS = 132
+
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
 
@@ -57,13 +60,13 @@ class Tiling:
         """
         inputs = self.item_bytes * self.stages * (self.block_m + weights * self.block_n) * self.block_k
         if self.blocks:
-            return inputs + 2 * STORES_IN_FLIGHT * _STORED + _SHARED_MEMORY_MARGIN
+            return inputs + 2 * STORES_IN_FLIGHT * self.block_m * self.stored_columns + _SHARED_MEMORY_MARGIN
         return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
 
     @property
     def stored_columns(self) -> int:
         """Columns of the tile that a persistent block stores at a time."""
-        return _STORED // self.block_m
+        return min(_STORED // self.block_m, self.block_n)
 
 
 def loadable_by_tma(strides: Sequence[int]) -> bool:

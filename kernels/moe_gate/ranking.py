@@ -8,7 +8,8 @@ from tvm.tirx import PrimExpr
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 
 NOTHING = -(2**31)  # below the key of every number
-EXCLUDED_KEY = {"zero": 0, "-inf": -0x7F800000}  # the order_key of each excluded_rank
+EXCLUDED_RANK = {"zero": 0.0, "-inf": float("-inf")}
+EXCLUDED_KEY = {"zero": 0, "-inf": -0x7F800000}  # the order_key of each
 SOFTPLUS_LINEAR = 20.0  # beyond it softplus(x) is x in float32, as torch.nn.functional.softplus has it
 
 

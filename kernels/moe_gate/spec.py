@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
@@ -61,28 +61,32 @@ class MoeGateConfiguration:
     """``threads`` to a block, of which ``lanes`` (a power of two, at most a warp) share one token."""
 
     threads: int = 128
-    lanes: int = 8
+    lanes: int = 16
 
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """Which experts each of a token's lanes holds, in ascending order over the lanes.
+    """Which experts each of a token's lanes holds.
 
-    Each group takes ``lanes_per_group`` lanes, and each lane up to ``experts_per_lane`` consecutive experts
-    of its group, loaded ``vector`` at a time and searched by chunks of ``chunk``; what is left over stays empty.
+    Each group takes ``lanes_per_group`` lanes. They take turns at its experts, ``vector`` consecutive ones at a time,
+    so that neighbouring lanes load neighbouring bytes; each lane has room for ``vectors`` turns.
     """
 
     groups: int
     group_size: int
     lanes_per_group: int
-    experts_per_lane: int
     vector: int
-    chunk: int
+    vectors: int
 
     @property
-    def full(self) -> bool:
-        """Whether every lane holds as many experts as it can."""
-        return self.lanes_per_group * self.experts_per_lane == self.group_size and self.groups.bit_count() == 1
+    def experts_per_lane(self) -> int:
+        """How many experts a lane has room for."""
+        return self.vector * self.vectors
+
+    def expert(self, lane: Any, place: Any) -> Any:
+        """The expert that a lane holds in a place, of its ``experts_per_lane``; both integers or expressions."""
+        turn = place // self.vector * self.lanes_per_group + lane % self.lanes_per_group
+        return lane // self.lanes_per_group * self.group_size + turn * self.vector + place % self.vector
 
     @classmethod
     def of(cls, parameters: MoeGateParameters, lanes: int) -> ExpertLayout | None:
@@ -93,17 +97,12 @@ class ExpertLayout:
         if lanes_per_group == 0:
             return None
         share = -(-group_size // lanes_per_group)
-        vector = math.gcd(group_size, _power_of_two(min(share, VECTOR_BYTES // _LOGIT_BYTES[parameters.logits_dtype])))
-        chunk = _power_of_two(math.isqrt(share))
-        experts_per_lane = -(-share // max(vector, chunk)) * max(vector, chunk)
-        if experts_per_lane > MAX_EXPERTS_PER_LANE:
+        widest = VECTOR_BYTES // _LOGIT_BYTES[parameters.logits_dtype]
+        vector = math.gcd(group_size, 1 << (min(share, widest).bit_length() - 1))
+        vectors = -(-group_size // (vector * lanes_per_group))
+        if vector * vectors > MAX_EXPERTS_PER_LANE:
             return None
-        return cls(groups, group_size, lanes_per_group, experts_per_lane, vector, chunk)
-
-
-def _power_of_two(limit: int) -> int:
-    """The largest power of two that is at most ``limit``."""
-    return 1 << (limit.bit_length() - 1)
+        return cls(groups, group_size, lanes_per_group, vector, vectors)
 
 
 class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
@@ -113,6 +112,7 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
     name = "moe.topk_gate"
     parameters_type = MoeGateParameters
     configuration_type = MoeGateConfiguration
+    dispatch_size = "tokens"
 
     def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
         """``logits``, and ``bias`` if there is one."""
@@ -147,13 +147,13 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
         return None
 
     def configurations(self, parameters: MoeGateParameters, target: Target) -> tuple[MoeGateConfiguration, ...]:
-        """Few lanes to a token (fewer shuffles) before many (fewer registers)."""
+        """Few lanes to a token take fewer instructions for it, many have more tokens' loads in flight."""
         if not target.is_cuda:
             return (MoeGateConfiguration(threads=1, lanes=1),)
         return tuple(
             MoeGateConfiguration(threads, lanes)
+            for lanes in (16, 8, 32)
             for threads in (128, 256)
-            for lanes in (8, 16, 32)
             if ExpertLayout.of(parameters, lanes) is not None
         )
 

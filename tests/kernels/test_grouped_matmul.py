@@ -42,17 +42,23 @@ def build(
 
 
 def check(kernels: Kernels, parameters: GroupedMatmulParameters, sizes: Sequence[int], rest: int, device: str) -> None:
-    """Each kernel's output is the reference's, for groups of ``sizes`` rows and ``rest`` rows that belong to none."""
+    """Each kernel's output is the reference's, for groups of ``sizes`` rows and ``rest`` rows that belong to none.
+
+    Gathered rows come from fewer tokens than there are rows, in any order, and some numbers are out of bounds.
+    """
     p = parameters
     dtype = getattr(torch, p.dtype)
     torch.manual_seed(0)
-    a = torch.randn(sum(sizes) + rest, p.k, device=device).to(dtype)
+    m = sum(sizes) + rest
+    tokens = m if p.rows is None else m // 3 + 1
+    a = torch.randn(tokens, p.k, device=device).to(dtype)
+    rows = [] if p.rows is None else [torch.randint(-1, tokens + 1, (m,), device=device).to(getattr(torch, p.rows))]
     b = (torch.randn(p.weight_shape, device=device) * p.k**-0.5).to(dtype)
     offsets = torch.tensor(sizes, device=device).cumsum(0).to(torch.int32)
-    (expected,) = SPEC.reference(p, a, b, offsets)
+    (expected,) = SPEC.reference(p, a, *rows, b, offsets)
     for configuration, kernel in kernels.items():
         out = torch.full_like(expected, float("nan"))
-        kernel(a, b, offsets, out)
+        kernel(a, *rows, b, offsets, out)
         tolerance = TOLERANCE[p.dtype] * (1 + expected.float().abs().max().item())
         error = (out.float() - expected.float()).abs().max().item()
         assert error <= tolerance, f"{p}, {configuration}, sizes {sizes}, rest {rest}: error {error} > {tolerance}"
@@ -73,6 +79,15 @@ def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dty
 def test_cpu_gated_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:
     """The gate's half of each weight comes first; rows past the last group become zero."""
     parameters = GroupedMatmulParameters(3, n=70, k=67, dtype=dtype, weight_layout=layout, gated="silu")
+    kernels = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU)
+    for sizes, rest in (((3, 0, 17), 0), ((0, 9, 2), 3)):
+        check(kernels, parameters, sizes, rest, "cpu")
+
+
+@pytest.mark.parametrize(("rows", "gated"), [("int32", None), ("int64", "silu")])
+def test_cpu_kernels_fetch_rows_by_number(builder: KernelBuilder, rows: str, gated: str | None) -> None:
+    """Rows come from where their numbers say, several from one token; numbers out of bounds mean the last or first."""
+    parameters = GroupedMatmulParameters(3, n=20, k=19, dtype="float32", gated=gated, rows=rows)
     kernels = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU)
     for sizes, rest in (((3, 0, 17), 0), ((0, 9, 2), 3)):
         check(kernels, parameters, sizes, rest, "cpu")
@@ -103,6 +118,28 @@ def test_gated_reference_is_pytorchs_swiglu() -> None:
     (products,) = SPEC.reference(GroupedMatmulParameters(2, 6, 4, "float32"), a, b, offsets)
     (out,) = SPEC.reference(GroupedMatmulParameters(2, 3, 4, "float32", gated="silu"), a, b, offsets)
     torch.testing.assert_close(out, torch.nn.functional.silu(products[:, :3]) * products[:, 3:])
+
+
+def test_gathered_reference_is_an_index() -> None:
+    """The gathered reference against PyTorch's indexing and the plain one."""
+    a, b = torch.randn(3, 4), torch.randn(2, 5, 4)
+    rows, offsets = torch.tensor([2, 0, 0, 1]), torch.tensor([2, 4], dtype=torch.int32)
+    (expected,) = SPEC.reference(GroupedMatmulParameters(2, 5, 4, "float32"), a[rows], b, offsets)
+    (out,) = SPEC.reference(GroupedMatmulParameters(2, 5, 4, "float32", rows="int64"), a, rows, b, offsets)
+    torch.testing.assert_close(out, expected)
+
+
+def test_rows_are_fetched_where_tensor_maps_load_the_weights() -> None:
+    """Hopper, and there not a depth that slices do not divide; elsewhere on GPUs the reason is given."""
+    parameters = GroupedMatmulParameters(4, 64, 128, "bfloat16", rows="int64")
+    assert all(c.blocks for c in SPEC.configurations(parameters, Target("cuda", "sm_90a")))
+    assert SPEC.unsupported(parameters, Target("cuda", "sm_90a")) is None and SPEC.unsupported(parameters, CPU) is None
+    for unfit, arch in (
+        (parameters, "sm_80"),
+        (replace(parameters, k=120), "sm_90a"),
+        (replace(parameters, n=60), "sm_90a"),
+    ):
+        assert "by their numbers" in (SPEC.unsupported(unfit, Target("cuda", arch)) or "")
 
 
 @pytest.mark.parametrize(("gated", "weights"), [(None, 1), ("silu", 2)])
@@ -147,6 +184,16 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, gated: str | No
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
 
 
+@pytest.mark.nvcc
+def test_every_kernel_that_fetches_rows_compiles(builder: KernelBuilder) -> None:
+    """All of its configurations become machine code for Hopper."""
+    target = Target("cuda", "sm_90a")
+    parameters = GroupedMatmulParameters(groups=16, n=256, k=512, dtype="bfloat16", gated="silu", rows="int64")
+    requests = [KernelRequest(SPEC.name, parameters, c, target) for c in SPEC.configurations(parameters, target)]
+    for library in builder.build(requests).values():
+        assert b"sm_90a" in library.path.read_bytes()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "parameters",
@@ -159,6 +206,9 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, gated: str | No
         GroupedMatmulParameters(8, 384, 512, "bfloat16", gated="silu"),
         GroupedMatmulParameters(8, 200, 264, "float16", "gkn", gated="gelu"),
         GroupedMatmulParameters(5, 100, 99, "bfloat16", gated="gelu_tanh"),
+        GroupedMatmulParameters(8, 384, 512, "bfloat16", gated="silu", rows="int64"),
+        GroupedMatmulParameters(130, 200, 256, "float16", "gkn", gated="gelu", rows="int32"),
+        GroupedMatmulParameters(8, 264, 384, "bfloat16", rows="int32"),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built_kernel import build, build_for, gpu_requests
+from built_kernel import BuiltKernel, build, build_for, gpu_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +32,13 @@ CASES = {
     "qwen3-moe": QWEN3_MOE,
     "deepseek-v3": DEEPSEEK_V3,
     "deepseek-v2": MoeGateParameters(160, 6, "softmax", "float16", num_groups=8, top_groups=3, scale=16.0),
+    "softmax-256": MoeGateParameters(256, 8, "softmax", normalize=True),
+    "excluding-groups": MoeGateParameters(
+        256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4, normalize=True, epsilon=1e-20, scale=2.5
+    ),
+    "top-1": MoeGateParameters(128, 1, "sigmoid"),
+    "few-eligible": MoeGateParameters(64, 8, "sigmoid", num_groups=8, top_groups=2),
+    "three-a-lane": MoeGateParameters(96, 40, "softmax"),
     "qwen2-moe": MoeGateParameters(60, 4, "softmax", indices_dtype="int32"),
     "sqrt-softplus": MoeGateParameters(384, 6, "sqrt_softplus", bias=True, normalize=True, scale=1.5),
     "epsilon": MoeGateParameters(64, 6, "softmax", normalize=True, epsilon=1e-2, weights_dtype="float16"),
@@ -63,6 +70,35 @@ def assert_agrees(
     torch.testing.assert_close(weights[rows], expected_weights[rows], equal_nan=True)
 
 
+def awkward_logits(num_experts: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Logits that tie, come in order, or are infinite or NaN here and there, by what they are."""
+    generator = torch.Generator().manual_seed(tokens)
+    shape = (tokens, num_experts)
+    random = torch.randn(shape, generator=generator)
+    share = torch.rand(shape, generator=generator)
+    ascending = (torch.arange(num_experts) / 64).expand(shape)
+    return {
+        "few levels": torch.randint(-1, 2, shape, generator=generator).float(),
+        "equal": torch.ones(shape),
+        "zeros of both signs": torch.where(share < 0.5, 0.0, -0.0),
+        "ascending": ascending,
+        "descending": -ascending,
+        "mostly minus infinity": random.masked_fill(share < 0.9, -torch.inf),
+        "all minus infinity": torch.full(shape, -torch.inf),
+        "some NaN": random.masked_fill(share < 0.05, torch.nan),
+        "all NaN": torch.full(shape, torch.nan),
+    }
+
+
+def assert_agrees_on_awkward_logits(kernel: BuiltKernel, parameters: MoeGateParameters, device: str) -> None:
+    """Without a bias, so that equal logits have equal ranks; no choice is left to rounding."""
+    bias = [torch.zeros(parameters.num_experts, device=device)] if parameters.bias else []
+    for tokens in (1, 17):
+        for logits in awkward_logits(parameters.num_experts, tokens).values():
+            inputs = [logits.to(device, getattr(torch, parameters.logits_dtype)).contiguous(), *bias]
+            assert_agrees(parameters, inputs, kernel(*inputs), exact=True)
+
+
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
     """One build serves every number of tokens."""
@@ -70,6 +106,12 @@ def test_agrees_with_the_reference(builder: KernelBuilder, parameters: MoeGatePa
     for tokens in (0, 1, 17, 300):
         inputs = inputs_for(parameters, tokens)
         assert_agrees(parameters, inputs, kernel(*inputs))
+
+
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
+def test_agrees_on_awkward_logits(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
+    """Whatever ties, and whatever is no number."""
+    assert_agrees_on_awkward_logits(build_for(builder, "moe.topk_gate", parameters), parameters, "cpu")
 
 
 @pytest.mark.parametrize("parameters", SOME, ids=("mixtral", "deepseek-v3", "wide"))
@@ -107,18 +149,23 @@ def test_infinities_and_nan_have_their_place(builder: KernelBuilder, parameters:
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 def test_a_layout_gives_each_expert_to_one_lane(groups: int, group_size: int, lanes: int, dtype: str) -> None:
-    """The lanes' experts, one lane after the other, are all experts in ascending order, and vectors are aligned."""
+    """Vectors are aligned, none reaches into the next group, and lanes of a group take neighbouring ones."""
     parameters = MoeGateParameters(groups * group_size, 1, "sigmoid", dtype, num_groups=groups)
     layout = ExpertLayout.of(parameters, lanes)
     if layout is None:
         return
-    experts: list[int] = []
-    for lane in range(lanes):
-        group, start = lane // layout.lanes_per_group, lane % layout.lanes_per_group * layout.experts_per_lane
-        held = max(0, min(layout.experts_per_lane, layout.group_size - start)) if group < layout.groups else 0
-        assert (group * layout.group_size + start) % layout.vector == 0 and held % layout.vector == 0
-        experts.extend(range(group * layout.group_size + start, group * layout.group_size + start + held))
-    assert experts == list(range(parameters.num_experts))
+    turns = layout.group_size // layout.vector
+    firsts = [
+        layout.expert(lane, vector * layout.vector)
+        for lane in range(layout.groups * layout.lanes_per_group)
+        for vector in range(layout.vectors)
+        if vector * layout.lanes_per_group + lane % layout.lanes_per_group < turns
+    ]
+    assert layout.groups * layout.lanes_per_group <= lanes
+    assert sorted(firsts) == list(range(0, parameters.num_experts, layout.vector))
+    assert layout.expert(0, layout.vector - 1) == layout.vector - 1
+    if layout.lanes_per_group > 1:
+        assert layout.expert(1, 0) - layout.expert(0, 0) == layout.vector
 
 
 @pytest.mark.parametrize(
@@ -146,7 +193,9 @@ def test_more_experts_than_registers_are_refused_on_cuda_alone() -> None:
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize(("arch", "case"), [("sm_80", "deepseek-v2"), ("sm_90a", "deepseek-v3")])
+@pytest.mark.parametrize(
+    ("arch", "case"), [("sm_80", "deepseek-v2"), ("sm_90a", "deepseek-v3"), ("sm_120", "three-a-lane")]
+)
 def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:
     """With no GPU needed."""
     assert build_for(builder, "moe.topk_gate", CASES[case], f"cuda:{arch}").function is not None
@@ -162,3 +211,4 @@ def test_agrees_on_the_gpu_in_every_configuration(builder: KernelBuilder, parame
             assert_agrees(parameters, inputs, kernel(*inputs))
             levels = [inputs[0].round(), *(torch.zeros_like(t) for t in inputs[1:])]
             assert_agrees(parameters, levels, kernel(*levels), exact=True)
+        assert_agrees_on_awkward_logits(kernel, parameters, "cuda")

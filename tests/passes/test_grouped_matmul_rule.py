@@ -75,3 +75,35 @@ def test_other_functions_are_left_alone() -> None:
     module = relax.transform.LegalizeOps()(builder.get())
     _, report = substituted(module, RULES)
     assert (report.substitutions, report.refusals) == ([], [])
+
+
+def gathering(a: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """A product of rows that are fetched first."""
+    return grouped(a[rows], weight, offsets)
+
+
+def gathered_operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Six rows out of four tokens, weights and offsets."""
+    _, weight, offsets = operands(False)
+    return torch.randn(4, K), torch.tensor([3, 0, 0, 2, 1, 3]), weight, offsets
+
+
+def test_rows_are_fetched_by_the_kernel() -> None:
+    """The gather is part of the call, and nothing of it is left."""
+    inputs = gathered_operands()
+    module = imported(gathering, *inputs, symbolic=(1,))
+    (call,) = checked_substitutions(module, *inputs, rules=RULES)
+    assert call.parameters == GroupedMatmulParameters(GROUPS, N, K, "float32", "gkn", rows="int64")
+    assert "relax.take" not in substituted(module, RULES)[0]["main"].script()
+
+
+def test_a_gather_with_other_readers_stays() -> None:
+    """Rows that something else needs as well are fetched once, before the product."""
+
+    def twice(a: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        fetched = a[rows]
+        return grouped(fetched, weight, offsets), fetched.exp()
+
+    inputs = gathered_operands()
+    (call,) = checked_substitutions(imported(twice, *inputs, symbolic=(1,)), *inputs, rules=RULES)
+    assert call.parameters.rows is None

@@ -29,12 +29,13 @@ Reference = Callable[..., object]
 # Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
 _MOST_COPIES = 16
 
-# The experts of Qwen3-30B-A3B: up and gate, down, and both at once.
+# The experts of Qwen3-30B-A3B: up and gate, down, and both at once, with rows in order and gathered.
 _EXPERTS_PER_TOKEN = 8
 _GROUPED = (
     GroupedMatmulParameters(128, 1536, 2048, "bfloat16"),
     GroupedMatmulParameters(128, 2048, 768, "bfloat16"),
     GroupedMatmulParameters(128, 768, 2048, "bfloat16", gated="silu"),
+    GroupedMatmulParameters(128, 768, 2048, "bfloat16", gated="silu", rows="int64"),
 )
 _DEEPSEEK_V3 = LatentParameters(
     num_heads=128,
@@ -119,7 +120,11 @@ def benchmark_cases() -> list[Case]:
         Case("matmul.gated", GatedMatmulParameters(14336, 4096, "bfloat16"), {"m": m}, _gated)
         for m in (1, 16, 128, 2048, 8192)
     ]
-    found += [Case("matmul.grouped", parameters, {"m": m}, _grouped) for parameters in _GROUPED for m in (512, 32768)]
+    found += [
+        Case("matmul.grouped", parameters, _grouped_sizes(parameters, m), _grouped)
+        for parameters in _GROUPED
+        for m in (512, 32768)
+    ]
     found += [
         Case(
             "attention.prefill",
@@ -164,7 +169,7 @@ def tuning_cases() -> list[Case]:
         for m in rows
     ]
     found += [
-        Case("matmul.grouped", parameters, {"m": m})
+        Case("matmul.grouped", parameters, _grouped_sizes(parameters, m))
         for parameters in _GROUPED
         for m in (8, 128, 512, 2048, 8192, 32768)
     ]
@@ -174,6 +179,7 @@ def tuning_cases() -> list[Case]:
         for c in (128, 1024, 2048, 4096, 7168)
         for t in (16, 2048, 65536)
     ]
+    found += [Case("moe.topk_gate", p, {"tokens": t}) for p in _GATES for t in (1, 128, 4096, 65536)]
     found += [
         Case("rotary", parameters, {"batch": 1, "sequence": s})
         for parameters in _QUERIES_AND_KEYS
@@ -236,11 +242,13 @@ class Prepared:
 def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
     """A random tensor that is valid as this argument.
 
-    Experts are in range, scales positive, and offsets go up to the rows.
+    Experts and row numbers are in range, scales positive, and offsets go up to the rows.
     """
     shape = _shape(tensor, sizes)
     if tensor.name == "experts":
         return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
+    if tensor.name == "rows":
+        return torch.randint(0, sizes["tokens"], shape, device=device, dtype=getattr(torch, tensor.dtype))
     if tensor.name == "positions":
         rows = torch.randperm(sizes["copies"], device=device)
         return rows.reshape(shape).to(getattr(torch, tensor.dtype))
@@ -317,7 +325,15 @@ def _gated(parameters: GatedMatmulParameters, a: torch.Tensor, gate: torch.Tenso
     return torch.nn.functional.silu(a @ gate.T) * (a @ up.T)
 
 
-def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> object:
+def _grouped_sizes(parameters: GroupedMatmulParameters, m: int) -> dict[str, int]:
+    """``m`` rows, and of how many tokens, if they are gathered."""
+    return {"m": m} if parameters.rows is None else {"m": m, "tokens": m // _EXPERTS_PER_TOKEN}
+
+
+def _grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, *operands: torch.Tensor) -> object:
+    *rows, b, offsets = operands
+    for numbers in rows:
+        a = a[numbers]
     products = torch._grouped_mm(a, b.transpose(1, 2), offs=offsets)
     if parameters.gated is None:
         return products
