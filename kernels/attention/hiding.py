@@ -30,11 +30,16 @@ def hide_tile(
     partial = first_key + block_keys > keys
     if causal:
         partial = partial | (first_key + block_keys - 1 > first_query + offset)
+    # Variables, because every use of an expression over sizes is another one to simplify when the kernel is built.
+    here = T.alloc_var("int32")
+    ahead = T.alloc_var("int32")
+    here = keys - first_key
+    ahead = first_query + offset - first_key
     if masked or partial:
         for i, j in T.Parallel(block_queries, block_keys):
-            visible = first_key + j < keys
+            visible = j < here
             if causal:
-                visible = visible & (first_key + j <= first_query + i + offset)
+                visible = visible & (j <= i + ahead)
             if masked:
                 visible = visible & (first_query + i < queries)
             entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
