@@ -8,8 +8,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.moe_gate.ranking import EXCLUDED_KEY, NOTHING, number, order_key, score, total_cancels
 from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateConfiguration, MoeGateParameters
-
-WARP = 32
+from tkc.kernels.target import WARP
 
 
 def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
