@@ -9,6 +9,9 @@ from typing import Literal
 CUDA_ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_120")
 _LISTED = ", ".join(CUDA_ARCHITECTURES)
 
+WARP = 32
+"""Threads of a warp, of every CUDA architecture."""
+
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _SHARED_MEMORY_KIB = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_120": 99}
 

@@ -83,10 +83,10 @@ def _check(match: Match) -> KernelCall | Refusal | None:
 
 def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
     """The rotary embedding that ``var`` holds, or why no kernel computes what looks like one."""
-    name, found = dtype(var), _turned(graph, _sum(graph, var))
+    found = _turned(graph, _sum(graph, var))
     if found is None:
         return None
-    layout = _layout(graph, found)
+    name, layout = dtype(var), _layout(graph, found)
     heads = _heads(graph, var, found.x, swaps=layout == "bhsd")
     if heads is None:
         return None  # Wider than the result; a cast that reads it may be the whole.

@@ -8,8 +8,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, BufferRegion
 
 from tkc.kernels.matmul.tiling import Tiling
+from tkc.kernels.target import WARP
 
-WARP = 32
 MMA_ROWS = 16  # of a tensor core's tile
 SWIZZLE_ELEMENTS = 64  # 16-bit elements in the widest swizzle, 128 bytes
 

@@ -14,8 +14,8 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 from tkc.kernels.moe_gate.ranking import EXCLUDED_RANK, NOTHING, number, order_key, score, total_cancels
 from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateConfiguration, MoeGateParameters
 from tkc.kernels.moe_gate.warp_sort import element, sort_descending
+from tkc.kernels.target import WARP
 
-WARP = 32
 BIAS_VECTOR = 4  # float32 in the widest load of one thread
 NO_CANDIDATE = (NOTHING + 1) << 32  # sorts below every number's key
 

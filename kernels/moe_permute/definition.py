@@ -3,8 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.moe_permute.spec import WARP, MoePermuteConfiguration, MoePermuteParameters
-from tkc.kernels.target import Target
+from tkc.kernels.moe_permute.spec import MoePermuteConfiguration, MoePermuteParameters
+from tkc.kernels.target import WARP, Target
 
 
 def define(parameters: MoePermuteParameters, configuration: MoePermuteConfiguration, target: Target) -> PrimFunc:

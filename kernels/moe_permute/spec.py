@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tkc.kernels.spec import KernelSpec, TensorType, Work
-from tkc.kernels.target import Target
+from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
     import torch
 
-WARP = 32
 _SHARED_BYTES = 48 * 1024  # what every CUDA architecture gives a block without asking
 
 

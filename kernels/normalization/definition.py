@@ -5,13 +5,12 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.normalization.spec import (
-    WARP,
     Normalization,
     NormalizationConfiguration,
     NormalizationParameters,
     vector_width,
 )
-from tkc.kernels.target import Target
+from tkc.kernels.target import WARP, Target
 from tkc.kernels.tensor_types import tensor_types
 
 

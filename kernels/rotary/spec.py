@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
-from tkc.kernels.target import Target
+from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
     import torch
 
 FloatType = Literal["float32", "float16", "bfloat16"]
-WARP = 32
 VECTOR_BYTES = 16  # the widest load of one thread
 
 

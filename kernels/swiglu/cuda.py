@@ -7,9 +7,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUConfiguration, SwiGLUParameters, vector_width
-
-WARP = 32
-LOG2_E = math.log2(math.e)
+from tkc.kernels.target import WARP
 
 # With results below 2**-126 as zero, exp2 is one instruction of the GPU. Divisions stay exact.
 FLUSH_TO_ZERO = "-ftz=true"
@@ -208,7 +206,7 @@ def _exponential(p: SwiGLUParameters, x: PrimExpr) -> PrimExpr:
     That is what rounding the exponent of two and the instruction add. The rounding of ``x`` to 16 bits itself changed
     the result by ``5e-4 * abs(x)`` or more.
     """
-    return T.exp(x) if p.dtype == "float32" else T.exp2(x * LOG2_E)
+    return T.exp(x) if p.dtype == "float32" else T.exp2(x * math.log2(math.e))
 
 
 def _silu_product(p: SwiGLUParameters, gate: PrimExpr, up: PrimExpr) -> PrimExpr:

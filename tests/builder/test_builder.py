@@ -171,3 +171,29 @@ def test_builders_do_not_outlive_their_block(cache: KernelCache) -> None:
         worker: client_module._Worker = builder._workers[0]
         assert worker.alive
     assert not worker.alive
+
+
+@pytest.mark.parametrize(("cores", "gibibytes", "workers"), [(4, 64, 4), (64, 16, 8), (2, 1, 1)])
+def test_workers_are_bounded_by_cores_and_memory(
+    monkeypatch: pytest.MonkeyPatch, cores: int, gibibytes: int, workers: int
+) -> None:
+    """One a core, but no more than half of the memory has room for, and at least one."""
+    sizes = {"SC_PHYS_PAGES": gibibytes << 18, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    assert BuilderSettings().workers == workers
+
+
+@pytest.mark.nvcc
+def test_the_launcher_is_compiled_once(cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels of two builders share one object file, and each has its own machine code."""
+    monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path))
+    libraries, launchers = [], []
+    for wanted in (request(8, "cuda:sm_90a"), request(16, "cuda:sm_90a")):
+        with KernelBuilder(cache) as builder:
+            libraries.append(builder.build([wanted])[wanted].path)
+        launchers += (tmp_path / "launcher").glob("*.o")
+    first, second = libraries
+    assert len(launchers) == 2 and launchers[0] == launchers[1]
+    assert launchers[0].stat().st_mtime < first.stat().st_mtime
+    assert first.read_bytes() != second.read_bytes()

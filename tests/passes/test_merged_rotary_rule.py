@@ -183,3 +183,15 @@ def test_one_call_in_each_layer_of_a_model(name: str) -> None:
     (call,) = checked_substitutions(Canonicalize()(found.module), *inputs, rules=RULES)
     assert call.count == 2
     assert {field: getattr(call.parameters, field) for field in MODELS[name]} == MODELS[name]
+
+
+def test_one_tensor_after_values_that_are_no_tensors() -> None:
+    """What is embedded alone is looked for a partner past tuples, and stays alone."""
+
+    def function(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        largest, places = x.topk(2, -1)
+        return embedded(x, cos, sin), largest + places
+
+    inputs = (QUERIES, COS, SIN)
+    (call,) = checked_substitutions(imported(function, *inputs), *inputs, rules=RULES)
+    assert (call.rule, call.parameters) == (ROTARY.name, parameters(key_heads=0))

@@ -29,8 +29,9 @@ _WORKER_BYTES = 1 << 30
 
 
 def _default_workers() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // 2 // _WORKER_BYTES))
+    return max(1, min(cores, memory // 2 // _WORKER_BYTES))
 
 
 @dataclass(frozen=True)

@@ -79,14 +79,12 @@ def described(device_module: Any, cubin: Path) -> str:
             "};",
             f"const size_t num_device_functions = {len(rows)};",
             "}  // namespace tkc",
-            f"__asm__({_EMBEDDING}",
-            f'    ".incbin \\"{cubin}\\"\\n.byte 0\\n.previous\\n");',
+            "__asm__(",
+            r'    ".section .rodata\n.globl tkc_cubin\n.hidden tkc_cubin\n.balign 64\ntkc_cubin:\n"',
+            rf'    ".incbin \"{cubin}\"\n.byte 0\n.previous\n");',
             "",
         ]
     )
-
-
-_EMBEDDING = '".section .rodata\\n.globl tkc_cubin\\n.hidden tkc_cubin\\n.balign 64\\ntkc_cubin:\\n"'
 
 
 def _members(enumeration: str, names: list[str]) -> str:
