@@ -13,13 +13,13 @@ _REGISTERS = 65536  # of a multiprocessor
 _GRANULARITY = 8  # of what threads get and ask for
 
 
-def computing_registers(warpgroups: int) -> int:
-    """Registers of a thread that computes: what one warpgroup that loads leaves to each of the others.
+def computing_registers(warpgroups: int, kept: int = LOADING_REGISTERS) -> int:
+    """Registers of a thread that computes: what one warpgroup whose threads have ``kept`` leaves to each of the others.
 
     They share what the block is launched with, the same for each thread. To ask for more is to wait for ever.
     """
     launched = _rounded(_REGISTERS // (WARPGROUP * (warpgroups + 1)))
-    return _rounded((launched * (warpgroups + 1) - LOADING_REGISTERS) // warpgroups)
+    return _rounded((launched * (warpgroups + 1) - kept) // warpgroups)
 
 
 def _rounded(registers: int) -> int:
