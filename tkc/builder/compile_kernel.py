@@ -11,16 +11,19 @@ from typing import Any
 from tilelang import tvm
 from tilelang.backend.module import create_backend_context
 from tilelang.cuda.backend import tilelang_callback_cuda_compile
-from tilelang.engine.lower import device_codegen_without_compile, lower, lower_to_host_device_ir
+from tilelang.engine.lower import device_codegen_without_compile, host_codegen, lower_to_host_device_ir
 from tilelang.env import TILELANG_TEMPLATE_PATH
 from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
+from tkc.builder.async_proxy import fenced_arrivals
 from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.builder.host_code import compile_host_code
 from tkc.builder.launcher import described, launcher_object
 from tkc.kernels import KernelRequest, TensorType
 from tkc.kernels.overlap import FIRST_CAPABILITY
+
+_FENCED_ARRIVALS = tvm.tirx.transform.prim_func_pass(lambda function, *_: fenced_arrivals(function), opt_level=0)
 
 
 def compile_kernel(request: KernelRequest, folder: Path) -> Path:
@@ -47,15 +50,19 @@ def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
     target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
     with ThreadPoolExecutor(1) as background, target:
         launcher = background.submit(launcher_object)  # needed last, and only the first time long in coming
-        artifact = lower(function, target=target, enable_host_codegen=True)
-        # What the definition asked for by T.annotate_compile_flags; `lower` leaves that to its caller.
+        context = create_backend_context(target, None, "auto")
+        host_module, device_module, *_ = lower_to_host_device_ir(function, context)
+        device_module = _FENCED_ARRIVALS(device_module)
+        source = device_codegen_without_compile(device_module, context).inspect_source()
+        # What the definition asked for by T.annotate_compile_flags; lowering leaves that to its caller.
         flags = [str(flag) for flag in function.attrs.get("tilelang_compile_flags", ())]
         settings = {PassConfigKey.TL_DEVICE_COMPILE_FLAGS: flags}
-        machine_code = tilelang_callback_cuda_compile(artifact.kernel_source, target, settings)
+        machine_code = tilelang_callback_cuda_compile(source, target, settings)
+        host_code = host_codegen(host_module, context).inspect_source()
     stub, cubin, description = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".cc"))
-    stub.write_text(artifact.rt_mod.inspect_source())
+    stub.write_text(host_code)
     cubin.write_bytes(machine_code)
-    description.write_text(described(artifact.device_mod, cubin))
+    description.write_text(described(device_module, cubin))
     flags = ["-O2", "-shared", "-DTVMBackendGetFuncFromEnv=TKCFindFunction"]
     sources = ["-x", "c++", str(stub), str(description), "-x", "none"]
     compile_host_code([*flags, *sources, str(launcher.result()), str(toolchain.cudart())], library)
