@@ -7,12 +7,22 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.gated_matmul.accumulators import FAST_ACTIVATION, is_one_product
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
-from tkc.kernels.grouped_matmul.tiles import count_tiles, end, find_tile, number_of_tiles, start, tile_counts
+from tkc.kernels.grouped_matmul.tiles import (
+    TileCounts,
+    count_tiles,
+    end,
+    find_tile,
+    number_of_tiles,
+    start,
+    tile_counts,
+)
 from tkc.kernels.matmul.epilogue import activated
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WGMMA_ROWS
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import SCHEDULING_REGISTERS, WARPGROUP, computing_registers
 
+import os
+_LEAD = int(os.environ.get("TKC_LEAD", "0"))
 _COPIED = 8  # 16-bit elements in the widest copy that one thread makes
 
 
@@ -27,33 +37,35 @@ class _Weight:
 
 
 @dataclass(frozen=True)
-class _Products:
-    """The weights' tiles, and which tiles in shared memory are multiplied into which sums.
+class _Shared:
+    """What the warpgroups share: slices of the rows and of the weights, parts of the output, barriers, and the tiles.
 
-    The gate's sums, then the up product's: of one buffer if one product computes both.
+    ``operands`` are what the rows are multiplied with: the gate's weight, then the up projection's, or one buffer of
+    both. Barriers say that a slice is ``loaded``, and that it is ``free`` again.
     """
 
+    a: Buffer
     weights: tuple[_Weight, ...]
-    operands: tuple[tuple[Buffer, Buffer], ...]
+    operands: tuple[Buffer, ...]
+    staged: Buffer
+    loaded: Buffer
+    free: Buffer
+    ahead: Buffer
+    counts: TileCounts
 
 
-def _products(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, transposed: bool) -> _Products:
+def _weights(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, transposed: bool) -> tuple[_Weight, ...]:
     def tile(columns: int) -> Buffer:
         extents = (columns, c.block_k) if transposed else (c.block_k, columns)
         return T.alloc_shared((c.stages, *extents), p.dtype)
 
-    def sums(columns: int) -> Buffer:
-        return T.alloc_fragment((c.block_m, columns), "float32")
-
     n = c.block_n
     if p.gated is None:
-        shared = tile(n)
-        return _Products((_Weight(shared, 0, 0),), ((shared, sums(n)),))
+        return (_Weight(tile(n), 0, 0),)
     if is_one_product(c, transposed):
-        shared = tile(2 * n)
-        return _Products((_Weight(shared, 0, 0), _Weight(shared, n, p.n)), ((shared, sums(2 * n)),))
-    gate, up = tile(n), tile(n)
-    return _Products((_Weight(gate, 0, 0), _Weight(up, 0, p.n)), ((gate, sums(n)), (up, sums(n))))
+        both = tile(2 * n)
+        return _Weight(both, 0, 0), _Weight(both, n, p.n)
+    return _Weight(tile(n), 0, 0), _Weight(tile(n), 0, p.n)
 
 
 def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
@@ -66,7 +78,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
     steps, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
     width = c.stored_columns
     warpgroups = c.threads // WARPGROUP
-    asynchronous = c.block_m >= warpgroups * WGMMA_ROWS
+    own_rows = c.block_m // warpgroups
+    asynchronous = own_rows >= WGMMA_ROWS
     multiply = T.wgmma_gemm if asynchronous else T.gemm
     copies = c.block_m * c.block_k // (_COPIED * WARPGROUP)  # of a slice of gathered rows, by one thread
 
@@ -103,6 +116,89 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                 barrier=loaded[at],
             )
 
+    @T.macro
+    def compute(warpgroup: int, turns: PrimExpr, block: PrimExpr, s: _Shared, offsets: Buffer, out: Buffer):
+        """One warpgroup's rows of all tiles. It stores them by itself, while another one's products go on."""
+        top = warpgroup * own_rows
+        own = slice(top, top + own_rows)
+        m = out.shape[0]
+        widths = [int(operand.shape[1 if transposed else 2]) for operand in s.operands]
+        sums = tuple(T.alloc_fragment((own_rows, columns), "float32") for columns in widths)
+        ups = T.alloc_fragment((own_rows, width), "float32")
+        place = T.alloc_local((2,), "int32")
+        row = T.alloc_var("int32")
+        past = T.alloc_var("int32")
+        slices = T.alloc_var("int32", 0)
+        done = T.alloc_var("int32", 0)
+        for turn in T.serial(turns):
+            tile = turn * c.blocks + block
+            column = tile % column_tiles * c.block_n
+            find_tile(s.counts, tile // column_tiles, place)
+            row = start(offsets, place[0]) + place[1] * c.block_m + top
+            past = end(p, offsets, place[0], m)
+            slices = T.if_then_else(place[0] < p.groups, steps, 0)
+            for total in sums:
+                T.clear(total)
+            for step in T.serial(slices):
+                at, parity = slot(done + step)
+                if _LEAD and warpgroup:
+                    if done + step == 0:
+                        T.mbarrier_wait_parity(s.ahead, 0)
+                T.mbarrier_wait_parity(s.loaded[at], parity)
+                if p.rows is not None:
+                    T.fence_proxy_async()
+                if row < past:
+                    for operand, total in zip(s.operands, sums, strict=True):
+                        multiply(
+                            s.a[at, own, :],
+                            operand[at, :, :],
+                            total,
+                            transpose_B=transposed,
+                            policy=T.GemmWarpPolicy.FullRow,
+                        )
+                if asynchronous:  # this step's product runs on while the next one is waited for
+                    T.wait_wgmma(len(sums))
+                    if step > 0:
+                        T.mbarrier_arrive(s.free[slot(done + step - 1)[0]])
+                else:
+                    T.mbarrier_arrive(s.free[at])
+                if _LEAD and warpgroups > 1 and warpgroup == 0:
+                    if done + step == _LEAD - 1:
+                        T.mbarrier_arrive(s.ahead)
+            done += slices
+            if asynchronous:
+                T.wait_wgmma(0)
+                if slices > 0:
+                    T.mbarrier_arrive(s.free[slot(done - 1)[0]])
+            # A tile's parts all leave by TMA, which reads the two buffers by turns, or none does.
+            T.tma_store_wait(0)
+            for part in T.unroll(c.block_n // width):
+                first, turned = part * width, part % STORES_IN_FLIGHT
+                T.tma_store_wait(STORES_IN_FLIGHT - 1)
+                if p.gated is not None:
+                    for i, j in T.Parallel(own_rows, width):
+                        if len(sums) == 1:
+                            ups[i, j] = sums[0][i, c.block_n + first + j]
+                        else:
+                            ups[i, j] = sums[1][i, first + j]
+                for i, j in T.Parallel(own_rows, width):
+                    x = sums[0][i, first + j]
+                    if p.gated is not None:
+                        x = activated(x, p.gated) * ups[i, j]
+                    s.staged[turned, top + i, j] = T.cast(x, p.dtype)
+                if row + own_rows <= past:
+                    T.tma_copy(
+                        s.staged[turned, own, :], out[row : row + own_rows, column + first : column + first + width]
+                    )
+                else:
+                    for i, j in T.Parallel(own_rows, width // _COPIED):
+                        if row + i < past:
+                            for e in T.vectorized(_COPIED):
+                                out[row + i, column + first + j * _COPIED + e] = s.staged[
+                                    turned, top + i, j * _COPIED + e
+                                ]
+        T.tma_store_wait(0)
+
     @T.prim_func
     def grouped_matmul(
         a: types.a,
@@ -116,15 +212,15 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
         m = out.shape[0]
         with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
-            products = _products(p, c, transposed)
+            weights = _weights(p, c, transposed)
+            operands = tuple(dict.fromkeys(weight.shared for weight in weights))
             staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.dtype)
-            sums = products.operands[0][1]
-            ups = T.alloc_fragment((c.block_m, width), "float32")
             source = T.alloc_local((copies,), "int32")
             counts = tile_counts(p)
             place = T.alloc_local((2,), "int32")
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
+            shared = _Shared(a_shared, weights, operands, staged, loaded, free, T.alloc_barrier(WARPGROUP), counts)
             row = T.alloc_var("int32")
             past = T.alloc_var("int32")
             slices = T.alloc_var("int32", 0)
@@ -150,7 +246,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         at, parity = slot(done + step)
                         depth = step * c.block_k
                         T.mbarrier_wait_parity(free[at], parity ^ 1)
-                        for weight in products.weights:
+                        for weight in weights:
                             load_weight(weight, b, loaded, at, place[0], column, depth)
                         if p.rows is None:
                             T.tma_copy(
@@ -172,70 +268,9 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             else:
                 if warpgroups > 1:  # else there are enough registers for all
                     T.inc_max_nreg(computing_registers(warpgroups, SCHEDULING_REGISTERS))
-                for turn in T.serial(turns):
-                    tile = turn * c.blocks + block
-                    column = tile % column_tiles * c.block_n
-                    find_tile(counts, tile // column_tiles, place)
-                    row = start(offsets, place[0]) + place[1] * c.block_m
-                    past = end(p, offsets, place[0], m)
-                    slices = T.if_then_else(place[0] < p.groups, steps, 0)
-                    has_rows = row + (thread // WARPGROUP - 1) * (c.block_m // warpgroups) < past
-                    for _, total in products.operands:
-                        T.clear(total)
-                    for step in T.serial(slices):
-                        at, parity = slot(done + step)
-                        T.mbarrier_wait_parity(loaded[at], parity)
-                        if p.rows is not None:
-                            T.fence_proxy_async()
-                        if has_rows:
-                            for shared, total in products.operands:
-                                multiply(
-                                    a_shared[at, :, :],
-                                    shared[at, :, :],
-                                    total,
-                                    transpose_B=transposed,
-                                    policy=T.GemmWarpPolicy.FullRow,
-                                )
-                        if asynchronous:  # this step's product runs on while the next one is waited for
-                            T.wait_wgmma(len(products.operands))
-                            if step > 0:
-                                T.mbarrier_arrive(free[slot(done + step - 1)[0]])
-                        else:
-                            T.mbarrier_arrive(free[at])
-                    done += slices
-                    if asynchronous:
-                        T.wait_wgmma(0)
-                        if slices > 0:
-                            T.mbarrier_arrive(free[slot(done - 1)[0]])
-                    # A tile's parts all leave by TMA, which reads the two buffers by turns, or none does.
-                    T.tma_store_wait(0)
-                    for part in T.unroll(c.block_n // width):
-                        first = part * width
-                        T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                        T.sync_threads()
-                        if p.gated is not None:
-                            for i, j in T.Parallel(c.block_m, width):
-                                if len(products.operands) == 1:
-                                    ups[i, j] = sums[i, c.block_n + first + j]
-                                else:
-                                    ups[i, j] = products.operands[1][1][i, first + j]
-                        for i, j in T.Parallel(c.block_m, width):
-                            x = sums[i, first + j]
-                            if p.gated is not None:
-                                x = activated(x, p.gated) * ups[i, j]
-                            staged[part % STORES_IN_FLIGHT, i, j] = T.cast(x, p.dtype)
-                        if row + c.block_m <= past:
-                            T.tma_copy(
-                                staged[part % STORES_IN_FLIGHT, :, :],
-                                out[row : row + c.block_m, column + first : column + first + width],
-                            )
-                        else:
-                            for i, j in T.Parallel(c.block_m, width // _COPIED):
-                                if row + i < past:
-                                    for e in T.vectorized(_COPIED):
-                                        out[row + i, column + first + j * _COPIED + e] = staged[
-                                            part % STORES_IN_FLIGHT, i, j * _COPIED + e
-                                        ]
-                T.tma_store_wait(0)
+                if warpgroups == 1 or thread < 2 * WARPGROUP:
+                    compute(0, turns, block, shared, offsets, out)
+                else:
+                    compute(1, turns, block, shared, offsets, out)
 
     return grouped_matmul

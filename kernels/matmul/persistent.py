@@ -1,7 +1,10 @@
 """The matrix product for many rows on Hopper: blocks that stay, and load one tile while they store another."""
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import tilelang.language as T
-from tvm.tirx import PrimExpr, PrimFunc
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import activated
@@ -9,6 +12,25 @@ from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguratio
 from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+
+import os
+_LEAD = int(os.environ.get("TKC_LEAD", "0"))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the warpgroups share: slices of the operands, parts of the output, and barriers.
+
+    These say that a slice is ``loaded``, that it is ``free`` again, and that a residual is there to be ``added``.
+    """
+
+    a: Buffer
+    b: Buffer
+    staged: Buffer
+    loaded: Buffer
+    free: Buffer
+    added: Buffer
+    ahead: Buffer
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
@@ -25,6 +47,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
     width = c.stored_columns
     parts = c.block_n // width
+    warpgroups = c.threads // WARPGROUP
+    rows = c.block_m // warpgroups
 
     def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Where a tile begins. Tiles of consecutive numbers lie in a band of rows, so that they share operands."""
@@ -39,6 +63,62 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         slice_ = turn * steps + step
         return slice_ % c.stages, slice_ // c.stages % 2
 
+    @T.macro
+    def compute(warpgroup: int, turns: PrimExpr, row_tiles: PrimExpr, block: PrimExpr, s: _Shared, args: SimpleNamespace):
+        """One warpgroup's rows of all tiles. It stores them by itself, while another one's products go on."""
+        top = warpgroup * rows
+        own = slice(top, top + rows)
+        acc = T.alloc_fragment((rows, c.block_n), "float32")
+        row = T.alloc_var("int32")
+        column = T.alloc_var("int32")
+        if _LEAD and warpgroup:
+            if turns > 0:
+                T.mbarrier_wait_parity(s.ahead, 0)
+        for turn in T.serial(turns):
+            begin = place(turn * c.blocks + block, row_tiles)
+            row = begin[0] + top
+            column = begin[1]
+            T.clear(acc)
+            for step in T.serial(steps):
+                at, parity = slot(turn, step)
+                T.mbarrier_wait_parity(s.loaded[at], parity)
+                T.gemm(
+                    s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow
+                )
+                T.mbarrier_arrive(s.free[at])
+                if _LEAD and warpgroups > 1 and warpgroup == 0:
+                    if turn * steps + step == _LEAD - 1:
+                        T.mbarrier_arrive(s.ahead)
+            for part in T.unroll(parts):
+                first = part * width
+                T.tma_store_wait(STORES_IN_FLIGHT - 1)
+                if p.residual:
+                    T.tma_copy(
+                        args.residual[row : row + rows, column + first : column + first + width],
+                        s.staged[part % STORES_IN_FLIGHT, own, :],
+                        barrier=s.added[warpgroup],
+                    )
+                    T.mbarrier_arrive(s.added[warpgroup])
+                if p.bias or p.activation:
+                    for i, j in T.Parallel(rows, width):
+                        x = acc[i, first + j]
+                        if p.bias:
+                            x = x + T.cast(args.bias[column + first + j], "float32")
+                        acc[i, first + j] = activated(x, p.activation)
+                if p.residual:
+                    T.mbarrier_wait_parity(s.added[warpgroup], (turn * parts + part) % 2)
+                    for i, j in T.Parallel(rows, width):
+                        acc[i, first + j] += T.cast(s.staged[part % STORES_IN_FLIGHT, top + i, j], "float32")
+                for i, j in T.Parallel(rows, width):
+                    s.staged[part % STORES_IN_FLIGHT, top + i, j] = T.cast(acc[i, first + j], out_dtype)
+                for i, (begin, end) in enumerate(p.ranges):
+                    if holds(p, column, begin, end):
+                        T.tma_copy(
+                            s.staged[part % STORES_IN_FLIGHT, own, :],
+                            args.outputs[i][row : row + rows, column + first - begin : column + first - begin + width],
+                        )
+        T.tma_store_wait(0)
+
     @T.prim_func
     def matmul(
         a: types.a,
@@ -50,20 +130,22 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         out_2: types.out_2,
         out_3: types.out_3,
     ):
-        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
+        m = a.shape[0]
         with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
             staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), out_dtype)
-            acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
-            added = T.alloc_barrier(c.threads)
-            row = T.alloc_var("int32")
-            column = T.alloc_var("int32")
+            added = T.alloc_barrier([WARPGROUP] * warpgroups)
             row_tiles = T.ceildiv(m, c.block_m)
             turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
-            if T.get_thread_binding() < WARPGROUP:
+            shared = _Shared(a_shared, b_shared, staged, loaded, free, added, T.alloc_barrier(WARPGROUP))
+            args = SimpleNamespace(bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3))
+            thread = T.get_thread_binding()
+            row = T.alloc_var("int32")
+            column = T.alloc_var("int32")
+            if thread < WARPGROUP:
                 T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
                     begin = place(turn * c.blocks + block, row_tiles)
@@ -90,54 +172,10 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                             )
                         T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
-                for turn in T.serial(turns):
-                    begin = place(turn * c.blocks + block, row_tiles)
-                    row = begin[0]
-                    column = begin[1]
-                    T.clear(acc)
-                    for step in T.serial(steps):
-                        at, parity = slot(turn, step)
-                        T.mbarrier_wait_parity(loaded[at], parity)
-                        T.gemm(
-                            a_shared[at, :, :],
-                            b_shared[at, :, :],
-                            acc,
-                            transpose_B=transposed,
-                            policy=T.GemmWarpPolicy.FullRow,
-                        )
-                        T.mbarrier_arrive(free[at])
-                    for part in T.unroll(parts):
-                        first = part * width
-                        T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                        T.sync_threads()
-                        if p.residual:
-                            T.tma_copy(
-                                residual[row : row + c.block_m, column + first : column + first + width],
-                                staged[part % STORES_IN_FLIGHT, :, :],
-                                barrier=added,
-                            )
-                            T.mbarrier_arrive(added)
-                        if p.bias or p.activation:
-                            for i, j in T.Parallel(c.block_m, width):
-                                x = acc[i, first + j]
-                                if p.bias:
-                                    x = x + T.cast(bias[column + first + j], "float32")
-                                acc[i, first + j] = activated(x, p.activation)
-                        if p.residual:
-                            T.mbarrier_wait_parity(added, (turn * parts + part) % 2)
-                            for i, j in T.Parallel(c.block_m, width):
-                                acc[i, first + j] += T.cast(staged[part % STORES_IN_FLIGHT, i, j], "float32")
-                        for i, j in T.Parallel(c.block_m, width):
-                            staged[part % STORES_IN_FLIGHT, i, j] = T.cast(acc[i, first + j], out_dtype)
-                        for i, (begin, end) in enumerate(p.ranges):
-                            if holds(p, column, begin, end):
-                                T.tma_copy(
-                                    staged[part % STORES_IN_FLIGHT, :, :],
-                                    outputs[i][
-                                        row : row + c.block_m, column + first - begin : column + first - begin + width
-                                    ],
-                                )
-                T.tma_store_wait(0)
+                T.inc_max_nreg(computing_registers(warpgroups))
+                if warpgroups == 1 or thread < 2 * WARPGROUP:
+                    compute(0, turns, row_tiles, block, shared, args)
+                else:
+                    compute(1, turns, row_tiles, block, shared, args)
 
     return matmul
