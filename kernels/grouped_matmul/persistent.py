@@ -21,8 +21,6 @@ from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WGMMA_ROWS
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import SCHEDULING_REGISTERS, WARPGROUP, computing_registers
 
-import os
-_LEAD = int(os.environ.get("TKC_LEAD", "0"))
 _COPIED = 8  # 16-bit elements in the widest copy that one thread makes
 
 
@@ -38,19 +36,17 @@ class _Weight:
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the warpgroups share: slices of the rows and of the weights, parts of the output, barriers, and the tiles.
+    """What the warpgroups share: slices of the operands, parts of the output, barriers, and where the tiles lie.
 
-    ``operands`` are what the rows are multiplied with: the gate's weight, then the up projection's, or one buffer of
-    both. Barriers say that a slice is ``loaded``, and that it is ``free`` again.
+    The rows are multiplied with ``operands``: the gate's weight and the up projection's, or one buffer of both.
+    Barriers say that a slice is ``loaded``, and that it is ``free`` again.
     """
 
     a: Buffer
-    weights: tuple[_Weight, ...]
     operands: tuple[Buffer, ...]
     staged: Buffer
     loaded: Buffer
     free: Buffer
-    ahead: Buffer
     counts: TileCounts
 
 
@@ -118,7 +114,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
 
     @T.macro
     def compute(warpgroup: int, turns: PrimExpr, block: PrimExpr, s: _Shared, offsets: Buffer, out: Buffer):
-        """One warpgroup's rows of all tiles. It stores them by itself, while another one's products go on."""
+        """Multiply and store one warpgroup's rows of all tiles, those of a tile only if there are any."""
         top = warpgroup * own_rows
         own = slice(top, top + own_rows)
         m = out.shape[0]
@@ -141,9 +137,6 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                 T.clear(total)
             for step in T.serial(slices):
                 at, parity = slot(done + step)
-                if _LEAD and warpgroup:
-                    if done + step == 0:
-                        T.mbarrier_wait_parity(s.ahead, 0)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
                 if p.rows is not None:
                     T.fence_proxy_async()
@@ -162,9 +155,6 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         T.mbarrier_arrive(s.free[slot(done + step - 1)[0]])
                 else:
                     T.mbarrier_arrive(s.free[at])
-                if _LEAD and warpgroups > 1 and warpgroup == 0:
-                    if done + step == _LEAD - 1:
-                        T.mbarrier_arrive(s.ahead)
             done += slices
             if asynchronous:
                 T.wait_wgmma(0)
@@ -220,7 +210,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             place = T.alloc_local((2,), "int32")
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
-            shared = _Shared(a_shared, weights, operands, staged, loaded, free, T.alloc_barrier(WARPGROUP), counts)
+            shared = _Shared(a_shared, operands, staged, loaded, free, counts)
             row = T.alloc_var("int32")
             past = T.alloc_var("int32")
             slices = T.alloc_var("int32", 0)

@@ -13,9 +13,6 @@ from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
-import os
-_LEAD = int(os.environ.get("TKC_LEAD", "0"))
-
 
 @dataclass(frozen=True)
 class _Shared:
@@ -30,15 +27,14 @@ class _Shared:
     loaded: Buffer
     free: Buffer
     added: Buffer
-    ahead: Buffer
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     """The kernel over the same tensors as the one with a block for each tile.
 
     TileLang divides the warps of one tile's loop by itself, but lets those that load wait for the end of the tile. Here
-    they have their own loop over all slices of all tiles, and wait for nothing but free memory. The output leaves by
-    parts, each on its way while the next is computed.
+    they have their own loop over all slices of all tiles, and wait for nothing but free memory. Each of the others
+    stores its own rows, by parts, each on its way while the next is computed: none waits for another.
     """
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     out_dtype = p.out_dtype or p.dtype
@@ -64,16 +60,15 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         return slice_ % c.stages, slice_ // c.stages % 2
 
     @T.macro
-    def compute(warpgroup: int, turns: PrimExpr, row_tiles: PrimExpr, block: PrimExpr, s: _Shared, args: SimpleNamespace):
-        """One warpgroup's rows of all tiles. It stores them by itself, while another one's products go on."""
+    def compute(
+        warpgroup: int, turns: PrimExpr, row_tiles: PrimExpr, block: PrimExpr, s: _Shared, args: SimpleNamespace
+    ):
+        """Multiply and store one warpgroup's rows of all tiles."""
         top = warpgroup * rows
         own = slice(top, top + rows)
         acc = T.alloc_fragment((rows, c.block_n), "float32")
         row = T.alloc_var("int32")
         column = T.alloc_var("int32")
-        if _LEAD and warpgroup:
-            if turns > 0:
-                T.mbarrier_wait_parity(s.ahead, 0)
         for turn in T.serial(turns):
             begin = place(turn * c.blocks + block, row_tiles)
             row = begin[0] + top
@@ -82,13 +77,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             for step in T.serial(steps):
                 at, parity = slot(turn, step)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
-                T.gemm(
-                    s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow
-                )
+                T.gemm(s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
                 T.mbarrier_arrive(s.free[at])
-                if _LEAD and warpgroups > 1 and warpgroup == 0:
-                    if turn * steps + step == _LEAD - 1:
-                        T.mbarrier_arrive(s.ahead)
             for part in T.unroll(parts):
                 first = part * width
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
@@ -140,7 +130,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             added = T.alloc_barrier([WARPGROUP] * warpgroups)
             row_tiles = T.ceildiv(m, c.block_m)
             turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
-            shared = _Shared(a_shared, b_shared, staged, loaded, free, added, T.alloc_barrier(WARPGROUP))
+            shared = _Shared(a_shared, b_shared, staged, loaded, free, added)
             args = SimpleNamespace(bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
             row = T.alloc_var("int32")
