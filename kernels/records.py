@@ -46,8 +46,15 @@ class KernelRecord:
 
     @property
     def measured(self) -> tuple[Any, ...]:
-        """What two records of the same measurement have in common: all but the result and its circumstances."""
-        return (self.kernel, json.dumps([self.parameters, self.sizes], sort_keys=True), self.target, self.device)
+        """What two records of the same measurement have in common: all but the result and its circumstances.
+
+        Parameters that a kernel had none of when it was recorded have their defaults.
+        """
+        try:
+            parameters = self.request.to_json()["parameters"]
+        except (KeyError, ValueError):
+            parameters = self.parameters
+        return (self.kernel, json.dumps([parameters, self.sizes], sort_keys=True), self.target, self.device)
 
 
 @dataclass(frozen=True)

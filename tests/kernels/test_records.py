@@ -57,6 +57,16 @@ def test_earlier_records_win_where_both_measured_the_same() -> None:
     assert RecordedChoices([record(64, SMALL), record(64, LARGE)])(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),)
 
 
+def test_a_new_record_replaces_one_from_before_a_parameter_was_added(tmp_path: Path) -> None:
+    """What was recorded without it was measured with its default."""
+    old = record(64, LARGE)
+    short = {name: value for name, value in old.parameters.items() if name != "residual"}
+    write_records(tmp_path, [dataclasses.replace(old, parameters=short)])
+    write_records(tmp_path, [record(64, SMALL)])
+    (kept,) = read_records(tmp_path)
+    assert kept.request.configuration == SMALL
+
+
 def test_this_device_comes_before_others_which_are_named() -> None:
     """Another device's records serve where this one has none, whatever their order."""
     other = dataclasses.replace(record(64, LARGE), device="another GPU")
