@@ -6,8 +6,7 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-
-_WARP = 32
+from tkc.kernels.target import WARP
 
 
 def start(offsets: Buffer, group: PrimExpr) -> PrimExpr:
@@ -66,14 +65,14 @@ class TileCounts:
 
 def tile_counts(p: GroupedMatmulParameters) -> TileCounts:
     """New ones, to be counted."""
-    per_lane = -(-(p.groups + 1) // _WARP)
+    per_lane = -(-(p.groups + 1) // WARP)
     return TileCounts(T.alloc_local((per_lane,), "int32"), T.alloc_local((1,), "int32"))
 
 
 @T.macro
 def count_tiles(p: GroupedMatmulParameters, counts: TileCounts, offsets: Buffer, block_m: int, m: PrimExpr) -> None:
     """Count the tiles of ``block_m`` rows in each group, and in the rows past all groups."""
-    lane = T.get_thread_binding() % _WARP
+    lane = T.get_thread_binding() % WARP
     before = T.alloc_var("int32")
     counts.through[0] = 0
     for i in T.unroll(counts.per_lane):
@@ -82,7 +81,7 @@ def count_tiles(p: GroupedMatmulParameters, counts: TileCounts, offsets: Buffer,
         if group <= p.groups:
             counts.own[i] = T.ceildiv(end(p, offsets, group, m) - start(offsets, group), block_m)
         counts.through[0] += counts.own[i]
-    for step in range(_WARP.bit_length() - 1):
+    for step in range(WARP.bit_length() - 1):
         before = T.shfl_up(counts.through[0], 1 << step)
         if lane >= 1 << step:
             counts.through[0] += before
@@ -90,7 +89,7 @@ def count_tiles(p: GroupedMatmulParameters, counts: TileCounts, offsets: Buffer,
 
 def number_of_tiles(counts: TileCounts) -> PrimExpr:
     """Of all groups."""
-    return T.shfl_sync(counts.through[0], _WARP - 1)
+    return T.shfl_sync(counts.through[0], WARP - 1)
 
 
 @T.macro
