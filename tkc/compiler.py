@@ -87,11 +87,13 @@ def compile(
     from tkc.pipeline import StageRunner
 
     runner = StageRunner(settings.observer, settings.dump)
-    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
-    front = _substituted(runner, imported, resolved, settings)
-    runner.run("join weights", lambda: imported.join_weights(front.joined))
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as builder:
+        if settings.kernels != "none":
+            builder.load()
+        imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+        front = _substituted(runner, imported, resolved, settings)
+        runner.run("join weights", lambda: imported.join_weights(front.joined))
         requests = [request for kernel in front.called for request in kernel.requests]
         libraries = background.submit(builder.build, requests, settings.kernel_progress)
         module, scheduled = _generated(runner, front.module, resolved, settings)

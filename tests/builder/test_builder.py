@@ -99,7 +99,7 @@ def test_a_killed_builder_is_an_error_and_the_next_build_works(cache: KernelCach
         def kill() -> None:
             while not builder._workers:
                 time.sleep(0.01)
-            os.kill(builder._workers[0].process.pid, signal.SIGKILL)
+            os.kill(builder._workers[0].pid, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -107,6 +107,19 @@ def test_a_killed_builder_is_an_error_and_the_next_build_works(cache: KernelCach
             builder.build([request()])
         killer.join()
         run(builder.build([request()])[request()])
+
+
+def test_where_tilelang_does_not_load_the_error_names_the_log(
+    cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a library that it needs is missing; the log says which."""
+    (tmp_path / "tilelang.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with KernelBuilder(cache) as builder, pytest.raises(KernelBuildError, match="does not load") as raised:
+        builder.build([request()])
+    log = Path(str(raised.value).rpartition("log: ")[2])
+    assert "libcuda.so.1" in log.read_text()
+    log.unlink()
 
 
 def test_a_hanging_builder_is_stopped_at_the_time_limit(cache: KernelCache) -> None:
@@ -169,8 +182,10 @@ def test_builders_do_not_outlive_their_block(cache: KernelCache) -> None:
     with KernelBuilder(cache) as builder:
         builder.build([request()])
         worker: client_module._Worker = builder._workers[0]
-        assert worker.alive
-    assert not worker.alive
+        server = builder._server
+        assert worker.alive and server and server._process.poll() is None
+    assert not worker.alive and server._process.poll() is not None
+    assert not worker.log.exists() and not server.log.exists()
 
 
 @pytest.mark.parametrize(("cores", "gibibytes", "workers"), [(4, 64, 4), (64, 16, 8), (2, 1, 1)])

@@ -25,8 +25,16 @@ from tkc.kernels import KernelRequest, Target
 
 _LOG = logging.getLogger(__name__)
 _RECORD = "record.json"
-# What of the builder shapes a library.
-_BUILDER_SOURCES = ("compile_kernel.py", "dependent_launch.py", "host_code.py", "launcher.py", "launch.cc", "launch.h")
+# What of the builder shapes no library. Whatever is new does, until it is named here.
+_SHAPELESS = {
+    "__init__.py",
+    "cache.py",
+    "client.py",
+    "cuda_driver_stub.py",
+    "fork_server.py",
+    "toolchain.py",
+    "worker.py",
+}
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,8 @@ def _sources_digest() -> str:
     """One hash over the kernels and the code that compiles them. Coarse on purpose: definitions import each other."""
     digest = hashlib.sha256()
     (kernels,) = map(Path, tkc.kernels.__path__)
-    builder = Path(__file__).parent
-    for path in sorted([*kernels.rglob("*.py"), *(builder / name for name in _BUILDER_SOURCES)]):
+    builder = (path for path in Path(__file__).parent.iterdir() if path.is_file() and path.name not in _SHAPELESS)
+    for path in sorted([*kernels.rglob("*.py"), *builder]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 

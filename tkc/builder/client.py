@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import queue
+import select
 import signal
-import subprocess
-import sys
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tkc.builder.cache import KernelCache, KernelLibrary
+from tkc.builder.fork_server import ForkServer
 from tkc.errors import KernelBuildError
 from tkc.kernels import KernelRequest
 
@@ -52,6 +53,7 @@ class KernelBuilder:
         self._cache = cache or KernelCache()
         self._settings = settings or BuilderSettings()
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._server: ForkServer | None = None
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -68,6 +70,13 @@ class KernelBuilder:
             worker.kill()
             if not worker.failed:
                 worker.log.unlink(missing_ok=True)
+        if self._server:
+            self._server.close()
+
+    def load(self) -> None:
+        """Begin to load what builds kernels, in the background, for one who will soon want some."""
+        with self._lock:
+            self._forking()
 
     def build(
         self, requests: Iterable[KernelRequest], progress: Progress | None = None
@@ -123,36 +132,43 @@ class KernelBuilder:
         with self._lock:
             if self._closed:
                 raise KernelBuildError("the compilation ended before its kernels were built")
-            worker = _Worker()
+            worker = _Worker(self._forking())
             self._workers.append(worker)
         return worker
+
+    def _forking(self) -> ForkServer:
+        self._server = self._server or ForkServer()
+        return self._server
 
 
 class _Worker:
     """One builder process and its log, which outlives it if a kernel failed, for the error names it."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: ForkServer) -> None:
         self.failed = False
+        self._server = server
+        self._exit_code: int | None = None
         handle, log = tempfile.mkstemp(prefix="tkc-builder-", suffix=".log")
         self.log = Path(log)
-        # A process group of its own, so that killing it also ends the compilers it started.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tkc.builder.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=handle,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
-        os.close(handle)
+        self._connection, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self.pid = server.fork(theirs, handle)
+        except OSError as dead:
+            self.log.unlink()
+            raise KernelBuildError(f"no kernel can be built, since TileLang does not load; log: {server.log}") from dead
+        finally:
+            os.close(handle)
+        self._answers = self._connection.makefile("r")
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        if self._exit_code is not None:
+            return False
+        readable, _, _ = select.select([self._connection], [], [], 0)
+        return not readable or bool(self._connection.recv(1, socket.MSG_PEEK))
 
     def build(self, request: KernelRequest, folder: Path, timeout: float) -> Path:
-        assert self.process.stdin is not None and self.process.stdout is not None
         expired = threading.Event()
 
         def expire() -> None:
@@ -162,14 +178,13 @@ class _Worker:
         timer = threading.Timer(timeout, expire)
         timer.start()
         try:
-            self.process.stdin.write(json.dumps({"request": request.to_json(), "folder": str(folder)}) + "\n")
-            answer: dict[str, str] = {}
-            while "library" not in answer and "error" not in answer:
-                line = self.process.stdout.readline()
-                if not line:
-                    raise BrokenPipeError
-                answer = json.loads(line)
-        except (BrokenPipeError, OSError, ValueError) as broken:
+            job = {"request": request.to_json(), "folder": str(folder)}
+            self._connection.sendall(json.dumps(job).encode() + b"\n")
+            line = self._answers.readline()
+            if not line:
+                raise BrokenPipeError
+            answer: dict[str, str] = json.loads(line)
+        except (OSError, ValueError) as broken:
             self.kill()
             raise self._error(request, self._cause_of_death(expired.is_set(), timeout)) from broken
         finally:
@@ -181,7 +196,7 @@ class _Worker:
     def _cause_of_death(self, timed_out: bool, timeout: float) -> str:
         if timed_out:
             return f"the builder did not finish within {timeout:g} s and was stopped"
-        code = self.process.wait()
+        code = self._exit_code or 0
         if code == -signal.SIGKILL:
             return (
                 "the builder was killed (signal 9), most likely because the machine ran out of memory; "
@@ -196,7 +211,7 @@ class _Worker:
         )
 
     def kill(self) -> None:
-        if self.alive:
+        if self._exit_code is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+                os.killpg(self.pid, signal.SIGKILL)
+            self._exit_code = self._server.exit_code(self.pid)
