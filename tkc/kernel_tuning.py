@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tkc.bench.kernel_cases import Case, Prepared, tuning_cases
+from tkc.bench.kernel_cases import Case, tuning_cases
 from tkc.bench.kernels import known_kernels
+from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import device_name
 from tkc.bench.timing import kernel_milliseconds, median_milliseconds
 from tkc.builder import KernelBuilder

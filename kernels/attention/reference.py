@@ -18,19 +18,20 @@ def attention(
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``softmax(scale * q @ k^T + mask) @ v`` in float32, cast to the input's dtype; shapes as the specs state them."""
-    group = parameters.num_heads // parameters.num_kv_heads
     query = _heads_first(q, parameters.q_layout)
-    key = _heads_first(k, parameters.k_layout).repeat_interleave(group, dim=1)
-    value = _heads_first(v, parameters.v_layout).repeat_interleave(group, dim=1)
+    key = _heads_first(k, parameters.k_layout)
+    value = _heads_first(v, parameters.v_layout)
 
-    scores = query @ key.transpose(-1, -2) * parameters.scale
+    scores = _of_groups(parameters, query) @ key.transpose(-1, -2) * parameters.scale
+    scores = _of_heads(parameters, scores)
     if mask is not None:
         scores = scores + mask.float() if parameters.mask == "additive" else scores.masked_fill(~mask, -torch.inf)
     if parameters.causal is not None:
         scores = scores.masked_fill(~_causal_mask(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
 
     sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    out = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0) @ value
+    weights = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0)
+    out = _of_heads(parameters, _of_groups(parameters, weights) @ value)
     return _heads_first(out, parameters.out_layout).to(q.dtype).contiguous()
 
 
@@ -56,6 +57,16 @@ def latent_attention(parameters: LatentParameters, *inputs: torch.Tensor) -> tor
 def _heads_first(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Swap sequence and heads where ``layout`` is bshd; the same swap leads there and back."""
     return (tensor if layout == "bhsd" else tensor.transpose(1, 2)).float()
+
+
+def _of_groups(parameters: AttentionParameters, rows: torch.Tensor) -> torch.Tensor:
+    """The rows of all heads that share keys as those of one head, so that no key is repeated."""
+    return rows.unflatten(1, (parameters.num_kv_heads, rows.shape[1] // parameters.num_kv_heads)).flatten(2, 3)
+
+
+def _of_heads(parameters: AttentionParameters, rows: torch.Tensor) -> torch.Tensor:
+    group = parameters.num_heads // parameters.num_kv_heads
+    return rows.unflatten(2, (group, rows.shape[2] // group)).flatten(1, 2)
 
 
 def _causal_mask(parameters: AttentionParameters, queries: int, keys: int) -> torch.Tensor:

@@ -156,10 +156,11 @@ def _command(process: psutil.Process) -> str:
 
 
 def _builders(compilation: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The builder processes, as soon as there are any."""
+    """The builder processes, as soon as one is forked from the first."""
     while compilation.poll() is None:
-        children = psutil.Process(compilation.pid).children()
-        if builders := [child for child in children if "tkc.builder.worker" in _command(child)]:
+        children = psutil.Process(compilation.pid).children(recursive=True)
+        builders = [child for child in children if "tkc.builder.worker" in _command(child)]
+        if len(builders) > 1:
             return builders
         time.sleep(0.05)
     raise AssertionError("the compilation ended before it built anything")

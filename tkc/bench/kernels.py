@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tkc.bench.kernel_cases import Case, Prepared, benchmark_cases
+from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
+from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import Row
 from tkc.bench.timing import kernel_milliseconds, median_milliseconds
 from tkc.builder import KernelBuilder
@@ -83,8 +84,8 @@ def _rows(
 
 
 _TOLD = (
-    *("kind", "n", "k", "num_experts", "num_groups", "channels", "scale"),
-    *("heads", "num_heads", "num_kv_heads", "causal"),
+    *("kind", "n", "k", "gated", "rows", "num_experts", "num_groups", "channels", "scale"),
+    *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
 )  # the parameters by which rows are told apart
 
 

@@ -1,0 +1,106 @@
+"""One case of a kernel on a device: random inputs, expected outputs, and calls that can be timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from tkc.bench.kernel_cases import EXPERTS_PER_TOKEN, Case
+from tkc.kernels import SPECS, TensorType
+from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+
+# Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
+_MOST_COPIES = 16
+
+
+class Prepared:
+    """A case on a device: random inputs, and the outputs that its reference has for them."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        self.case = case
+        self.device = device
+        self.spec = SPECS[case.kernel]
+        self.sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // QUANTIZATION_BLOCK), **case.sizes}
+        self.inputs = [random_input(case, t, self.sizes, device) for t in self.spec.inputs(case.parameters)]
+        self.expected = self.spec.reference(case.parameters, *self.inputs)
+        self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._num_copies() - 1))]
+
+    def calls(self, function: Callable[..., object], configuration: Any) -> tuple[list[Callable[[], object]], float]:
+        """Calls of a built kernel, each on a copy of the inputs, and how far its outputs deviate from the reference's.
+
+        On a GPU there are so many copies that they do not fit into its L2 cache.
+        """
+        scratch = [self._empty(t) for t in self.spec.workspaces(self.case.parameters, configuration)]
+        outputs = [[self._empty(t) for t in self.spec.outputs(self.case.parameters)] for _ in self._copies]
+        calls: list[Callable[[], object]] = [
+            partial(function, *inputs, *out, *scratch) for inputs, out in zip(self._copies, outputs, strict=True)
+        ]
+        calls[0]()
+        return calls, max(deviation(out, want) for out, want in zip(outputs[0], self.expected, strict=True))
+
+    def reference_calls(self) -> list[Callable[[], object]]:
+        """Calls of what PyTorch has for the case, likewise; none where it has nothing."""
+        reference = self.case.reference
+        return [partial(reference, self.case.parameters, *inputs) for inputs in self._copies] if reference else []
+
+    def _num_copies(self) -> int:
+        if self.device.type != "cuda":
+            return 1
+        cache = torch.cuda.get_device_properties(self.device).L2_cache_size
+        return min(_MOST_COPIES, 1 + math.ceil(2 * cache / sum(tensor.nbytes for tensor in self.inputs)))
+
+    def _empty(self, tensor: TensorType) -> torch.Tensor:
+        """A tensor to write to, filled with NaN where its dtype has one, so that what stays unwritten shows."""
+        out = torch.empty(_shape(tensor, self.sizes), device=self.device, dtype=getattr(torch, tensor.dtype))
+        return out.fill_(float("nan")) if out.dtype.is_floating_point and out.element_size() > 1 else out
+
+
+def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
+    """A random tensor that is valid as this argument.
+
+    Experts and row numbers are in range, scales positive, and offsets go up to the rows.
+    """
+    shape = _shape(tensor, sizes)
+    if tensor.name == "experts":
+        return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
+    if tensor.name == "rows":
+        return torch.randint(0, sizes["tokens"], shape, device=device, dtype=getattr(torch, tensor.dtype))
+    if tensor.name == "positions":
+        rows = torch.randperm(sizes["copies"], device=device)
+        return rows.reshape(shape).to(getattr(torch, tensor.dtype))
+    if tensor.name == "offsets":
+        return _routed(sizes["m"], shape[0], device)
+    if tensor.name.endswith("_scale"):
+        return torch.rand(shape, device=device) + 0.5
+    if tensor.dtype == "bool":
+        return torch.rand(shape, device=device) < 0.9
+    return torch.randn(shape, device=device).to(getattr(torch, tensor.dtype))
+
+
+def _routed(rows: int, groups: int, device: torch.device) -> torch.Tensor:
+    """Where each group's rows end if tokens choose groups of which some are liked more than others.
+
+    What all tokens like and what each likes count the same. Of 512 rows, some 70 of 128 groups get any then, and one
+    up to 60; in a Qwen3-30B-A3B with random weights 25 to 99 did, and one up to 64.
+    """
+    chosen = min(EXPERTS_PER_TOKEN, groups)
+    liking = torch.randn(groups, device=device) + torch.randn(-(-rows // chosen), groups, device=device)
+    experts = liking.topk(chosen).indices.flatten()[:rows]
+    return experts.bincount(minlength=groups).cumsum(0).to(torch.int32)
+
+
+def deviation(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest absolute difference over the largest magnitude; for integers, the share that differs."""
+    if not expected.dtype.is_floating_point:
+        return float((result != expected).double().mean())
+    difference = (result.double() - expected.double()).abs().max()
+    value = float(difference / expected.double().abs().max().clamp_min(1e-30))
+    return float("inf") if value != value else value
+
+
+def _shape(tensor: TensorType, sizes: Mapping[str, int]) -> list[int]:
+    return [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
