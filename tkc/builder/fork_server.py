@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 
 _LONGEST_ANSWER = 256
+# Neither threads nor a driver survive a fork. No kernel is run here, so that no GPU is wanted.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class ForkServer:
@@ -30,7 +32,7 @@ class ForkServer:
                 stdin=theirs.fileno(),
                 stdout=handle,
                 stderr=handle,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # other threads would not survive a fork
+                env=os.environ | _ENVIRONMENT,
                 start_new_session=True,
             )
         os.close(handle)
