@@ -117,7 +117,11 @@ def _expert_choices() -> list[Case]:
         for t in (64, 4096, 65536)
     ]
     combinations = [
-        Case("moe.combine", MoeCombineParameters(c, 8, "bfloat16", "bfloat16"), {"tokens": t, "copies": 8 * t})
+        Case(
+            "moe.combine",
+            MoeCombineParameters(c, EXPERTS_PER_TOKEN, "bfloat16", "bfloat16"),
+            {"tokens": t, "copies": EXPERTS_PER_TOKEN * t},
+        )
         for t, c in ((64, 2048), (4096, 2048), (65536, 2048), (4096, 7168))
     ]
     return [*gates, *permutations, *combinations]

@@ -64,21 +64,20 @@ def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], devic
 
     Experts and row numbers are in range, scales positive, and offsets go up to the rows.
     """
-    shape = _shape(tensor, sizes)
+    shape, dtype = _shape(tensor, sizes), getattr(torch, tensor.dtype)
     if tensor.name == "experts":
-        return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=getattr(torch, tensor.dtype))
-    if tensor.name == "rows":
-        return torch.randint(0, sizes["tokens"], shape, device=device, dtype=getattr(torch, tensor.dtype))
+        return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=dtype)
+    if tensor.name == "rows" and not dtype.is_floating_point:
+        return torch.randint(0, sizes["tokens"], shape, device=device, dtype=dtype)
     if tensor.name == "positions":
-        rows = torch.randperm(sizes["copies"], device=device)
-        return rows.reshape(shape).to(getattr(torch, tensor.dtype))
+        return torch.randperm(sizes["copies"], device=device).reshape(shape).to(dtype)
     if tensor.name == "offsets":
         return _routed(sizes["m"], shape[0], device)
     if tensor.name.endswith("_scale"):
         return torch.rand(shape, device=device) + 0.5
     if tensor.dtype == "bool":
         return torch.rand(shape, device=device) < 0.9
-    return torch.randn(shape, device=device).to(getattr(torch, tensor.dtype))
+    return torch.randn(shape, device=device).to(dtype)
 
 
 def _routed(rows: int, groups: int, device: torch.device) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import tilelang.language as T
 from tilelang import tvm
@@ -23,12 +24,14 @@ def fenced_arrivals(function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
     themselves need none, since they are waited for.
     """
     copied = {memory for call in _calls(function.body, _COPY) for memory in _addressed(call)}
+    if not copied:
+        return function
 
     def fence(sequence: tvm.tirx.SeqStmt) -> tvm.tirx.SeqStmt | None:
         ordered: list[tvm.tirx.Stmt] = []
         reads = False  # since the last fence
         for statement in sequence.seq:
-            if reads and _is_call(statement, _ARRIVAL):
+            if reads and _calls(statement, _ARRIVAL):
                 ordered.append(tvm.tirx.Evaluate(T.fence_proxy_async()))
                 reads = False
             reads = not _is_call(statement, _FENCE) and (reads or not copied.isdisjoint(_read(statement)))
@@ -42,7 +45,7 @@ def fenced_arrivals(function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
 def _read(statement: tvm.tirx.Stmt) -> set[tvm.tirx.Var]:
     """The memory that threads load from, element by element or as matrices."""
     loads = _nodes(statement, lambda node: isinstance(node, tvm.tirx.BufferLoad))
-    matrix_loads = (call for op in _MATRIX_LOADS for call in _calls(statement, op))
+    matrix_loads = [call for op in _MATRIX_LOADS for call in _calls(statement, op)]
     return {load.buffer.data for load in loads} | {memory for call in matrix_loads for memory in _addressed(call)}
 
 
@@ -50,7 +53,7 @@ def _addressed(call: tvm.tirx.Call) -> set[tvm.tirx.Var]:
     return {address.args[1] for address in _calls(call, _ADDRESS)}
 
 
-def _calls(tree: tvm.tirx.Stmt | tvm.tirx.PrimExpr, op: tvm.ir.Op) -> Iterator[tvm.tirx.Call]:
+def _calls(tree: tvm.tirx.Stmt | tvm.tirx.PrimExpr, op: tvm.ir.Op) -> list[tvm.tirx.Call]:
     return _nodes(tree, lambda node: isinstance(node, tvm.tirx.Call) and node.op.same_as(op))
 
 
@@ -59,7 +62,7 @@ def _is_call(statement: tvm.tirx.Stmt, op: tvm.ir.Op) -> bool:
     return isinstance(call, tvm.tirx.Call) and call.op.same_as(op)
 
 
-def _nodes(tree: tvm.tirx.Stmt | tvm.tirx.PrimExpr, wanted: Callable[[object], bool]) -> Iterator:
-    found: list[object] = []
+def _nodes(tree: tvm.tirx.Stmt | tvm.tirx.PrimExpr, wanted: Callable[[object], bool]) -> list[Any]:
+    found: list[Any] = []
     tvm.tirx.stmt_functor.post_order_visit(tree, lambda node: found.append(node) if wanted(node) else None)
-    return iter(found)
+    return found

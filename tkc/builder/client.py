@@ -156,7 +156,8 @@ class _Worker:
                 self.pid = server.fork(theirs, handle)
         except OSError as dead:
             self.log.unlink()
-            raise KernelBuildError(f"no kernel can be built, since TileLang does not load; log: {server.log}") from dead
+            end = _end(server.own_exit_code)
+            raise KernelBuildError(f"the process that loads TileLang {end}; log: {server.log}") from dead
         finally:
             os.close(handle)
         self._answers = self._connection.makefile("r")
@@ -196,13 +197,7 @@ class _Worker:
     def _cause_of_death(self, timed_out: bool, timeout: float) -> str:
         if timed_out:
             return f"the builder did not finish within {timeout:g} s and was stopped"
-        code = self._exit_code or 0
-        if code == -signal.SIGKILL:
-            return (
-                "the builder was killed (signal 9), most likely because the machine ran out of memory; "
-                "use fewer workers"
-            )
-        return f"the builder died with {'signal ' + str(-code) if code < 0 else 'exit code ' + str(code)}"
+        return f"the builder {_end(self._exit_code or 0)}"
 
     def _error(self, request: KernelRequest, reason: str) -> KernelBuildError:
         self.failed = True
@@ -215,3 +210,10 @@ class _Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._exit_code = self._server.exit_code(self.pid)
+
+
+def _end(exit_code: int) -> str:
+    """What became of a process, as the rest of a sentence about it."""
+    if exit_code == -signal.SIGKILL:
+        return "was killed (signal 9), most likely because the machine ran out of memory; use fewer workers"
+    return f"died with {f'signal {-exit_code}' if exit_code < 0 else f'exit code {exit_code}'}"

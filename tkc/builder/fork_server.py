@@ -51,6 +51,11 @@ class ForkServer:
         except OSError:  # what kills the server, in all likelihood, kills its workers too
             return -signal.SIGKILL
 
+    @property
+    def own_exit_code(self) -> int:
+        """Wait until the server itself ends."""
+        return self._process.wait()
+
     def close(self) -> None:
         """End the server. Its log outlives one that died before."""
         self._process.kill()

@@ -1,0 +1,22 @@
+"""The inputs that kernels are measured on."""
+
+from __future__ import annotations
+
+import torch
+
+from tkc.bench.kernel_cases import Case
+from tkc.bench.prepared_case import Prepared
+from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.moe_combine.spec import MoeCombineParameters
+
+CPU = torch.device("cpu")
+
+
+def test_rows_are_numbers_where_they_are_fetched_and_values_where_they_are_added() -> None:
+    """One kernel's ``rows`` say which of its tokens it takes, another's are what it adds up."""
+    gathered = GroupedMatmulParameters(4, 8, 16, "float32", rows="int64")
+    numbers = Prepared(Case("matmul.grouped", gathered, {"m": 64, "tokens": 8}), CPU).inputs[1]
+    assert set(numbers.tolist()) <= set(range(8)) and len(set(numbers.tolist())) > 1
+    combined = MoeCombineParameters(16, 8, "float32")
+    values = Prepared(Case("moe.combine", combined, {"tokens": 8, "copies": 64}), CPU).inputs[0]
+    assert (values != values.round()).float().mean() > 0.9
