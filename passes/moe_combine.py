@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import relax
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.passes.graph import Graph, dtype, has_known_shape, shape, static
+from tkc.passes.graph import SHAPE_CHANGES, Graph, dtype, has_known_shape, shape, static
 from tkc.passes.layout import restored
+from tkc.passes.moe_permute import inverts
 from tkc.passes.patterns import maybe_cast
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
 
@@ -24,9 +25,20 @@ class _Rows:
     weights: relax.Expr | None = None
 
 
-def _check(match: Match) -> KernelCall | Refusal | None:
-    graph, sum_ = match.graph, match.graph.value(match["sum"])
-    summed = graph.through_casts(match["summed"])
+@dataclass(frozen=True)
+class Combined:
+    """A weighted sum of experts' rows as the kernel computes it."""
+
+    parameters: MoeCombineParameters
+    inputs: tuple[relax.Expr, ...]
+
+
+def combined(graph: Graph, expr: relax.Expr, name: str) -> Combined | Refusal | None:
+    """What ``expr`` is the sum of, rounded to the dtype ``name``; ``None`` where that is no sum of experts' rows."""
+    sum_ = graph.call(expr, "relax.sum")
+    if sum_ is None:
+        return None
+    summed = graph.through_casts(sum_.args[0])
     if not has_known_shape(summed) or len(shape(summed)) != 3 or sum_.attrs.axis is None:
         return None
     tokens, top_k, channels = shape(summed)
@@ -36,8 +48,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     if taken is None or not _takes_rows(taken, channels):
         return None
     found = _weighted(graph, graph.through_casts(taken.args[0]))
-    name = dtype(found.rows)
-    if dtype(match.var) != name:
+    if dtype(found.rows) != name:
         return None  # The sum is wider than the rows; a cast that reads it may be the whole.
     if not is_kernel_float(name):
         return unfit_dtype(name)
@@ -47,10 +58,22 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     if weight_dtype is not None and not is_kernel_float(weight_dtype):
         return unfit_dtype(weight_dtype)
     inputs = [found.rows, relax.op.reshape(positions, (tokens, top_k))]
-    if found.weights is not None:
-        inputs.append(relax.op.reshape(found.weights, (shape(found.rows)[0],)))
     parameters = MoeCombineParameters(int(channels), int(top_k), name, weight_dtype, dtype(positions))
-    return KernelCall(parameters, tuple(inputs), {match.var: restored(0, match.var)})
+    if found.weights is not None:
+        by_token = _unsorted(graph, found.weights, positions)
+        if by_token is not None and graph.equal(shape(by_token)[0], tokens * top_k):
+            parameters = replace(parameters, weight_order="tokens")
+            inputs.append(relax.op.reshape(by_token, (tokens, top_k)))
+        else:
+            inputs.append(relax.op.reshape(found.weights, (shape(found.rows)[0],)))
+    return Combined(parameters, tuple(inputs))
+
+
+def _check(match: Match) -> KernelCall | Refusal | None:
+    found = combined(match.graph, match["sum"], dtype(match.var))
+    if not isinstance(found, Combined):
+        return found
+    return KernelCall(found.parameters, found.inputs, {match.var: restored(0, match.var)})
 
 
 def _takes_rows(taken: relax.Call, channels: object) -> bool:
@@ -77,17 +100,26 @@ def _weighted(graph: Graph, expr: relax.Expr) -> _Rows:
     return _Rows(expr)
 
 
+def _unsorted(graph: Graph, weights: relax.Expr, positions: relax.Expr) -> relax.Expr | None:
+    """The list that ``weights`` is a permutation of, if reading that at ``positions`` undoes it."""
+    call = graph.call(graph.through(weights, *SHAPE_CHANGES), "relax.take", "relax.gather_elements")
+    if call is None or not all(has_known_shape(argument) and len(shape(argument)) == 1 for argument in call.args):
+        return None
+    source, order = call.args
+    inverse = graph.variable(graph.value(positions))
+    return source if isinstance(inverse, relax.Var) and inverts(graph, inverse, order) else None
+
+
 def _is_column(expr: relax.Expr) -> bool:
     return has_known_shape(expr) and len(shape(expr)) == 2 and static(shape(expr)[1]) == 1
 
 
-_SUMMED = wildcard()
-_SUM = is_op("relax.sum")(_SUMMED)
+_SUM = is_op("relax.sum")(wildcard())
 
 MOE_COMBINE = Rule(
     name="moe_combine",
     kernel="moe.combine",
     pattern=maybe_cast(_SUM),
-    parts={"sum": _SUM, "summed": _SUMMED},
+    parts={"sum": _SUM},
     check=_check,
 )

@@ -13,7 +13,7 @@ from tkc.passes.index_bounds import index_bound
 from tkc.passes.layout import restored
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 
-_SORTED, _ORDER, _INVERSE, _OFFSETS = range(4)  # the kernel's outputs
+_SORTED, _ORDER, _INVERSE, _OFFSETS, _TOKENS = range(5)  # the kernel's outputs
 _EXPERTS = wildcard()
 
 
@@ -31,11 +31,14 @@ def _permute_call(match: Match) -> KernelCall | Refusal | None:
         return Refusal(f"experts are given as {name}, and the kernel takes int32 and int64")
     ascending = [var for var in graph.users(order) if _picks(graph, var, experts, order)]
     replaced = {order: _ORDER, **dict.fromkeys(ascending, _SORTED)}
-    replaced |= {var: _INVERSE for var in graph.users(order) if _inverts(graph, var, order)}
+    replaced |= {var: _INVERSE for var in graph.users(order) if inverts(graph, var, order)}
+    quotients = {var: divisor for var in graph.users(order) if (divisor := _divisor(graph, var, order)) is not None}
+    top_k = next(iter(quotients.values()), None)
+    replaced |= {var: _TOKENS for var, divisor in quotients.items() if divisor == top_k}
     for source in (experts, *ascending):
         replaced |= {var: _OFFSETS for var in _running_counts(graph, source, num_experts)}
     return KernelCall(
-        MoePermuteParameters(num_experts, name),
+        MoePermuteParameters(num_experts, name, top_k),
         (experts,),
         {var: restored(output, var) for var, output in replaced.items()},
     )
@@ -47,7 +50,16 @@ def _picks(graph: Graph, var: relax.Var, data: relax.Expr, order: relax.Expr) ->
     return call is not None and all(map(graph.same, call.args, (data, order)))
 
 
-def _inverts(graph: Graph, var: relax.Var, order: relax.Expr) -> bool:
+def _divisor(graph: Graph, var: relax.Var, order: relax.Expr) -> int | None:
+    """The constant that ``order`` is divided by to make ``var``: how many copies each token has."""
+    call = graph.call(var, "relax.floor_divide")
+    if call is None or not graph.same(call.args[0], order):
+        return None
+    divisor = graph.constant(call.args[1])
+    return divisor if isinstance(divisor, int) and divisor >= 1 else None
+
+
+def inverts(graph: Graph, var: relax.Var, order: relax.Expr) -> bool:
     """Whether ``var`` is the inverse of ``order``: its ``argsort``, or ``0, 1, 2, ...`` written at its positions."""
     if (argsort := graph.call(var, "relax.argsort")) is not None:
         return not argsort.attrs.descending and graph.same(argsort.args[0], order)

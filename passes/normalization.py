@@ -30,7 +30,8 @@ class Normalized:
     bias: relax.Expr | None = None
 
 
-def _check(match: Match) -> KernelCall | Refusal | None:
+def normalization_call(match: Match) -> KernelCall | Refusal | None:
+    """The call of the kernel for what ``match`` normalizes, which may be the sum of its first two inputs."""
     graph, var = match.graph, match.var
     found = normalized(graph, graph.through_casts(var))
     if found is None:
@@ -49,7 +50,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
         return parameters
     vectors = [graph.before_widening(v, parameters) for v in (found.weight, found.bias) if v is not None]
     terms = _terms(graph, x)
-    keeps_sum = terms is not None and not feeds_only(graph, x, var, _PARTS)
+    keeps_sum = terms is not None and not feeds_only(graph, x, var, PARTS)
     kernel = NormalizationParameters(
         channels=channels,
         dtype=name,
@@ -187,16 +188,20 @@ def _centered(graph: Graph, x: relax.Expr) -> relax.Expr | None:
 
 _OPERATORS = ("nn.layer_norm", "nn.rms_norm")
 _ARITHMETIC = ("astype", "add", "subtract", "multiply", "divide", "power", "square", "mean", "sqrt", "rsqrt")
-_PARTS = tuple(f"relax.{name}" for name in (*_OPERATORS, *_ARITHMETIC))
+PARTS = tuple(f"relax.{name}" for name in (*_OPERATORS, *_ARITHMETIC))
+"""The operators that a normalization may be written in."""
+
+# Where a normalization may end.
+NORMALIZED = any_of(
+    [is_op("relax.astype")(wildcard())]
+    + [is_op(f"relax.{name}")(wildcard(), wildcard()) for name in ("add", "multiply", "divide", "nn.rms_norm")]
+    + [is_op("relax.nn.layer_norm")(wildcard(), wildcard(), wildcard())]
+)
 
 NORMALIZATION = Rule(
     name="normalization",
     kernel="normalization",
-    pattern=any_of(
-        [is_op("relax.astype")(wildcard())]
-        + [is_op(f"relax.{name}")(wildcard(), wildcard()) for name in ("add", "multiply", "divide", "nn.rms_norm")]
-        + [is_op("relax.nn.layer_norm")(wildcard(), wildcard(), wildcard())]
-    ),
+    pattern=NORMALIZED,
     parts={},
-    check=_check,
+    check=normalization_call,
 )

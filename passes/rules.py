@@ -11,20 +11,23 @@ from tkc.passes.moe_combine import MOE_COMBINE
 from tkc.passes.moe_gate import MOE_GATE
 from tkc.passes.moe_permute import MOE_PERMUTE
 from tkc.passes.normalization import NORMALIZATION
+from tkc.passes.normalized_combine import NORMALIZED_COMBINE
 from tkc.passes.rotary import ROTARY
 from tkc.passes.rule import Rule
 from tkc.passes.scaled_matmul import SCALED_MATMUL
 from tkc.passes.swiglu import QUANTIZED_SWIGLU, SWIGLU
 
-# Permuting needs to see that experts come from a top-k, which gating replaces. A gated product is more than SwiGLU.
+# Combining needs to see that weights were sorted and what undoes it, which permuting replaces; permuting that experts
+# come from a top-k, which gating replaces. A gated product is more than SwiGLU.
 # Rotary embedding leaves queries and keys in the layout that attention reads best. Attention over latents would pass
 # for ordinary attention, products of FP8 for those of the floats it is widened to. Merged products and merged
 # embeddings are more than single ones. Normalization comes last: it takes what no rotary embedding begins with, and the
 # sums that no matrix product adds in its epilogue.
 RULES: tuple[Rule, ...] = (
+    NORMALIZED_COMBINE,
+    MOE_COMBINE,
     MOE_PERMUTE,
     MOE_GATE,
-    MOE_COMBINE,
     QUANTIZED_SWIGLU,
     GATED_MATMUL,
     GATED_GROUPED_MATMUL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,14 +134,21 @@ class SubstituteKernels:
         module = relax.transform.Normalize()(builder.get())
         module.update_func(name, relax.analysis.remove_all_unused(module[name]))
         live = relax.analysis.get_var2val(module[name])
-        self.report.substitutions += _summary(rule, name, [call for call in writer.written if call.root in live])
+        self.report.substitutions += _summary(rule, name, [call for call in writer.written if call.is_read(live)])
         return module
 
 
 @dataclass(frozen=True)
 class _WrittenCall:
+    """A call, named for the variable at the root of its match."""
+
     root: relax.Var
     parameters: Any
+    replaced: tuple[relax.Var, ...]
+
+    def is_read(self, live: Container[relax.Var]) -> bool:
+        """Whether anything of what it computes is in use."""
+        return any(var in live for var in self.replaced)
 
 
 def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> list[Substitution]:
@@ -205,7 +212,7 @@ class _Writer:
         replacement = Replacement(tuple(call.replaces), bindings, reads, _sizes((*inputs, bindings[0].var.struct_info)))
         if not rewrite.admits(replacement):
             return Refusal("its results are needed to compute its inputs, or do not stand in the same dataflow block")
-        self.written.append(_WrittenCall(root, call.parameters))
+        self.written.append(_WrittenCall(root, call.parameters, tuple(call.replaces)))
         return replacement
 
     def _bindings(

@@ -14,10 +14,21 @@ def moe_combine(
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``out [tokens, channels]`` for the tensors that the spec lists."""
+    return weighted_sum(parameters, rows, positions, weights).to(rows.dtype)
+
+
+def weighted_sum(
+    parameters: MoeCombineParameters,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same in float32."""
     if positions.numel() == 0:
-        return rows.new_empty(positions.shape[0], parameters.channels)
+        return torch.empty(positions.shape[0], parameters.channels, device=rows.device)
     at = positions.clamp(0, rows.shape[0] - 1)
     found = rows[at].float()
     if weights is not None:
-        found = found * weights[at].float()[..., None]
-    return found.sum(1).to(rows.dtype)
+        by_token = weights[at] if parameters.weight_order == "rows" else weights
+        found = found * by_token.float()[..., None]
+    return found.sum(1)

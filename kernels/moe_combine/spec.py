@@ -21,7 +21,8 @@ MAX_VALUES_IN_FLIGHT = 128  # of one thread: registers for the vectors of all of
 @dataclass(frozen=True)
 class MoeCombineParameters:
     """Each token adds up ``top_k`` rows of ``channels``. ``weight_dtype`` is that of the rows' weights; ``None``: they
-    have none. Products and sums are float32 and are rounded once.
+    have none. ``weight_order`` says in which order these come: the rows', or the tokens'. Products and sums are
+    float32 and are rounded once.
     """
 
     channels: int
@@ -29,6 +30,7 @@ class MoeCombineParameters:
     dtype: FloatType
     weight_dtype: FloatType | None = None
     indices_dtype: Literal["int32", "int64"] = "int64"
+    weight_order: Literal["rows", "tokens"] = "rows"
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class MoeCombineConfiguration:
 class MoeCombine(KernelSpec[MoeCombineParameters, MoeCombineConfiguration]):
     """``rows [copies, channels]``, ``positions [tokens, top_k]``, ``weights [copies]`` to ``out [tokens, channels]``.
 
-    Each token gets the sum over its positions of ``rows[position] * weights[position]``. Positions beyond the rows mean
-    the last one, and those below zero the first.
+    Each token gets the sum over its positions of ``rows[position] * weights[position]``; with ``weights
+    [tokens, top_k]`` in the tokens' order, over ``k`` of ``rows[positions[token, k]] * weights[token, k]``. Positions
+    beyond the rows mean the last one, and those below zero the first.
     """
 
     name = "moe.combine"
@@ -56,7 +59,10 @@ class MoeCombine(KernelSpec[MoeCombineParameters, MoeCombineConfiguration]):
             TensorType("rows", ("copies", p.channels), p.dtype),
             TensorType("positions", ("tokens", p.top_k), p.indices_dtype),
         )
-        return tensors if p.weight_dtype is None else (*tensors, TensorType("weights", ("copies",), p.weight_dtype))
+        if p.weight_dtype is None:
+            return tensors
+        of_weights = ("copies",) if p.weight_order == "rows" else ("tokens", p.top_k)
+        return (*tensors, TensorType("weights", of_weights, p.weight_dtype))
 
     def outputs(self, parameters: MoeCombineParameters) -> tuple[TensorType, ...]:
         """``out``."""

@@ -3,29 +3,32 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.moe_permute.spec import MoePermuteConfiguration, MoePermuteParameters
+from tkc.kernels.moe_permute.spec import MoePermute, MoePermuteConfiguration, MoePermuteParameters
 from tkc.kernels.target import WARP, Target
+from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: MoePermuteParameters, configuration: MoePermuteConfiguration, target: Target) -> PrimFunc:
-    """The kernel over ``experts``, ``sorted``, ``order``, ``inverse``, ``offsets`` and the workspace ``counts``."""
+    """The kernel over ``experts``, what the spec lists as outputs, and the workspace ``counts``."""
     return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
 
 
 def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
-    copies = T.dynamic("copies", "int32")
+    types = tensor_types(MoePermute(), p, ("tokens",))
     warps = c.threads // WARP
     experts_per_thread = -(-p.num_experts // c.threads)
 
     @T.prim_func
     def moe_permute(
-        experts: T.Tensor((copies,), p.indices_dtype),
-        ascending: T.Tensor((copies,), p.indices_dtype),
-        order: T.Tensor((copies,), p.indices_dtype),
-        inverse: T.Tensor((copies,), p.indices_dtype),
-        offsets: T.Tensor((p.num_experts,), "int32"),
+        experts: types.experts,
+        ascending: types.sorted,
+        order: types.order,
+        inverse: types.inverse,
+        offsets: types.offsets,
+        tokens: types.tokens,
         counts: T.Tensor((c.blocks, p.num_experts), "int32"),
     ):
+        copies = experts.shape[0]
         # Every warp has the same number of rounds of one copy a lane, and the warps' shares follow each other.
         with T.Kernel(c.blocks, threads=c.threads) as block:
             thread = T.get_thread_binding()
@@ -105,6 +108,8 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
                     ascending[position] = T.cast(expert, p.indices_dtype)
                     order[position] = T.cast(copy, p.indices_dtype)
                     inverse[copy] = T.cast(position, p.indices_dtype)
+                    if p.top_k is not None:
+                        tokens[position] = T.cast(copy // p.top_k, p.indices_dtype)
 
     return moe_permute
 
@@ -118,17 +123,19 @@ def _copy_index(
 
 
 def _cpu(p: MoePermuteParameters) -> PrimFunc:
-    copies = T.dynamic("copies", "int32")
+    types = tensor_types(MoePermute(), p, ("tokens",))
 
     @T.prim_func
     def moe_permute(
-        experts: T.Tensor((copies,), p.indices_dtype),
-        ascending: T.Tensor((copies,), p.indices_dtype),
-        order: T.Tensor((copies,), p.indices_dtype),
-        inverse: T.Tensor((copies,), p.indices_dtype),
-        offsets: T.Tensor((p.num_experts,), "int32"),
+        experts: types.experts,
+        ascending: types.sorted,
+        order: types.order,
+        inverse: types.inverse,
+        offsets: types.offsets,
+        tokens: types.tokens,
         counts: T.Tensor((1, p.num_experts), "int32"),
     ):
+        copies = experts.shape[0]
         with T.Kernel(1):
             end = T.alloc_local((1,), "int32")
             for e in T.serial(p.num_experts):
@@ -146,5 +153,7 @@ def _cpu(p: MoePermuteParameters) -> PrimFunc:
                 ascending[position] = experts[i]
                 order[position] = T.cast(i, p.indices_dtype)
                 inverse[i] = T.cast(position, p.indices_dtype)
+                if p.top_k is not None:
+                    tokens[position] = T.cast(i // p.top_k, p.indices_dtype)
 
     return moe_permute

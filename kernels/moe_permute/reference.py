@@ -7,12 +7,12 @@ import torch
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 
 
-def moe_permute(
-    parameters: MoePermuteParameters, experts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``sorted``, ``order``, ``inverse [copies]`` and ``offsets [num_experts]`` of ``experts [copies]``."""
+def moe_permute(parameters: MoePermuteParameters, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``sorted``, ``order``, ``inverse [copies]`` and ``offsets [num_experts]`` of ``experts [copies]``, and ``tokens
+    [copies]`` if asked."""
     ascending, order = torch.sort(experts, stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
     offsets = torch.bincount(experts.long(), minlength=parameters.num_experts).cumsum(0)
-    return ascending, order.to(experts.dtype), inverse.to(experts.dtype), offsets.to(torch.int32)
+    tokens = () if parameters.top_k is None else ((order // parameters.top_k).to(experts.dtype),)
+    return ascending, order.to(experts.dtype), inverse.to(experts.dtype), offsets.to(torch.int32), *tokens

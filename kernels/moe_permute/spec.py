@@ -17,10 +17,14 @@ _SHARED_BYTES = 48 * 1024  # what every CUDA architecture gives a block without 
 
 @dataclass(frozen=True)
 class MoePermuteParameters:
-    """``num_experts`` bounds the ids; ``indices_dtype`` is that of the ids and of the orders."""
+    """``num_experts`` bounds the ids; ``indices_dtype`` is that of the ids and of the orders.
+
+    ``top_k`` copies in a row belong to one token, and it is returned which; ``None``: that is not asked.
+    """
 
     num_experts: int
     indices_dtype: Literal["int32", "int64"] = "int64"
+    top_k: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class MoePermuteConfiguration:
 
 class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
     """``experts [copies]``, each in ``[0, num_experts)``, to the stable ascending sort's ``sorted`` and ``order``
-    (``sorted[i] = experts[order[i]]``), its ``inverse`` (``inverse[order[i]] = i``), and ``offsets [num_experts]``
-    in int32, where expert ``e``'s copies end."""
+    (``sorted[i] = experts[order[i]]``), its ``inverse`` (``inverse[order[i]] = i``), ``offsets [num_experts]``
+    in int32, where expert ``e``'s copies end, and, if asked, ``tokens`` (``order // top_k``)."""
 
     name = "moe.permute"
     parameters_type = MoePermuteParameters
@@ -45,13 +49,15 @@ class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
         return (TensorType("experts", ("copies",), parameters.indices_dtype),)
 
     def outputs(self, parameters: MoePermuteParameters) -> tuple[TensorType, ...]:
-        """``sorted``, ``order``, ``inverse`` and ``offsets``."""
+        """``sorted``, ``order``, ``inverse``, ``offsets``, and ``tokens`` if asked."""
         index = parameters.indices_dtype
+        tokens = () if parameters.top_k is None else (TensorType("tokens", ("copies",), index),)
         return (
             TensorType("sorted", ("copies",), index),
             TensorType("order", ("copies",), index),
             TensorType("inverse", ("copies",), index),
             TensorType("offsets", (parameters.num_experts,), "int32"),
+            *tokens,
         )
 
     def workspaces(
@@ -64,6 +70,8 @@ class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
         """Refuse no experts at all, and on CUDA more than a block can count in shared memory."""
         if parameters.num_experts < 1:
             return f"num_experts is {parameters.num_experts}, and at least one is needed"
+        if parameters.top_k is not None and parameters.top_k < 1:
+            return f"top_k is {parameters.top_k}, and a token has at least one copy"
         if target.is_cuda and not self.configurations(parameters, target):
             return f"{parameters.num_experts} experts are more than a block can count in shared memory"
         return None

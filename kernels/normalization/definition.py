@@ -1,8 +1,9 @@
 """Normalization in TileLang: a token's values stay in registers between their statistics and the result."""
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr, PrimFunc
+from tvm.tirx import Buffer, PrimFunc
 
+from tkc.kernels.moe_combine.weighted_sum import add_rows, add_whole_rows, find_rows
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.normalization.spec import (
     Normalization,
@@ -15,11 +16,11 @@ from tkc.kernels.tensor_types import tensor_types
 
 
 def define(parameters: NormalizationParameters, configuration: NormalizationConfiguration, target: Target) -> PrimFunc:
-    """The kernel over ``x``, what there is of ``residual``, ``weight`` and ``bias``, ``out``, and ``sum`` if kept."""
+    """The kernel over the inputs and outputs that the spec lists."""
     return _cuda(parameters, configuration) if target.is_cuda else _cpu(parameters)
 
 
-_OPTIONAL = ("residual", "weight", "bias", "sum")
+_OPTIONAL = ("x", "rows", "positions", "weights", "residual", "weight", "bias", "sum")
 
 
 def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc:
@@ -27,33 +28,41 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
     width = vector_width(p)
     per_lane = -(-p.channels // (width * c.lanes))
     at_once = c.threads // c.lanes
+    num_rows = 1 if p.combined is None else p.combined.top_k
     warps = max(c.lanes // WARP, 1)
 
     @T.prim_func
     def normalization(
         x: types.x,
+        rows: types.rows,
+        positions: types.positions,
+        weights: types.weights,
         residual: types.residual,
         weight: types.weight,
         bias: types.bias,
         out: types.out,
         sum: types.sum,
     ):
-        tokens = x.shape[0]
+        tokens = out.shape[0]
         with T.Kernel(T.max(T.ceildiv(tokens, at_once), 1), threads=c.threads) as block:
             thread = T.get_thread_binding()
             lane = thread % c.lanes
             token = block * at_once + thread // c.lanes
+            at = T.alloc_local((num_rows,), "int32")
             loaded = T.alloc_local((per_lane * width,), p.dtype)
             added = T.alloc_local((per_lane * width,), p.dtype)
             values = T.alloc_local((per_lane * width,), "float32")
             total = T.alloc_local((1,), "float32")
             warp_totals = T.alloc_shared((2, at_once, warps), "float32")
             # All loads come first, so that they are in flight together.
+            if p.combined is not None and token < tokens and rows.shape[0] > 0:
+                find_rows(p.combined, rows, positions, token, at)
             for i in T.unroll(per_lane):
                 channel = (i * c.lanes + lane) * width
                 if token < tokens and channel < p.channels:
-                    for e in T.vectorized(width):
-                        loaded[i * width + e] = x[token, channel + e]
+                    if p.combined is None:
+                        for e in T.vectorized(width):
+                            loaded[i * width + e] = x[token, channel + e]
                     if p.residual:
                         for e in T.vectorized(width):
                             added[i * width + e] = residual[token, channel + e]
@@ -62,12 +71,17 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
                 for e in T.unroll(width):
                     values[i * width + e] = 0.0
                 if token < tokens and channel < p.channels:
-                    for e in T.unroll(width):
-                        values[i * width + e] = T.cast(loaded[i * width + e], "float32")
+                    if p.combined is None:
+                        for e in T.unroll(width):
+                            values[i * width + e] = T.cast(loaded[i * width + e], "float32")
+                    elif rows.shape[0] > 0:
+                        add_rows(p.combined, rows, weights, at, token, channel, values, i * width)
                     if p.residual:
                         for e in T.unroll(width):
-                            total[0] = values[i * width + e] + T.cast(added[i * width + e], "float32")
-                            values[i * width + e] = T.cast(T.cast(total[0], p.dtype), "float32")
+                            values[i * width + e] += T.cast(added[i * width + e], "float32")
+                    if p.residual or p.combined is not None:
+                        for e in T.unroll(width):
+                            values[i * width + e] = T.cast(T.cast(values[i * width + e], p.dtype), "float32")
                     if p.keeps_sum:
                         for e in T.vectorized(width):
                             sum[token, channel + e] = T.cast(values[i * width + e], p.dtype)
@@ -124,26 +138,32 @@ def _cpu(p: NormalizationParameters) -> PrimFunc:
     types = tensor_types(Normalization(), p, _OPTIONAL, storage_dtype)
     parameter_dtype = p.parameter_dtype or p.dtype
 
-    def stored(value: PrimExpr) -> PrimExpr:
-        return to_float32(from_float32(value, p.dtype), p.dtype)
-
     @T.prim_func
     def normalization(
         x: types.x,
+        rows: types.rows,
+        positions: types.positions,
+        weights: types.weights,
         residual: types.residual,
         weight: types.weight,
         bias: types.bias,
         out: types.out,
         sum: types.sum,
     ):
-        with T.Kernel(x.shape[0]) as token:
+        with T.Kernel(out.shape[0]) as token:
             values = T.alloc_local((p.channels,), "float32")
             total = T.alloc_local((1,), "float32")
-            for j in T.serial(p.channels):
-                values[j] = to_float32(x[token, j], p.dtype)
+            if p.combined is None:
+                for j in T.serial(p.channels):
+                    values[j] = to_float32(x[token, j], p.dtype)
+            else:
+                add_whole_rows(p.combined, rows, positions, weights, token, values)
             if p.residual:
                 for j in T.serial(p.channels):
-                    values[j] = stored(values[j] + to_float32(residual[token, j], p.dtype))
+                    values[j] += to_float32(residual[token, j], p.dtype)
+            if p.residual or p.combined is not None:
+                for j in T.serial(p.channels):
+                    values[j] = to_float32(from_float32(values[j], p.dtype), p.dtype)
             if p.keeps_sum:
                 for j in T.serial(p.channels):
                     sum[token, j] = from_float32(values[j], p.dtype)

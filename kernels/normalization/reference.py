@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tkc.kernels.moe_combine.reference import weighted_sum
+from tkc.kernels.moe_combine.spec import MoeCombine
 from tkc.kernels.normalization.spec import Normalization, NormalizationParameters
 
 
@@ -11,9 +13,14 @@ def normalization(parameters: NormalizationParameters, *inputs: torch.Tensor) ->
     """``out [tokens, channels]`` and, if kept, ``sum``, for the tensors that the spec lists."""
     p = parameters
     named = {t.name: tensor for t, tensor in zip(Normalization().inputs(p), inputs, strict=True)}
-    x = named["x"]
+    dtype = getattr(torch, p.dtype)
+    if p.combined is None:
+        wide = named["x"].float()
+    else:
+        wide = weighted_sum(p.combined, *inputs[: len(MoeCombine().inputs(p.combined))])
     if p.residual:
-        x = (x.float() + named["residual"].float()).to(x.dtype)
+        wide = wide + named["residual"].float()
+    x = wide.to(dtype)
     wide = x.float()
     if p.kind == "layer":
         wide = wide - wide.mean(-1, keepdim=True)
@@ -22,4 +29,4 @@ def normalization(parameters: NormalizationParameters, *inputs: torch.Tensor) ->
         out = out * named["weight"].float()
     if p.bias:
         out = out + named["bias"].float()
-    return (out.to(x.dtype), x) if p.keeps_sum else (out.to(x.dtype),)
+    return (out.to(dtype), x) if p.keeps_sum else (out.to(dtype),)

@@ -1,4 +1,4 @@
-"""Layer normalization and root-mean-square normalization of each token, alone or of a sum."""
+"""Layer normalization and root-mean-square normalization of each token, alone or of a sum, also of experts' rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import WARP, Target
 
@@ -27,6 +28,9 @@ class NormalizationParameters:
 
     ``residual`` normalizes the sum of two tensors, rounded to ``dtype``; ``keeps_sum`` returns that too. ``weight`` and
     ``bias`` scale and shift each channel. Statistics and results are computed in float32 and rounded once.
+
+    ``combined`` normalizes what :class:`~tkc.kernels.moe_combine.spec.MoeCombine` would make of the rows that a token's
+    experts computed; in a sum with a residual, that is not rounded before.
     """
 
     channels: int
@@ -38,6 +42,7 @@ class NormalizationParameters:
     parameter_dtype: FloatType | None = None  # of weight and bias; ``None``: dtype
     residual: bool = False
     keeps_sum: bool = False
+    combined: MoeCombineParameters | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,10 @@ class NormalizationConfiguration:
 
 class Normalization(KernelSpec[NormalizationParameters, NormalizationConfiguration]):
     """``x [tokens, channels]`` (and ``residual`` of its shape, ``weight`` and ``bias [channels]``) to
-    ``out [tokens, channels]`` and, if kept, ``sum [tokens, channels]``."""
+    ``out [tokens, channels]`` and, if kept, ``sum [tokens, channels]``.
+
+    Combined, there are ``moe.combine``'s tensors in place of ``x``.
+    """
 
     name = "normalization"
     parameters_type = NormalizationParameters
@@ -58,7 +66,7 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
     dispatch_size = "tokens"
 
     def inputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
-        """``x``, then those of ``residual``, ``weight``, ``bias`` that there are."""
+        """``x`` or what it is combined of, then those of ``residual``, ``weight``, ``bias`` that there are."""
         p = parameters
         rows, vector = ("tokens", p.channels), (p.channels,)
         optional = (
@@ -66,7 +74,8 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
             (p.weight, TensorType("weight", vector, p.parameter_dtype or p.dtype)),
             (p.bias, TensorType("bias", vector, p.parameter_dtype or p.dtype)),
         )
-        return (TensorType("x", rows, p.dtype), *(tensor for present, tensor in optional if present))
+        source = (TensorType("x", rows, p.dtype),) if p.combined is None else MoeCombine().inputs(p.combined)
+        return (*source, *(tensor for present, tensor in optional if present))
 
     def outputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
         """``out``, and ``sum`` if kept."""
@@ -80,6 +89,8 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
             return f"channels is {parameters.channels}, and at least one is needed"
         if parameters.keeps_sum and not parameters.residual:
             return "a sum is kept of two tensors, and there is no residual"
+        if parameters.combined is not None and (why := _unsupported_rows(parameters, parameters.combined, target)):
+            return why
         if target.is_cuda and not self.configurations(parameters, target):
             return f"a token's {parameters.channels} channels are more than one block holds to find their statistics"
         return None
@@ -108,6 +119,9 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
         """For a value two operations to find the mean square and two to apply it, and one for each further term."""
         p = parameters
         operations = 4 + 2 * (p.kind == "layer") + p.weight + p.bias + p.residual
+        if p.combined is not None:
+            operations += 2 * p.combined.top_k
+            sizes = {"copies": sizes["tokens"] * p.combined.top_k, **sizes}
         tensors = (*self.inputs(p), *self.outputs(p))
         return Work(
             flops=float(operations * sizes["tokens"] * p.channels),
@@ -124,6 +138,15 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
 def vector_width(parameters: NormalizationParameters) -> int:
     """How many values one thread loads at once: as many as fit and divide the channels."""
     return math.gcd(VECTOR_BYTES // (4 if parameters.dtype == "float32" else 2), parameters.channels)
+
+
+def _unsupported_rows(p: NormalizationParameters, combined: MoeCombineParameters, target: Target) -> str | None:
+    """Why rows cannot be combined into what ``p`` normalizes."""
+    if (combined.channels, combined.dtype) != (p.channels, p.dtype):
+        return (
+            f"the rows have {combined.channels} channels of {combined.dtype}, and {p.channels} of {p.dtype} are needed"
+        )
+    return MoeCombine().unsupported(combined, target)
 
 
 def _power_of_two(number: int) -> int:

@@ -20,6 +20,7 @@ CASES = {
     "wide-weights": MoeCombineParameters(200, 2, "float16", "float32"),
     "plain-odd": MoeCombineParameters(33, 3, "float32", indices_dtype="int32"),
     "one": MoeCombineParameters(64, 1, "bfloat16", "float32"),
+    "weights-by-token": MoeCombineParameters(264, 4, "bfloat16", "float32", weight_order="tokens"),
 }
 TOKENS = (0, 1, 17, 129)
 
@@ -35,7 +36,8 @@ def inputs_for(parameters: MoeCombineParameters, tokens: int, seed: int = 0, dev
         positions.to(getattr(torch, parameters.indices_dtype)),
     ]
     if parameters.weight_dtype is not None:
-        inputs.append(torch.rand(copies, generator=generator).to(getattr(torch, parameters.weight_dtype)))
+        weights = torch.rand(copies, generator=generator).to(getattr(torch, parameters.weight_dtype))
+        inputs.append(weights if parameters.weight_order == "rows" else weights.reshape(positions.shape))
     return [tensor.to(device) for tensor in inputs]
 
 

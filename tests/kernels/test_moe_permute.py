@@ -17,17 +17,18 @@ CASES = {
     "one": MoePermuteParameters(1),
     "mixtral": MoePermuteParameters(8, "int32"),
     "odd": MoePermuteParameters(129),
-    "qwen3-moe": MoePermuteParameters(128),
+    "qwen3-moe": MoePermuteParameters(128, top_k=8),
+    "triples": MoePermuteParameters(60, "int32", top_k=3),
     "many": MoePermuteParameters(512, "int32"),
 }
 
 
 def assert_sorts(kernel: BuiltKernel, experts: torch.Tensor) -> None:
-    """All four outputs are the reference's, exactly."""
-    names = ("sorted", "order", "inverse", "offsets")
+    """All outputs are the reference's, exactly."""
+    outputs = SPECS["moe.permute"].outputs(kernel.request.parameters)
     expected = moe_permute(kernel.request.parameters, experts)
-    for name, actual, wanted in zip(names, kernel(experts), expected, strict=True):
-        assert torch.equal(actual, wanted), f"{name} differs for {len(experts)} copies"
+    for output, actual, wanted in zip(outputs, kernel(experts), expected, strict=True):
+        assert torch.equal(actual, wanted), f"{output.name} differs for {len(experts)} copies"
 
 
 def random_experts(parameters: MoePermuteParameters, copies: int, device: str = "cpu") -> torch.Tensor:
@@ -56,6 +57,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     """No experts anywhere, and on CUDA more than shared memory counts."""
     spec, cuda = SPECS["moe.permute"], Target.parse("cuda:sm_90a")
     assert "at least one" in (spec.unsupported(MoePermuteParameters(0), Target.parse("cpu")) or "")
+    assert "top_k is 0" in (spec.unsupported(MoePermuteParameters(8, top_k=0), Target.parse("cpu")) or "")
     assert "shared memory" in (spec.unsupported(MoePermuteParameters(4096), cuda) or "")
     assert spec.unsupported(MoePermuteParameters(512), cuda) is None
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
-from tkc.kernels import SPECS, Target
+from tkc.kernels import SPECS, Target, TensorType
+from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.kernels.normalization.reference import normalization
 from tkc.kernels.normalization.spec import NormalizationParameters
 
@@ -24,6 +25,23 @@ CASES = {
     "layer-odd": NormalizationParameters(201, "float16", "layer", 1e-5, bias=True, residual=True),
     "layer-plain": NormalizationParameters(33, "float32", "layer", 1e-5, weight=False),
     "layer-one-channel": NormalizationParameters(1, "bfloat16", "layer", 1e-5),
+    "combined": NormalizationParameters(
+        520,
+        "bfloat16",
+        "rms",
+        1e-6,
+        residual=True,
+        keeps_sum=True,
+        combined=MoeCombineParameters(520, 8, "bfloat16", "bfloat16", weight_order="tokens"),
+    ),
+    "combined-alone": NormalizationParameters(
+        201,
+        "float32",
+        "layer",
+        1e-5,
+        bias=True,
+        combined=MoeCombineParameters(201, 3, "float32", "float32", "int32"),
+    ),
 }
 TOKENS = (0, 1, 17, 129, 300)
 
@@ -31,22 +49,30 @@ TOKENS = (0, 1, 17, 129, 300)
 def inputs_for(
     parameters: NormalizationParameters, tokens: int, seed: int = 0, device: str = "cpu"
 ) -> list[torch.Tensor]:
-    """Normally distributed, off zero so that a mean left in would show."""
+    """Normally distributed, off zero so that a mean left in would show; positions as sorting by expert leaves them."""
     generator = torch.Generator().manual_seed(seed)
-    return [
-        (1 + torch.randn([tokens if d == "tokens" else d for d in t.shape], generator=generator)).to(
-            device, getattr(torch, t.dtype)
-        )
-        for t in SPECS["normalization"].inputs(parameters)
-    ]
+    sizes = {"tokens": tokens, "copies": tokens * parameters.combined.top_k if parameters.combined else 0}
+
+    def values(tensor: TensorType) -> torch.Tensor:
+        shape = [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]
+        if tensor.name == "positions":
+            return torch.randperm(sizes["copies"], generator=generator).reshape(shape)
+        return 1 + torch.randn(shape, generator=generator)
+
+    return [values(t).to(device, getattr(torch, t.dtype)) for t in SPECS["normalization"].inputs(parameters)]
 
 
 def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
-    """To the rounding of the result; sums to the bit."""
+    """To the rounding of the result; sums of two tensors to the bit."""
     parameters = kernel.request.parameters
     outputs, expected = kernel(*inputs), normalization(parameters, *inputs)
-    torch.testing.assert_close(outputs[0], expected[0], rtol=2 * torch.finfo(outputs[0].dtype).eps, atol=1e-5)
-    if parameters.keeps_sum:
+    rounding = 2 * torch.finfo(outputs[0].dtype).eps
+    # Rows may be added up in another order, by which a sum may be rounded the other way.
+    slack = 1e-5 if parameters.combined is None else max(1e-5, rounding)
+    torch.testing.assert_close(outputs[0], expected[0], rtol=rounding, atol=slack)
+    if parameters.combined is not None and parameters.keeps_sum:
+        torch.testing.assert_close(outputs[1], expected[1], rtol=rounding, atol=slack)
+    elif parameters.keeps_sum:
         assert torch.equal(outputs[1], expected[1])
 
 
@@ -80,6 +106,16 @@ def test_is_not_misled_by_a_large_mean(builder: KernelBuilder) -> None:
         (NormalizationParameters(0, "float32", "rms", 1e-6), "cpu", "at least one"),
         (NormalizationParameters(8, "float32", "rms", 1e-6, keeps_sum=True), "cpu", "no residual"),
         (NormalizationParameters(70000, "float32", "rms", 1e-6), "cuda:sm_90a", "70000 channels"),
+        (
+            NormalizationParameters(8, "float32", "rms", 1e-6, combined=MoeCombineParameters(16, 2, "float32")),
+            "cpu",
+            "the rows have 16 channels",
+        ),
+        (
+            NormalizationParameters(64, "bfloat16", "rms", 1e-6, combined=MoeCombineParameters(64, 64, "bfloat16")),
+            "cuda:sm_90a",
+            "64 rows at a time",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(parameters: NormalizationParameters, target: str, reason: str) -> None:
@@ -88,7 +124,9 @@ def test_what_makes_no_sense_is_refused(parameters: NormalizationParameters, tar
 
 
 @pytest.mark.nvcc
-@pytest.mark.parametrize(("arch", "case"), [("sm_80", "rms-sum"), ("sm_90a", "layer-odd"), ("sm_120", "rms-head")])
+@pytest.mark.parametrize(
+    ("arch", "case"), [("sm_80", "rms-sum"), ("sm_90a", "layer-odd"), ("sm_90a", "combined"), ("sm_120", "rms-head")]
+)
 def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:
     """With no GPU needed."""
     assert build_for(builder, "normalization", CASES[case], f"cuda:{arch}").function is not None
@@ -99,7 +137,10 @@ def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_on_the_gpu_in_every_configuration(builder: KernelBuilder, case: str, channels: int | None) -> None:
     """The case's own channels, and those of large models."""
-    parameters = CASES[case] if channels is None else dataclasses.replace(CASES[case], channels=channels)
+    parameters = CASES[case]
+    if channels is not None:
+        combined = parameters.combined and dataclasses.replace(parameters.combined, channels=channels)
+        parameters = dataclasses.replace(parameters, channels=channels, combined=combined)
     for kernel in build(builder, gpu_requests("normalization", parameters)):
         for tokens in (*TOKENS, 4097):
             assert_agrees(kernel, inputs_for(parameters, tokens, device="cuda"))

@@ -13,6 +13,7 @@ from torch.export import Dim
 from tkc.frontend.torch import import_torch
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.normalized_combine import NORMALIZED_COMBINE
 from tkc.passes.substitute_kernels import SubstitutionReport
 
 transformers = pytest.importorskip("transformers")
@@ -80,6 +81,10 @@ def test_expert_layers(name: str) -> None:
     assert {kernel: counts[kernel] for kernel in expected} == expected
     gated = [call.count for call in report.substitutions if call.rule == "gated grouped product"]
     assert (sum(gated), counts["swiglu"]) == (2, 0)
-    # DeepSeek-V3's shared expert is a dense layer beside them.
+    # DeepSeek-V3's shared expert is a dense layer beside them, whose last product adds what the others computed.
     assert counts["matmul.gated"] == (2 if name == "DeepseekV3" else 0)
+    normalized = sum(call.count for call in report.substitutions if call.rule == NORMALIZED_COMBINE.name)
+    assert (normalized, counts["moe.combine"]) == ((0, 2) if name == "DeepseekV3" else (2, 0))
+    combined = [getattr(call.parameters, "combined", None) or call.parameters for call in report.substitutions]
+    assert {getattr(parameters, "weight_order", "tokens") for parameters in combined} == {"tokens"}
     assert {call.parameters for call in report.substitutions if call.kernel == "moe.topk_gate"} == {gate}

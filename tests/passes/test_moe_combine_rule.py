@@ -56,6 +56,23 @@ def test_sixteen_bits_are_summed_in_float32_and_rounded_once() -> None:
     assert found.parameters.dtype == "bfloat16" and found.parameters.weight_dtype == "bfloat16"
 
 
+def routed(rows: Tensor, experts: Tensor, weights: Tensor, order: Callable[[Tensor], Tensor]) -> Tensor:
+    """Weights of tokens, sorted as ``order`` says along with the copies, and back."""
+    by_expert = torch.argsort(experts, stable=True)
+    return sorted_weights(rows, torch.argsort(by_expert), weights[order(by_expert)])
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [(lambda order: order, "tokens"), (lambda order: order.flip(0), "rows")]
+)
+def test_weights_are_read_before_they_were_sorted(order: Callable[[Tensor], Tensor], expected: str) -> None:
+    """Where sorting them and reading them at the rows' positions cancel out; nowhere else."""
+    rows, experts, weights = inputs()
+    module = imported(lambda r, e, w: routed(r, e, w, order), rows, experts, weights, symbolic=())
+    (found,) = checked_substitutions(module, rows, experts, weights, rules=RULES)
+    assert found.parameters.weight_order == expected
+
+
 UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "over channels": lambda r, p, w: (r * w[:, None])[p].view(-1, TOP_K, CHANNELS).sum(2),
     "over tokens": lambda r, p, w: r[p].view(-1, TOP_K, CHANNELS).sum(0),

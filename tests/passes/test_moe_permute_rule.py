@@ -63,6 +63,26 @@ def narrow(x: Tensor) -> tuple[Tensor, ...]:
     return ascending, order, ends(ascending)
 
 
+def tokens_of(divisors: tuple[int, ...]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """The order of copies, divided."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        order = torch.argsort(chosen(x), stable=True)
+        return tuple(order // divisor for divisor in divisors)
+
+    return function
+
+
+@pytest.mark.parametrize(("divisors", "left"), [((3,), 0), ((3, 3), 0), ((3, 2), 1)])
+def test_tokens_of_copies(divisors: tuple[int, ...], left: int) -> None:
+    """The kernel writes the tokens of one number of copies; whatever else divides the order does so itself."""
+    x = logits()
+    module = imported(tokens_of(divisors), x)
+    (call,) = checked_substitutions(module, x, rules=(MOE_PERMUTE,))
+    assert call.parameters == MoePermuteParameters(EXPERTS, top_k=3)
+    assert substituted(module, (MOE_PERMUTE,))[0]["main"].script().count("R.floor_divide") == left
+
+
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [(everything, "int64"), (unsorted_counts, "int64"), (order_alone, "int64"), (narrow, "int32")],

@@ -43,6 +43,16 @@ _QUERIES_AND_KEYS = (
     RotaryParameters(32, 128, "bfloat16", key_heads=8),
     RotaryParameters(32, 128, "bfloat16", key_heads=4, epsilon=1e-6, weight=True),
 )
+# What follows Qwen3-30B-A3B's experts: their weighted sum, the residual, and the next layer's normalization.
+_COMBINED = NormalizationParameters(
+    2048,
+    "bfloat16",
+    "rms",
+    1e-6,
+    residual=True,
+    keeps_sum=True,
+    combined=MoeCombineParameters(2048, EXPERTS_PER_TOKEN, "bfloat16", "bfloat16", weight_order="tokens"),
+)
 # Qwen3-30B-A3B's, one with twice the experts, and DeepSeek-V3's.
 _GATES = (
     MoeGateParameters(128, 8, "softmax", normalize=True),
@@ -113,7 +123,12 @@ def _products() -> list[Case]:
 def _expert_choices() -> list[Case]:
     gates = [Case("moe.topk_gate", p, {"tokens": t}) for p in _GATES for t in (1, 128, 4096, 65536)]
     permutations = [
-        Case("moe.permute", MoePermuteParameters(128), {"copies": EXPERTS_PER_TOKEN * t}, references.sort)
+        Case(
+            "moe.permute",
+            MoePermuteParameters(128, top_k=EXPERTS_PER_TOKEN),
+            {"copies": EXPERTS_PER_TOKEN * t},
+            references.sort,
+        )
         for t in (64, 4096, 65536)
     ]
     combinations = [
@@ -124,7 +139,10 @@ def _expert_choices() -> list[Case]:
         )
         for t, c in ((64, 2048), (4096, 2048), (65536, 2048), (4096, 7168))
     ]
-    return [*gates, *permutations, *combinations]
+    normalized = [
+        Case("normalization", _COMBINED, {"tokens": t, "copies": EXPERTS_PER_TOKEN * t}) for t in (64, 4096, 65536)
+    ]
+    return [*gates, *permutations, *combinations, *normalized]
 
 
 def _attention() -> list[Case]:
@@ -212,6 +230,9 @@ def tuning_cases() -> list[Case]:
         for kind in ("rms", "layer")
         for c in (128, 1024, 2048, 4096, 7168)
         for t in (16, 2048, 65536)
+    ]
+    found += [
+        Case("normalization", _COMBINED, {"tokens": t, "copies": EXPERTS_PER_TOKEN * t}) for t in (16, 64, 4096, 65536)
     ]
     found += [Case("moe.topk_gate", p, {"tokens": t}) for p in _GATES for t in (1, 128, 4096, 65536)]
     found += [
