@@ -8,8 +8,9 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import RASTER_BAND, STORES_IN_FLIGHT
+from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
@@ -47,12 +48,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     rows = c.block_m // warpgroups
 
     def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Where a tile begins. Tiles of consecutive numbers lie in a band of rows, so that they share operands."""
-        band = tile // (RASTER_BAND * column_tiles)
-        height = T.max(T.min(RASTER_BAND, row_tiles - band * RASTER_BAND), 1)
-        within = tile % (RASTER_BAND * column_tiles)
-        column_tile = within // height
-        return (band * RASTER_BAND + within % height) * c.block_m, first_column(p, c.block_n, column_tile)
+        """Where a tile begins."""
+        row_tile, column_tile = tile_at(tile, row_tiles, column_tiles)
+        return row_tile * c.block_m, first_column(p, c.block_n, column_tile)
 
     def slot(turn: PrimExpr, step: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""

@@ -19,8 +19,9 @@ from tkc.kernels.tensor_types import tensor_types
 def define(parameters: ScaledMatmulParameters, configuration: ScaledTiling, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``a_scale``, ``b_scale`` and ``out``."""
     if target.is_cuda:
-        several = configuration.tiles > 1
-        return persistent.define(parameters, configuration) if several else _cuda(parameters, configuration, target)
+        if configuration.blocks:
+            return persistent.define(parameters, configuration)
+        return _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
