@@ -5,7 +5,7 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.matmul import persistent
+from tkc.kernels.matmul import persistent, split
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import activated, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
@@ -22,6 +22,8 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
     if target.is_cuda:
         if configuration.blocks:
             return persistent.define(parameters, configuration)
+        if configuration.splits > 1:
+            return split.define(parameters, configuration, target)
         return _cuda(parameters, configuration, target)
     columns = min(configuration.block_n, parameters.n)
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))

@@ -40,8 +40,9 @@ class Tiling:
     """How a matrix product is cut.
 
     On CUDA, one block of ``threads`` computes ``block_m`` x ``block_n`` of the output, and ``stages`` slices of
-    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns. On the CPU, ``block_m`` x
-    ``block_n`` is what the registers hold, ``block_k`` the depth of one step; ``stages`` and ``threads`` are 1.
+    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns; the depth of one tile is
+    shared by ``splits`` blocks of a cluster. On the CPU, ``block_m`` x ``block_n`` is what the registers hold,
+    ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits`` are 1.
     """
 
     block_m: int = 128
@@ -50,18 +51,21 @@ class Tiling:
     stages: int = 4
     threads: int = 256
     blocks: int = 0
+    splits: int = 1
     item_bytes: ClassVar[int] = 2
     """Bytes of one element of an operand."""
 
     def shared_memory(self, weights: int = 1) -> int:
-        """Bytes of shared memory: the staged operands, then in their place the output tile (32 bits at most).
+        """Bytes of shared memory: the staged operands, then in their place the output tile (32 bits at most), or the
+        sums that blocks send each other and receive.
 
         There are ``weights`` right operands, each with a tile of ``block_n`` columns in every stage.
         """
         inputs = self.item_bytes * self.stages * (self.block_m + weights * self.block_n) * self.block_k
         if self.blocks:
             return inputs + 2 * STORES_IN_FLIGHT * self.block_m * self.stored_columns + _SHARED_MEMORY_MARGIN
-        return max(inputs, 4 * self.block_m * self.block_n) + _SHARED_MEMORY_MARGIN
+        sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)
+        return max(inputs, sums) + _SHARED_MEMORY_MARGIN
 
     @property
     def stored_columns(self) -> int:
@@ -98,7 +102,7 @@ def fitting(
         tiling
         for tiling in tilings
         if tiling.shared_memory(weights) <= capacity
-        and (tma or target.compute_capability != 90 or tiling.block_m < WGMMA_ROWS)
+        and (tma or target.compute_capability != 90 or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
     )
     narrowest = min(tiling.block_n for tiling in usable)
     return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))

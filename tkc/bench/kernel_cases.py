@@ -211,7 +211,12 @@ def tuning_cases() -> list[Case]:
     merged = [((4096, 1024, 1024), 4096), ((4096, 512, 512), 2048), ((1024, 1024, 1024), 1024)]
     products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
     products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
-    found = [Case("matmul", parameters, {"m": m}) for parameters in products for m in rows]
+    # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192.
+    found = [
+        Case("matmul", parameters, {"m": m})
+        for parameters in products
+        for m in (*rows, *((4096,) if parameters.n < 256 else ()))
+    ]
     scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536)]
     found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
     gated = [(14336, 4096, False), (3072, 1024, False)]

@@ -1,0 +1,92 @@
+"""The matrix product for few rows on Hopper: a cluster of blocks shares the depth of a tile.
+
+With few rows there are too few tiles to keep the device reading weights. Each block of a cluster sums over its part of
+the depth, sends every peer the rows of the tile that are the peer's to finish (through distributed shared memory), and
+adds up what it was sent.
+"""
+
+import tilelang.language as T
+from tvm.tirx import PrimFunc
+
+from tkc.kernels.matmul.columns import first_column, tiles_across
+from tkc.kernels.matmul.epilogue import store
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.tiling import shifts_registers
+from tkc.kernels.overlap import admit_next_kernel
+from tkc.kernels.target import Target
+from tkc.kernels.tensor_types import tensor_types
+
+
+def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
+    """The kernel over the same tensors as the one that is not split."""
+    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
+    out_dtype = p.out_dtype or p.dtype
+    transposed = p.weight_layout == "nk"
+    b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
+    # Steps past the end of k, of the last block, add zeros: TMA reads these where there is nothing.
+    steps = T.ceildiv(T.ceildiv(p.k, c.block_k), c.splits)
+    rows = c.block_m // c.splits
+
+    @T.prim_func
+    def matmul(
+        a: types.a,
+        b: types.b,
+        bias: types.bias,
+        residual: types.residual,
+        out: types.out,
+        out_1: types.out_1,
+        out_2: types.out_2,
+        out_3: types.out_3,
+    ):
+        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
+        with T.Kernel(
+            c.splits,
+            tiles_across(p, c.block_n),
+            T.ceildiv(m, c.block_m),
+            threads=c.threads,
+            cluster_dims=(c.splits, 1, 1),
+        ) as (part, column_tile, row_tile):
+            if not shifts_registers(c, target):
+                T.no_set_max_nreg()
+            a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
+            b_shared = T.alloc_shared(b_tile, p.dtype)
+            partial = T.alloc_shared((c.block_m, c.block_n), "float32")
+            received = T.alloc_shared((c.splits, rows, c.block_n), "float32")
+            all_received = T.alloc_cluster_barrier([c.splits])
+            out_shared = T.alloc_shared((rows, c.block_n), out_dtype)
+            acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
+            total = T.alloc_fragment((rows, c.block_n), "float32")
+            row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+            T.clear(acc)
+            for step in T.Pipelined(steps, num_stages=c.stages):
+                depth = (part * steps + step) * c.block_k
+                T.copy(a[row, depth], a_shared)
+                if transposed:
+                    T.copy(b[column, depth], b_shared)
+                else:
+                    T.copy(b[depth, column], b_shared)
+                T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
+            admit_next_kernel(target)
+            T.copy(acc, partial)
+            # Bulk copies are to read what threads wrote. What is received takes the place of operands, so every peer
+            # must be done with its own.
+            T.fence_proxy_async()
+            T.cluster_sync()
+            for peer in T.serial(c.splits):
+                T.copy_cluster(
+                    partial[peer * rows : (peer + 1) * rows, 0 : c.block_n],
+                    received[part, 0:rows, 0 : c.block_n],
+                    dst_block=peer,
+                    remote_barrier=all_received[0],
+                )
+            T.mbarrier_wait_parity(all_received[0], 0)
+            T.sync_warp()  # the barrier counts warps, and the thread that sent is behind the others of its own
+            # The output takes the place of what was sent, and a block that has ended can send nothing.
+            T.cluster_sync()
+            T.clear(total)
+            for source in T.serial(c.splits):
+                for i, j in T.Parallel(rows, c.block_n):
+                    total[i, j] += received[source, i, j]
+            store(p, total, bias, residual, out_shared, outputs, row + part * rows, column)
+
+    return matmul
