@@ -12,6 +12,9 @@ _LISTED = ", ".join(CUDA_ARCHITECTURES)
 WARP = 32
 """Threads of a warp, of every CUDA architecture."""
 
+MULTIPROCESSORS = 132
+"""Of an H100 SXM, H200 or GH200. Where there are fewer, the last of so many blocks come after the others."""
+
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _SHARED_MEMORY_KIB = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_120": 99}
 

@@ -1,11 +1,12 @@
 """Attention over many queries on Hopper: the softmax of one tile of scores while the tensor cores work on the next.
 
 As :mod:`tkc.kernels.attention.prefill`, in the order of FlashAttention-3 (Shah et al., 2024): while weights are
-computed, the product of the last ones with their values is under way.
+computed, the product of the last ones with their values is under way. Blocks that stay load the next tile's operands
+while they finish one.
 """
 
 import tilelang.language as T
-from tvm.tirx import PrimFunc
+from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.attention.hiding import hide_tile
 from tkc.kernels.attention.signature import annotations
@@ -13,6 +14,9 @@ from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
 from tkc.kernels.attention.tensors import diagonal, length, rows
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+
+# How many heads blocks that stay work on at a time, and how many pieces of work at the least.
+_HEADS_AT_A_TIME, _PIECES_AT_A_TIME = 32, 1024
 
 
 def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
@@ -23,20 +27,50 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     group = p.num_heads // p.num_kv_heads
     causal = p.causal is not None
     full_row = T.GemmWarpPolicy.FullRow
+    # A warpgroup's output takes the place of its own queries, or, if the next ones may come before, has its own.
+    in_place = p.head_size == p.value_head_size and not c.blocks
+
+    def place(piece: PrimExpr, num_tiles: PrimExpr, batches: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """The first query, the head and the sequence of a piece of work.
+
+        Under a causal mask the last queries have the most to do, so they go first. Blocks that stay take every
+        ``c.blocks``-th piece: so that they have as much to do as each other, pieces as long as each other follow one
+        another, those of many heads, but of no more than whose keys the L2 cache may hold.
+        """
+        if not causal:
+            tile, row = piece % num_tiles, piece // num_tiles
+        elif not c.blocks:
+            tile, row = num_tiles - 1 - piece % num_tiles, piece // num_tiles
+        else:
+            chunk_rows = T.max(_HEADS_AT_A_TIME, _PIECES_AT_A_TIME // T.max(num_tiles, 1))
+            chunk, within = piece // (chunk_rows * num_tiles), piece % (chunk_rows * num_tiles)
+            own_rows = T.max(T.min(chunk_rows, p.num_heads * batches - chunk * chunk_rows), 1)
+            tile, row = num_tiles - 1 - within // own_rows, chunk * chunk_rows + within % own_rows
+        return tile * block_queries, row % p.num_heads, row // p.num_heads
+
+    def key_blocks(first_query: PrimExpr, queries: PrimExpr, keys: PrimExpr) -> PrimExpr:
+        """How many blocks of keys a tile of queries sees; one at the least, if there are any."""
+        blocks = T.ceildiv(keys, block_keys)
+        if not causal:
+            return blocks
+        last = T.ceildiv(first_query + block_queries + diagonal(p, queries, keys), block_keys)
+        return T.min(blocks, T.max(1, last))
+
+    def slot(block: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """Where the block of keys or values of that number lies, and how often others have lain there, modulo 2."""
+        return block % c.stages, block // c.stages % 2
 
     @T.prim_func
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         num_tiles = T.ceildiv(queries, block_queries)
-        with T.Kernel(num_tiles, p.num_heads, q.shape[0], threads=WARPGROUP + c.threads) as (tile, head, batch):
-            # Under a causal mask the last queries have the most to do, so they go first.
-            first_query = (num_tiles - 1 - tile if causal else tile) * block_queries
+        pieces = num_tiles * p.num_heads * q.shape[0]
+        grid = c.blocks if c.blocks else pieces
+        with T.Kernel(grid, threads=WARPGROUP + c.threads) as first_piece:
             q_tile = T.alloc_shared((block_queries, p.head_size), p.dtype)
             k_tile = T.alloc_shared((c.stages, block_keys, p.head_size), p.dtype)
             v_tile = T.alloc_shared((c.stages, block_keys, p.value_head_size), p.dtype)
-            # A warpgroup's output takes the place of its own queries.
-            in_place = p.head_size == p.value_head_size
             out_tile = q_tile if in_place else T.alloc_shared((block_queries, p.value_head_size), p.dtype)
             scores = T.alloc_fragment((block_queries, block_keys), "float32")
             weights = T.alloc_fragment((block_queries, block_keys), p.dtype)
@@ -45,75 +79,119 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             rescale = T.alloc_fragment((block_queries,), "float32")
             total = T.alloc_fragment((block_queries,), "float32")
             q_loaded = T.alloc_barrier(WARPGROUP)
+            q_free = T.alloc_barrier(c.threads)
             k_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             v_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             k_free = T.alloc_barrier([c.threads] * c.stages)
             v_free = T.alloc_barrier([c.threads] * c.stages)
-            blocks = T.ceildiv(keys, block_keys)
-            if causal:
-                last = T.ceildiv(first_query + block_queries + diagonal(p, queries, keys), block_keys)
-                blocks = T.max(1, T.min(blocks, last))
+            turns = T.ceildiv(T.max(pieces - first_piece, 0), c.blocks) if c.blocks else 1
+            first_query = T.alloc_var("int32")
+            head = T.alloc_var("int32")
+            batch = T.alloc_var("int32")
+            blocks = T.alloc_var("int32")
+            done = T.alloc_var("int32", 0)  # blocks of keys of the tiles before
 
             if T.get_thread_binding() < WARPGROUP:
                 T.dec_max_nreg(LOADING_REGISTERS)
-                if blocks > 0:
-                    T.tma_copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, barrier=q_loaded)
-                    T.mbarrier_arrive(q_loaded)
-                for block in T.serial(blocks):
-                    at = block % c.stages
-                    parity = block // c.stages % 2
-                    T.mbarrier_wait_parity(k_free[at], parity ^ 1)
-                    T.tma_copy(
-                        rows(k, p.k_layout, batch, head // group, block * block_keys, block_keys),
-                        k_tile[at, :, :],
-                        barrier=k_loaded[at],
-                    )
-                    T.mbarrier_arrive(k_loaded[at])
-                    T.mbarrier_wait_parity(v_free[at], parity ^ 1)
-                    T.tma_copy(
-                        rows(v, p.v_layout, batch, head // group, block * block_keys, block_keys),
-                        v_tile[at, :, :],
-                        barrier=v_loaded[at],
-                    )
-                    T.mbarrier_arrive(v_loaded[at])
+                for turn in T.serial(turns):
+                    found = place(turn * grid + first_piece, num_tiles, q.shape[0])
+                    first_query = found[0]
+                    head = found[1]
+                    batch = found[2]
+                    blocks = key_blocks(first_query, queries, keys)
+                    if keys > 0:
+                        T.mbarrier_wait_parity(q_free, turn % 2 ^ 1)
+                        T.tma_copy(
+                            rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, barrier=q_loaded
+                        )
+                        T.mbarrier_arrive(q_loaded)
+                    for block in T.serial(blocks):
+                        at, parity = slot(done + block)
+                        T.mbarrier_wait_parity(k_free[at], parity ^ 1)
+                        T.tma_copy(
+                            rows(k, p.k_layout, batch, head // group, block * block_keys, block_keys),
+                            k_tile[at, :, :],
+                            barrier=k_loaded[at],
+                        )
+                        T.mbarrier_arrive(k_loaded[at])
+                        T.mbarrier_wait_parity(v_free[at], parity ^ 1)
+                        T.tma_copy(
+                            rows(v, p.v_layout, batch, head // group, block * block_keys, block_keys),
+                            v_tile[at, :, :],
+                            barrier=v_loaded[at],
+                        )
+                        T.mbarrier_arrive(v_loaded[at])
+                    done += blocks
             else:
                 T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
-                T.clear(acc)
-                T.clear(total)
-                T.fill(maximum, -T.infinity("float32"))
-                if blocks > 0:
-                    T.mbarrier_wait_parity(q_loaded, 0)
-                    T.mbarrier_wait_parity(k_loaded[0], 0)
-                    T.wgmma_gemm(q_tile, k_tile[0, :, :], scores, transpose_B=True, policy=full_row, clear_accum=True)
-                    T.wait_wgmma(0)
-                    T.mbarrier_arrive(k_free[0])
-                    hide_tile(p, mask, scores, batch, head, first_query, 0, queries, keys)
-                    softmax_tile(p, scores, maximum, rescale, total)
-                    T.copy(scores, weights)
-                    for before in T.serial(blocks - 1):
-                        block = before + 1
-                        at, past = block % c.stages, before % c.stages
-                        T.mbarrier_wait_parity(k_loaded[at], block // c.stages % 2)
+                for turn in T.serial(turns):
+                    found = place(turn * grid + first_piece, num_tiles, q.shape[0])
+                    first_query = found[0]
+                    head = found[1]
+                    batch = found[2]
+                    blocks = key_blocks(first_query, queries, keys)
+                    T.clear(acc)
+                    T.clear(total)
+                    T.fill(maximum, -T.infinity("float32"))
+                    if keys > 0:
+                        at, parity = slot(done)
+                        T.mbarrier_wait_parity(q_loaded, turn % 2)
+                        T.mbarrier_wait_parity(k_loaded[at], parity)
                         T.wgmma_gemm(
-                            q_tile, k_tile[at, :, :], scores, transpose_B=True, policy=full_row, clear_accum=True
+                            q_tile,
+                            k_tile[at, :, :],
+                            scores,
+                            transpose_B=True,
+                            policy=full_row,
+                            clear_accum=True,
                         )
-                        T.mbarrier_wait_parity(v_loaded[past], before // c.stages % 2)
-                        T.wgmma_gemm(weights, v_tile[past, :, :], acc, policy=full_row)
-                        T.wait_wgmma(1)
-                        T.mbarrier_arrive(k_free[at])
-                        hide_tile(p, mask, scores, batch, head, first_query, block * block_keys, queries, keys)
-                        softmax_tile(p, scores, maximum, rescale, total)
                         T.wait_wgmma(0)
-                        T.mbarrier_arrive(v_free[past])
-                        for i, j in T.Parallel(block_queries, p.value_head_size):
-                            acc[i, j] *= rescale[i]
+                        T.mbarrier_arrive(k_free[at])
+                        if c.blocks and blocks == 1:
+                            T.mbarrier_arrive(q_free)
+                        hide_tile(p, mask, scores, batch, head, first_query, 0, queries, keys)
+                        softmax_tile(p, scores, maximum, rescale, total)
                         T.copy(scores, weights)
-                    past_end = (blocks - 1) % c.stages
-                    T.mbarrier_wait_parity(v_loaded[past_end], (blocks - 1) // c.stages % 2)
-                    T.gemm(weights, v_tile[past_end, :, :], acc, policy=full_row)
-                for i, j in T.Parallel(block_queries, p.value_head_size):
-                    acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
-                T.copy(acc, out_tile)
-                T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))
+                        for before in T.serial(blocks - 1):
+                            T.mbarrier_wait_parity(
+                                k_loaded[(done + before + 1) % c.stages], (done + before + 1) // c.stages % 2
+                            )
+                            T.wgmma_gemm(
+                                q_tile,
+                                k_tile[(done + before + 1) % c.stages, :, :],
+                                scores,
+                                transpose_B=True,
+                                policy=full_row,
+                                clear_accum=True,
+                            )
+                            T.mbarrier_wait_parity(
+                                v_loaded[(done + before) % c.stages], (done + before) // c.stages % 2
+                            )
+                            T.wgmma_gemm(weights, v_tile[(done + before) % c.stages, :, :], acc, policy=full_row)
+                            T.wait_wgmma(1)
+                            T.mbarrier_arrive(k_free[(done + before + 1) % c.stages])
+                            if c.blocks and before == blocks - 2:
+                                T.mbarrier_arrive(q_free)
+                            hide_tile(
+                                p, mask, scores, batch, head, first_query, (before + 1) * block_keys, queries, keys
+                            )
+                            softmax_tile(p, scores, maximum, rescale, total)
+                            T.wait_wgmma(0)
+                            T.mbarrier_arrive(v_free[(done + before) % c.stages])
+                            for i, j in T.Parallel(block_queries, p.value_head_size):
+                                acc[i, j] *= rescale[i]
+                            T.copy(scores, weights)
+                        last, last_parity = slot(done + blocks - 1)
+                        T.mbarrier_wait_parity(v_loaded[last], last_parity)
+                        T.wgmma_gemm(weights, v_tile[last, :, :], acc, policy=full_row)
+                        T.wait_wgmma(0)
+                        T.mbarrier_arrive(v_free[last])
+                    done += blocks
+                    for i, j in T.Parallel(block_queries, p.value_head_size):
+                        acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
+                    T.tma_store_wait(0)
+                    T.copy(acc, out_tile)
+                    T.tma_copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))
+                T.tma_store_wait(0)
 
     return attention_prefill

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from tkc.kernels.spec import KernelSpec, TensorType, Work
-from tkc.kernels.target import Target
+from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,8 @@ class AttentionParameters:
 class PrefillConfiguration:
     """A thread block's tile of the scores, the depth of the key/value pipeline, and the threads at work on it.
 
-    ``overlaps``: the tensor cores work on the next tile of scores during the softmax of one (Hopper).
+    ``overlaps``: the tensor cores work on the next tile of scores during the softmax of one (Hopper). With ``blocks``,
+    so many blocks work on all tiles of queries by turns.
     """
 
     block_queries: int = 128
@@ -58,6 +59,7 @@ class PrefillConfiguration:
     stages: int = 2
     threads: int = 256
     overlaps: bool = False
+    blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
 
 _HOPPER_PREFILL = (
+    PrefillConfiguration(128, 128, 2, 256, overlaps=True, blocks=MULTIPROCESSORS),
     PrefillConfiguration(128, 128, 2, 256, overlaps=True),
     PrefillConfiguration(128, 128, 2, 256),
     PrefillConfiguration(128, 128, 1, 256),
@@ -239,12 +242,12 @@ def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
 
 
 def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:
-    """Bytes of the query tile and of the key and value tiles in flight. The output takes their place at the end,
-    or, where warps of their own load, that of the queries if it is as large."""
+    """Bytes of the query tile and of the key and value tiles in flight. The output takes their place at the end, or,
+    where warps of their own load, that of the queries if it is as large and no others follow."""
     p, c = parameters, configuration
     inputs = c.block_queries * p.head_size + c.stages * c.block_keys * (p.head_size + p.value_head_size)
     output = c.block_queries * p.value_head_size
-    beside = c.overlaps and p.head_size != p.value_head_size
+    beside = c.overlaps and (c.blocks > 0 or p.head_size != p.value_head_size)
     return (inputs + output if beside else max(inputs, output)) * _BYTES[p.dtype] + _BARRIERS
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, MULTIPROCESSORS, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import KernelSpec, TensorType, Work
-from tkc.kernels.target import Target
+from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
     import torch

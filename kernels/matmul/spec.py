@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, MULTIPROCESSORS, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
-from tkc.kernels.target import Target
+from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
     import torch

@@ -18,9 +18,6 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 # A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
 TMA_ELEMENTS = 8
 
-# Of an H100 SXM, H200 or GH200. Where there are fewer, the last blocks come after the others.
-MULTIPROCESSORS = 132
-
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
 

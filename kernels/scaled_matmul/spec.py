@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tkc.kernels.matmul.tiling import MULTIPROCESSORS, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
-from tkc.kernels.target import Target
+from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
     import torch
