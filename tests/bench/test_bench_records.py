@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from tkc.bench.comparison import comparison
-from tkc.bench.kernels import device_rows
+from tkc.bench.kernel_cases import benchmark_cases
+from tkc.bench.kernels import device_rows, row_name
 from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw
 from tkc.bench.record import Record, Row
 from tkc.errors import UsageError
@@ -89,6 +90,13 @@ def test_the_devices_limits_are_measured() -> None:
     copy, product = device_rows(torch.device("cpu"))
     assert (copy.name, product.name) == (COPY, MATRIX_PRODUCT)
     assert float(copy.notes["TB/s"]) > 1e-4 and float(product.notes["TFLOP/s"]) > 1e-3
+
+
+def test_rows_are_told_apart() -> None:
+    """No two cases have one name, or comparisons would mix them up; names say nothing that is absent."""
+    names = [row_name(case) for case in benchmark_cases()]
+    assert len(set(names)) == len(names)
+    assert not any("None" in name or "0.088" in name for name in names)
 
 
 def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -79,7 +79,7 @@ def _rows(
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:
             notes["configuration"] = str(request.configuration)
-        name = f"{case.kernel} {_short(case)}"
+        name = row_name(case)
         yield Row(name, milliseconds, milliseconds["PyTorch"] / ours if references else None, error, notes)
 
 
@@ -89,6 +89,8 @@ _TOLD = (
 )  # the parameters by which rows are told apart
 
 
-def _short(case: Case) -> str:
-    told = (f"{name}={getattr(case.parameters, name)}" for name in _TOLD if hasattr(case.parameters, name))
-    return " ".join([*told, *(f"{name}={size}" for name, size in case.sizes.items())])
+def row_name(case: Case) -> str:
+    """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out."""
+    parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
+    told = {name: value for name, value in parameters.items() if value is not None and not isinstance(value, float)}
+    return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])

@@ -17,6 +17,8 @@ COPY, MATRIX_PRODUCT = "device: copy", "device: matrix product"
 
 _COLOURS = 10  # then they repeat
 _NAME_WIDTH = 64  # characters
+_ROW_INCHES, _LINE_INCHES = 0.3, 0.12  # of a bar, and of each further line of its name
+_TICKS = (0.125, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16, 32, 64)
 
 
 def draw(record: Record, folder: Path, name: str) -> list[Path]:
@@ -34,11 +36,12 @@ def draw(record: Record, folder: Path, name: str) -> list[Path]:
 def _draw_ratios(record: Record, rows: list[Row], path: Path) -> None:
     """A bar for each row: the reference's time over ours."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-    figure = Figure(figsize=(10, 1.2 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.subplots()
     names = [textwrap.fill(row.name, _NAME_WIDTH) for row in rows]
+    most_lines = max(name.count("\n") for name in names)
+    figure = Figure(figsize=(10, 1.2 + (_ROW_INCHES + _LINE_INCHES * most_lines) * len(rows)), layout="constrained")
+    axes = figure.subplots()
     ratios = [row.ratio or 1.0 for row in rows]
     # On a logarithmic axis, twice as fast and half as fast are bars of one length.
     bars = axes.barh(names, [r - 1 for r in ratios], left=1, color=["C0" if r >= 1 else "C1" for r in ratios])
@@ -48,6 +51,8 @@ def _draw_ratios(record: Record, rows: list[Row], path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=1)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("time of the reference / time of tkc")
     figure.suptitle(_title(record))
@@ -78,7 +83,8 @@ def _draw_roofline(record: Record, rows: list[Row], path: Path) -> None:
         intensities = [_intensity(row) or ridge for row in rows]
         least, most = min(*intensities, ridge) / 2, max(*intensities, 10 * ridge)
         axes.plot([least, ridge, most], [least * bandwidth, peak, peak], color="black", linewidth=1)
-        _annotate(axes, f"copy, {bandwidth:.3g} TB/s", (ridge / 8, peak / 8), (-4, 4), "right")
+        halfway = (least * ridge) ** 0.5
+        _annotate(axes, f"copy, {bandwidth:.3g} TB/s", (halfway, halfway * bandwidth), (-4, 4), "right")
         _annotate(axes, f"matrix product, {peak:.3g} TFLOP/s", (ridge, peak), (4, 5), "left")
     axes.set_xscale("log")
     axes.set_yscale("log")
