@@ -133,6 +133,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     T.clear(acc)
                     T.clear(total)
                     T.fill(maximum, -T.infinity("float32"))
+                    # Of a size: a condition on a variable becomes one for each statement, and hides from the loop that
+                    # what the first product computed of addresses is still there.
                     if keys > 0:
                         at, parity = slot(done)
                         T.mbarrier_wait_parity(q_loaded, turn % 2)

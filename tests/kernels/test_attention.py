@@ -300,6 +300,7 @@ GPU_PREFILL_SIZES = [
     {"batch": 1, "queries": 4097, "keys": 4097},
     {"batch": 1, "queries": 129, "keys": 1100},
     {"batch": 2, "queries": 1100, "keys": 129},
+    {"batch": 19, "queries": 4097, "keys": 129},  # more heads than are worked on at a time
 ]
 GPU_DECODE_SIZES = [{"batch": batch, "keys": keys} for batch, keys in ((3, 1), (1, 17), (2, 127), (2, 128), (2, 4097))]
 
