@@ -140,6 +140,7 @@ def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Pat
     assert running.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     assert "Traceback" not in errors
     if sent == signal.SIGINT:
+        assert errors.splitlines()[-1] == "interrupted"
         assert psutil.wait_procs(builders, timeout=1)[1] == []
     assert list(tmp_path.glob("*.tkc*")) == []
     again = subprocess.run(command, env=environment, capture_output=True, text=True)

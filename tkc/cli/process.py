@@ -36,10 +36,12 @@ def main() -> None:
         from tkc.cli.app import app  # here, because these imports take a while and may be interrupted too
 
         app()  # exits by itself, with 2 and a message for a wrong option
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if interrupt.happened:
             print("interrupted", file=sys.stderr)
             sys.exit(_INTERRUPTED)
+        if isinstance(error, SystemExit):
+            raise
         sys.exit(_report(error))
 
 
