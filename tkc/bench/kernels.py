@@ -44,7 +44,11 @@ def device_rows(device: torch.device) -> list[Row]:
     multiplying = median_milliseconds(lambda: a @ b, device)
     return [
         Row(COPY, {"PyTorch": copying}, notes={"TB/s": 2.0 * source.nbytes / copying / 1e9}),
-        Row(MATRIX_PRODUCT, {"PyTorch": multiplying}, notes={"TFLOP/s": 2.0 * edge**3 / multiplying / 1e9}),
+        Row(
+            MATRIX_PRODUCT,
+            {"PyTorch": multiplying},
+            notes={"TFLOP/s": 2.0 * edge**3 / multiplying / 1e9, "dtype": str(dtype).removeprefix("torch.")},
+        ),
     ]
 
 

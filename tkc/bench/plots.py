@@ -85,7 +85,8 @@ def _draw_roofline(record: Record, rows: list[Row], path: Path) -> None:
         axes.plot([least, ridge, most], [least * bandwidth, peak, peak], color="black", linewidth=1)
         halfway = (least * ridge) ** 0.5
         _annotate(axes, f"copy, {bandwidth:.3g} TB/s", (halfway, halfway * bandwidth), (-4, 4), "right")
-        _annotate(axes, f"matrix product, {peak:.3g} TFLOP/s", (ridge, peak), (4, 5), "left")
+        dtype = known[MATRIX_PRODUCT].notes.get("dtype", "")
+        _annotate(axes, f"{dtype} matrix product, {peak:.3g} TFLOP/s".lstrip(), (ridge, peak), (4, 5), "left")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations per byte (FLOP/B)")
