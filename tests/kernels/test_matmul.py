@@ -187,6 +187,12 @@ def test_persistent_blocks_store_by_tma() -> None:
         assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
 
 
+def test_clusters_add_no_residual() -> None:
+    """Which would have to be waited for after everything else."""
+    offered = [SPEC.configurations(MatmulParameters(512, 512, "bfloat16", residual=r), HOPPER) for r in (False, True)]
+    assert [any(tiling.splits > 1 for tiling in tilings) for tilings in offered] == [True, False]
+
+
 def test_work_counts_every_tensor() -> None:
     """FLOPs and bytes of a small product, counted by hand."""
     work = SPEC.work(MatmulParameters(8, 4, "bfloat16", bias=True, residual=True, out_dtype="float32"), {"m": 2})
