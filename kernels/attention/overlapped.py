@@ -33,9 +33,9 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     def place(piece: PrimExpr, num_tiles: PrimExpr, batches: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """The first query, the head and the sequence of a piece of work.
 
-        Under a causal mask the last queries have the most to do, so they go first. Blocks that stay take every
-        ``c.blocks``-th piece: so that they have as much to do as each other, pieces as long as each other follow one
-        another, those of many heads, but of no more than whose keys the L2 cache may hold.
+        Under a causal mask the last queries have the most to do, so they go first. For blocks that stay, pieces as
+        long as each other follow one another, those of many heads, but of no more than whose keys the L2 cache may
+        hold: so blocks have as much to do as each other.
         """
         if not causal:
             tile, row = piece % num_tiles, piece // num_tiles
@@ -47,6 +47,22 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             own_rows = T.max(T.min(chunk_rows, p.num_heads * batches - chunk * chunk_rows), 1)
             tile, row = num_tiles - 1 - within // own_rows, chunk * chunk_rows + within % own_rows
         return tile * block_queries, row % p.num_heads, row // p.num_heads
+
+    def piece_of(turn: PrimExpr, block: PrimExpr) -> PrimExpr:
+        """The piece of work that a block does in that turn.
+
+        Every other turn deals pieces out backwards: in a turn the first are the longest.
+        """
+        if not c.blocks:
+            return block
+        return turn * c.blocks + T.if_then_else(turn % 2 == 0, block, c.blocks - 1 - block)
+
+    def turns_of(pieces: PrimExpr, block: PrimExpr) -> PrimExpr:
+        """How many pieces a block does: one in each full turn, and maybe one in the last."""
+        if not c.blocks:
+            return 1
+        full = pieces // c.blocks
+        return full + T.if_then_else(piece_of(full, block) < pieces, 1, 0)
 
     def key_blocks(first_query: PrimExpr, queries: PrimExpr, keys: PrimExpr) -> PrimExpr:
         """How many blocks of keys a tile of queries sees; one at the least, if there are any."""
@@ -67,7 +83,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
         num_tiles = T.ceildiv(queries, block_queries)
         pieces = num_tiles * p.num_heads * q.shape[0]
         grid = c.blocks if c.blocks else pieces
-        with T.Kernel(grid, threads=WARPGROUP + c.threads) as first_piece:
+        with T.Kernel(grid, threads=WARPGROUP + c.threads) as block_number:
             q_tile = T.alloc_shared((block_queries, p.head_size), p.dtype)
             k_tile = T.alloc_shared((c.stages, block_keys, p.head_size), p.dtype)
             v_tile = T.alloc_shared((c.stages, block_keys, p.value_head_size), p.dtype)
@@ -84,7 +100,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             v_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             k_free = T.alloc_barrier([c.threads] * c.stages)
             v_free = T.alloc_barrier([c.threads] * c.stages)
-            turns = T.ceildiv(T.max(pieces - first_piece, 0), c.blocks) if c.blocks else 1
+            turns = turns_of(pieces, block_number)
             first_query = T.alloc_var("int32")
             head = T.alloc_var("int32")
             batch = T.alloc_var("int32")
@@ -94,7 +110,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             if T.get_thread_binding() < WARPGROUP:
                 T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
-                    found = place(turn * grid + first_piece, num_tiles, q.shape[0])
+                    found = place(piece_of(turn, block_number), num_tiles, q.shape[0])
                     first_query = found[0]
                     head = found[1]
                     batch = found[2]
@@ -125,7 +141,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             else:
                 T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 for turn in T.serial(turns):
-                    found = place(turn * grid + first_piece, num_tiles, q.shape[0])
+                    found = place(piece_of(turn, block_number), num_tiles, q.shape[0])
                     first_query = found[0]
                     head = found[1]
                     batch = found[2]
