@@ -14,7 +14,12 @@ from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, Dec
 from tkc.kernels.attention.splits import Results, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
-from tkc.kernels.target import Target
+from tkc.kernels.target import MULTIPROCESSORS, Target
+
+_BLOCKS_EACH = 4  # thread blocks that a multiprocessor runs at once
+_SMALL = 16 * 128  # elements of the output that leave each of them registers enough
+_WAVES = 4  # of blocks, that end together well enough
+_KEY_BLOCKS = 8  # that a thread block then has at the least
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
@@ -25,7 +30,7 @@ def define(parameters: AttentionParameters, configuration: DecodeConfiguration, 
 def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     spec = AttentionDecode()
     args = annotations((*spec.inputs(p), *spec.outputs(p), *spec.workspaces(p, c)))
-    block_keys, splits = c.block_keys, c.splits
+    block_keys = c.block_keys
     group = p.num_heads // p.num_kv_heads
     block_rows = block_heads(p)
     head_tiles = T.ceildiv(group, block_rows)
@@ -45,11 +50,15 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     ):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         keys = _visible_keys(p, k)
-        split_blocks = T.ceildiv(T.ceildiv(keys, block_keys), splits)
+        key_blocks = T.ceildiv(keys, block_keys)
+        wanted = _splits(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
+        blocks_each = T.max(T.ceildiv(key_blocks, wanted), 1)
+        splits = T.max(T.ceildiv(key_blocks, blocks_each), 1)  # of which none is empty
         with T.Kernel(splits, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
             kv_head = tile // head_tiles
             first_row = tile % head_tiles * block_rows
             first_head = kv_head * group + first_row
+            T.annotate_min_blocks_per_sm(_BLOCKS_EACH if block_rows * p.value_head_size <= _SMALL else 1)
             # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each
             # other's waits; the warps that TileLang sets aside for bulk copies would take the registers those need.
             q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
@@ -68,9 +77,10 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             T.clear(total)
             T.fill(maximum, -T.infinity("float32"))
 
+            split_blocks = T.alloc_var("int32", blocks_each)  # lest it be computed wherever it is used
             first_block = split * split_blocks
             # One block at the least, be it beyond the last key: the loop is also what waits for the queries.
-            blocks = T.max(1, T.min(split_blocks, T.ceildiv(keys, block_keys) - first_block))
+            blocks = T.max(1, T.min(split_blocks, key_blocks - first_block))
             for block in T.Pipelined(blocks, num_stages=1):
                 first_key = (first_block + block) * block_keys
                 T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile, disable_tma=True)
@@ -97,10 +107,22 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                     partial_max[batch, first_head + i, split] = maximum[i]
                     partial_sum[batch, first_head + i, split] = total[i]
 
-        results = Results(splits, out, partial_out, partial_max, partial_sum)
-        combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0))
+        results = Results(c.splits, out, partial_out, partial_max, partial_sum)
+        combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits)
 
     return attention_decode
+
+
+def _splits(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:
+    """How many thread blocks share a sequence's keys, where others do the same for as many sequences and heads.
+
+    So many that all multiprocessors are busy; more, so that these end together, only where each block still has keys
+    enough for what it leaves to combine to count little.
+    """
+    at_a_time = _BLOCKS_EACH * MULTIPROCESSORS
+    busy = at_a_time // rows
+    even = T.min(key_blocks // _KEY_BLOCKS, _WAVES * at_a_time // rows)
+    return T.max(T.min(T.min(T.max(busy, even), key_blocks), c.splits), 1)
 
 
 def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:

@@ -107,7 +107,7 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
 
             store_heads(attention, results, batch, first_head, split, 0, acc, maximum, total)
         if c.splits > 1:
-            combine_splits(p.attention, results, lambda batch, head: (batch, head))
+            combine_splits(p.attention, results, lambda batch, head: (batch, head), c.splits)
 
     return latent_decode
 

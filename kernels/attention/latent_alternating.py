@@ -131,7 +131,7 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 acc, maximum, total = _multiply(p, c, shared, turns, 1, acc_right)
                 store_heads(p.attention, results, batch, first_head, split, half, acc, maximum, total)
         if c.splits > 1:
-            combine_splits(p.attention, results, lambda batch, head: (batch, head))
+            combine_splits(p.attention, results, lambda batch, head: (batch, head), c.splits)
 
     return latent_decode
 

@@ -64,7 +64,7 @@ class PrefillConfiguration:
 
 @dataclass(frozen=True)
 class DecodeConfiguration:
-    """Keys in a tile, thread blocks that share one sequence's keys, and threads in a block."""
+    """Keys in a tile, how many thread blocks share one sequence's keys at the most, and threads in a block."""
 
     block_keys: int = 64
     splits: int = 16
@@ -159,6 +159,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
 
     name = "attention.decode"
     configuration_type = DecodeConfiguration
+    dispatch_size = "batch"
     _queries = 1
 
     @property
@@ -192,8 +193,9 @@ _HOPPER_PREFILL = (
 )
 _DECODE = (
     DecodeConfiguration(64, 16, 128),
-    DecodeConfiguration(64, 32, 128),
+    DecodeConfiguration(64, 64, 128),
     DecodeConfiguration(128, 16, 128),
+    DecodeConfiguration(128, 64, 128),
     DecodeConfiguration(64, 4, 128),
     DecodeConfiguration(32, 16, 128),
 )

@@ -58,21 +58,43 @@ def store_heads(
 
 
 @T.macro
-def combine_splits(p: AttentionParameters, results: Results, row: Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, ...]]):
-    """Launch what sums the splits' results by their weights, into ``out`` at ``row(batch, head)``."""
-    with T.Kernel(p.num_heads, results.partial_out.shape[0], threads=_threads(p.value_head_size)) as (head, batch):
-        acc = T.alloc_fragment([p.value_head_size], "float32")
+def combine_splits(
+    p: AttentionParameters,
+    results: Results,
+    row: Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, ...]],
+    used: PrimExpr | int,
+):
+    """Launch what sums the results of the first ``used`` splits by their weights, into ``out`` at ``row(batch, head)``.
+
+    All are read at once, each thread's own by loads that do not wait for each other.
+    """
+    splits, columns = results.splits, p.value_head_size
+    with T.Kernel(p.num_heads, results.partial_out.shape[0], threads=_threads(columns)) as (head, batch):
+        parts = T.alloc_fragment([splits, columns], "float32")
+        acc = T.alloc_fragment([columns], "float32")
+        maxima = T.alloc_shared([splits], "float32")
+        sums = T.alloc_shared([splits], "float32")
+        factors = T.alloc_shared([splits], "float32")
+        number = T.alloc_var("int32", used)
         overall = T.alloc_var("float32", -T.infinity("float32"))
         total = T.alloc_var("float32", 0.0)
-        for split in T.serial(results.splits):
-            overall = T.max(overall, results.partial_max[batch, head, split])
-        T.clear(acc)
-        for split in T.serial(results.splits):
-            factor = T.exp2(exponent(p, results.partial_max[batch, head, split], finite(overall)))
-            total += factor * results.partial_sum[batch, head, split]
-            for j in T.Parallel(p.value_head_size):
-                acc[j] += factor * results.partial_out[batch, head, split, j]
-        for j in T.Parallel(p.value_head_size):
+        for split in T.Parallel(splits):
+            maxima[split] = T.if_then_else(
+                split < number, results.partial_max[batch, head, split], -T.infinity("float32")
+            )
+            sums[split] = T.if_then_else(split < number, results.partial_sum[batch, head, split], 0.0)
+        for split in T.serial(splits):
+            overall = T.max(overall, maxima[split])
+        for split in T.Parallel(splits):
+            factors[split] = T.exp2(exponent(p, maxima[split], finite(overall)))
+        for split in T.serial(splits):
+            total += factors[split] * sums[split]
+        for split, j in T.Parallel(splits, columns):
+            parts[split, j] = T.if_then_else(
+                split < number, factors[split] * results.partial_out[batch, head, split, j], 0.0
+            )
+        T.reduce_sum(parts, acc, dim=0)
+        for j in T.Parallel(columns):
             results.out[(*row(batch, head), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tkc import kernel_tuning
 from tkc.bench.kernel_cases import Case
-from tkc.errors import UsageError
+from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.records import read_records
@@ -50,6 +50,29 @@ def test_a_wrong_configuration_never_wins(
     records = kernel_tuning.tune_kernels([], CPU, tmp_path)
     assert {record.request.configuration for record in records} == {CONFIGURATIONS[1]}
     assert "is wrong by" in caplog.text and str(CONFIGURATIONS[0]) in caplog.text
+
+
+def test_what_is_hardly_faster_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations that measure alike are told apart by their order, not by noise."""
+    for faster, winner in ((0.995, CONFIGURATIONS[0]), (0.9, CONFIGURATIONS[-1])):
+        times = iter([1.0] * (len(CONFIGURATIONS) - 1) + [faster])
+        monkeypatch.setattr(kernel_tuning, "median_milliseconds", lambda *_: 0.0)
+        monkeypatch.setattr(kernel_tuning, "kernel_milliseconds", lambda *_, times=times: {"": next(times)})
+        monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: [Case("matmul", PARAMETERS, {"m": 16})])
+        (record,) = kernel_tuning.tune_kernels([], CPU, tmp_path)
+        assert record.request.configuration == winner
+
+
+def test_a_builder_that_builds_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are not at fault then, and a table without rows would say nothing."""
+
+    class Dead(kernel_tuning.KernelBuilder):
+        def build(self, requests: Any) -> Any:
+            raise KernelBuildError("the process that loads TileLang died")
+
+    monkeypatch.setattr(kernel_tuning, "KernelBuilder", Dead)
+    with pytest.raises(KernelBuildError, match="died"):
+        kernel_tuning.tune_kernels([], CPU, tmp_path)
 
 
 def test_kernels_without_a_table_are_refused_by_name(tmp_path: Path) -> None:

@@ -146,13 +146,10 @@ def _expert_choices() -> list[Case]:
 
 
 def _attention() -> list[Case]:
-    def heads(number: int, for_keys: int, size: int = 128, causal: str | None = None) -> AttentionParameters:
-        return AttentionParameters(number, for_keys, size, size, "bfloat16", size**-0.5, causal=causal)
-
     prefill = [
         Case(
             "attention.prefill",
-            heads(h, kv, size, causal),
+            _heads(h, kv, size, causal),
             {"batch": b, "queries": s, "keys": s},
             references.sdpa,
         )
@@ -167,7 +164,7 @@ def _attention() -> list[Case]:
         )
     ]
     decode = [
-        Case("attention.decode", heads(h, 8), {"batch": b, "keys": keys}, references.sdpa)
+        Case("attention.decode", _heads(h, 8), {"batch": b, "keys": keys}, references.sdpa)
         for h, batches in ((32, (1, 8, 32, 128)), (64, (1, 32)))
         for b in batches
         for keys in (1024, 4096, 32768)
@@ -178,6 +175,10 @@ def _attention() -> list[Case]:
         for keys in (1024, 4096, 8192)
     ]
     return [*prefill, *decode, *latent]
+
+
+def _heads(number: int, for_keys: int, size: int = 128, causal: str | None = None) -> AttentionParameters:
+    return AttentionParameters(number, for_keys, size, size, "bfloat16", size**-0.5, causal=causal)
 
 
 def _elementwise() -> list[Case]:
@@ -250,6 +251,9 @@ def tuning_cases() -> list[Case]:
         for packed, scale in ((False, None), (True, None), (True, "group"))
         for c in (768, 2048, 7168, 14336)
         for t in (16, 4096, 16384)
+    ]
+    found += [
+        Case("attention.decode", _heads(h, 8), {"batch": b, "keys": 4096}) for h in (32, 64) for b in (1, 8, 32, 128)
     ]
     found += [
         Case("attention.latent_decode", _DEEPSEEK_V3, {"batch": b, "keys": 4096}) for b in (1, 4, 16, 32, 64, 128)
