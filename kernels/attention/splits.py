@@ -66,11 +66,10 @@ def combine_splits(
 ):
     """Launch what sums the results of the first ``used`` splits by their weights, into ``out`` at ``row(batch, head)``.
 
-    All are read at once, each thread's own by loads that do not wait for each other.
+    A thread reads all of its own at once: the loop is unrolled, and loads do not wait for sums.
     """
     splits, columns = results.splits, p.value_head_size
     with T.Kernel(p.num_heads, results.partial_out.shape[0], threads=_threads(columns)) as (head, batch):
-        parts = T.alloc_fragment([splits, columns], "float32")
         acc = T.alloc_fragment([columns], "float32")
         maxima = T.alloc_shared([splits], "float32")
         sums = T.alloc_shared([splits], "float32")
@@ -89,11 +88,12 @@ def combine_splits(
             factors[split] = T.exp2(exponent(p, maxima[split], finite(overall)))
         for split in T.serial(splits):
             total += factors[split] * sums[split]
-        for split, j in T.Parallel(splits, columns):
-            parts[split, j] = T.if_then_else(
-                split < number, factors[split] * results.partial_out[batch, head, split, j], 0.0
-            )
-        T.reduce_sum(parts, acc, dim=0)
+        T.clear(acc)
+        for split in T.unroll(splits):
+            for j in T.Parallel(columns):
+                acc[j] += T.if_then_else(
+                    split < number, factors[split] * results.partial_out[batch, head, split, j], 0.0
+                )
         for j in T.Parallel(columns):
             results.out[(*row(batch, head), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
 
