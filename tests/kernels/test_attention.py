@@ -302,7 +302,10 @@ GPU_PREFILL_SIZES = [
     {"batch": 2, "queries": 1100, "keys": 129},
     {"batch": 19, "queries": 4097, "keys": 129},  # more heads than are worked on at a time
 ]
-GPU_DECODE_SIZES = [{"batch": batch, "keys": keys} for batch, keys in ((3, 1), (1, 17), (2, 127), (2, 128), (2, 4097))]
+GPU_DECODE_SIZES = [
+    *({"batch": batch, "keys": keys} for batch, keys in ((3, 1), (1, 17), (2, 127), (2, 128), (2, 4097))),
+    *({"batch": batch, "keys": keys} for batch, keys in ((1, 9001), (40, 1100), (300, 70))),
+]
 
 
 def this_gpu() -> Target:
@@ -335,7 +338,7 @@ def test_prefill_on_the_gpu(gpu_builder: KernelBuilder, kind: str) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", GPU_DECODE)
 def test_decode_on_the_gpu(gpu_builder: KernelBuilder, kind: str) -> None:
-    """As prefill, for one query; with few keys most splits are empty."""
+    """As prefill, for one query, with as many splits as the configuration has, with fewer, and with one."""
     p, index = GPU_DECODE[kind]
     for sizes in GPU_DECODE_SIZES:
         check(gpu_builder, request(DECODE, p, HOPPER, index), sizes)
