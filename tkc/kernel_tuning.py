@@ -16,7 +16,7 @@ from tkc.bench.kernel_cases import Case, tuning_cases
 from tkc.bench.kernels import known_kernels
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import device_name
-from tkc.bench.timing import kernel_milliseconds, median_milliseconds
+from tkc.bench.timing import kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
@@ -111,7 +111,7 @@ def _winner(
             continue
         if best is not None and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * best[0]:
             continue
-        milliseconds = kernel_milliseconds({"": calls}, device, _SECONDS)[""]
+        milliseconds = kernel_timings({"": calls}, device, _SECONDS)[""].milliseconds
         if best is None or milliseconds < _BETTER * best[0]:
             best = milliseconds, configuration
     record = None if best is None else _record(case, target, *best, device)

@@ -11,6 +11,7 @@ import pytest
 
 from tkc import kernel_tuning
 from tkc.bench.kernel_cases import Case
+from tkc.bench.timing import Timing
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -57,7 +58,7 @@ def test_what_is_hardly_faster_does_not_win(tmp_path: Path, monkeypatch: pytest.
     for faster, winner in ((0.995, CONFIGURATIONS[0]), (0.9, CONFIGURATIONS[-1])):
         times = iter([1.0] * (len(CONFIGURATIONS) - 1) + [faster])
         monkeypatch.setattr(kernel_tuning, "median_milliseconds", lambda *_: 0.0)
-        monkeypatch.setattr(kernel_tuning, "kernel_milliseconds", lambda *_, times=times: {"": next(times)})
+        monkeypatch.setattr(kernel_tuning, "kernel_timings", lambda *_, times=times: {"": Timing(next(times), 0.0)})
         monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: [Case("matmul", PARAMETERS, {"m": 16})])
         (record,) = kernel_tuning.tune_kernels([], CPU, tmp_path)
         assert record.request.configuration == winner

@@ -12,11 +12,14 @@ from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import Row
-from tkc.bench.timing import kernel_milliseconds, median_milliseconds
+from tkc.bench.timing import Timing, kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.records import RecordedChoices
+
+OURS = "tkc"
+"""What our kernel is called among the contenders of a row."""
 
 
 def bench_kernels(
@@ -78,13 +81,23 @@ def _rows(
     work = prepared.spec.work(case.parameters, case.sizes)
     for request in requests:
         calls, error = prepared.calls(functions[request], request.configuration)
-        milliseconds = kernel_milliseconds({"tkc": calls} | ({"PyTorch": references} if references else {}), device)
-        ours = milliseconds["tkc"]
+        timings = kernel_timings({OURS: calls} | ({"PyTorch": references} if references else {}), device)
+        ours = timings[OURS].milliseconds
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:
             notes["configuration"] = str(request.configuration)
-        name = row_name(case)
-        yield Row(name, milliseconds, milliseconds["PyTorch"] / ours if references else None, error, notes)
+        yield kernel_row(row_name(case), timings, error, notes)
+
+
+def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, notes: Mapping[str, float | str]) -> Row:
+    """The row of ``timings`` by contender, of which :data:`OURS` is one; the ratio is to the fastest other."""
+    milliseconds = {contender: timing.milliseconds for contender, timing in timings.items()}
+    others = [time for contender, time in milliseconds.items() if contender != OURS]
+    spreads = {
+        "spread" if contender == OURS else f"{contender} spread": timing.spread for contender, timing in timings.items()
+    }
+    ratio = min(others) / milliseconds[OURS] if others else None
+    return Row(name, milliseconds, ratio, error, {**notes, **spreads})
 
 
 _TOLD = (

@@ -6,11 +6,28 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 import torch
 
 _GRAPH_MILLISECONDS = 1.0  # of kernels in one graph: long beside the events that time it
+
+
+@dataclass(frozen=True)
+class Timing:
+    """``milliseconds`` of one call, the median of all turns, and the turns' ``spread``: the distance between their
+    quartiles over the median.
+    """
+
+    milliseconds: float
+    spread: float
+
+    @classmethod
+    def of(cls, turns: Sequence[float]) -> Timing:
+        """What at least two ``turns``, in milliseconds, come to."""
+        lower, median, upper = statistics.quantiles(turns, n=4, method="inclusive")
+        return cls(median, (upper - lower) / median)
 
 
 def median_milliseconds(call: Callable[[], object], device: torch.device, seconds: float = 0.5) -> float:
@@ -23,20 +40,20 @@ def median_milliseconds(call: Callable[[], object], device: torch.device, second
 
         milliseconds = seconds * 1e3
         return float(do_bench(call, warmup=milliseconds / 5, rep=milliseconds, return_mode="median"))
-    return _median_on_cpu(call, seconds)
+    return Timing.of(_turns_on_cpu(call, seconds)).milliseconds
 
 
-def kernel_milliseconds(
+def kernel_timings(
     contenders: Mapping[str, Sequence[Callable[[], object]]], device: torch.device, seconds: float = 0.5
-) -> dict[str, float]:
-    """The median time in milliseconds of one call of each contender, whose calls do the same on memory of their own.
+) -> dict[str, Timing]:
+    """The time of one call of each contender, whose calls do the same on memory of their own.
 
     On the GPU they follow each other in a CUDA graph, as kernels do in a compiled model: what a launch costs the host
     does not count, and with calls that together touch more than the L2 cache holds, none finds its operands there.
     Contenders take turns, because the device slows down as it gets warm. ``seconds`` is for each.
     """
     if device.type != "cuda":
-        return {name: _median_on_cpu(calls[0], seconds) for name, calls in contenders.items()}
+        return {name: Timing.of(_turns_on_cpu(calls[0], seconds)) for name, calls in contenders.items()}
     graphs = {name: _recorded(calls, device) for name, calls in contenders.items()}
     turns = max(5, round(seconds * 1e3 / _GRAPH_MILLISECONDS))
     events = {name: [(_event(), _event()) for _ in range(turns)] for name in contenders}
@@ -48,8 +65,8 @@ def kernel_milliseconds(
             end.record()
     torch.cuda.synchronize(device)
     return {
-        name: statistics.median(start.elapsed_time(end) for start, end in events[name]) / graphs[name][1]
-        for name in contenders
+        name: Timing.of([start.elapsed_time(end) / count for start, end in events[name]])
+        for name, (_, count) in graphs.items()
     }
 
 
@@ -69,11 +86,11 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def _median_on_cpu(call: Callable[[], object], seconds: float) -> float:
+def _turns_on_cpu(call: Callable[[], object], seconds: float) -> list[float]:
     call()
     times: list[float] = []
-    while sum(times) < seconds or len(times) < 5:
+    while sum(times) < seconds * 1e3 or len(times) < 5:
         start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
