@@ -1,4 +1,4 @@
-"""Each kernel family over production shapes: checked against its reference, timed beside PyTorch's best."""
+"""Each kernel family over production shapes: checked against its reference, timed beside the best that others have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import tvm_ffi
 
+from tkc.bench.contenders import contenders, known_references
 from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import Row
+from tkc.bench.tile_kernels_client import TileKernels
 from tkc.bench.timing import Timing, kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
@@ -23,16 +25,27 @@ OURS = "tkc"
 
 
 def bench_kernels(
-    names: Sequence[str], target: Target, choices: RecordedChoices, every_configuration: bool
+    names: Sequence[str],
+    target: Target,
+    choices: RecordedChoices,
+    every_configuration: bool,
+    references: Sequence[str] = ("eager",),
+    tile_kernels: TileKernels | None = None,
 ) -> list[Row]:
-    """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one."""
+    """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one.
+
+    ``references`` are keys of :data:`tkc.bench.contenders.PYTORCH`; the ratio is to the fastest contender of a row. The
+    note ``spread`` is the distance between the quartiles of our times over their median, and contenders' likewise.
+    """
+    known_references(references)
     chosen = [case for case in benchmark_cases() if not names or case.kernel in known_kernels(names)]
     requests = [_requests(case, target, choices, every_configuration) for case in chosen]
     with KernelBuilder() as builder:
         libraries = builder.build(request for own in requests for request in own)
     functions = {r: tvm_ffi.load_module(str(library.path))[r.symbol] for r, library in libraries.items()}
-    pairs = zip(chosen, requests, strict=True)
-    rows = [row for case, own in pairs for row in _rows(case, own, functions, every_configuration)]
+    rows: list[Row] = []
+    for case, own in zip(chosen, requests, strict=True):
+        rows += _rows(case, own, functions, references, tile_kernels, every_configuration)
     return [*rows, *device_rows(torch.device("cuda" if target.is_cuda else "cpu"))]
 
 
@@ -73,20 +86,25 @@ def _requests(case: Case, target: Target, choices: RecordedChoices, every: bool)
 
 
 def _rows(
-    case: Case, requests: Sequence[KernelRequest], functions: Mapping[KernelRequest, Any], every: bool
+    case: Case,
+    requests: Sequence[KernelRequest],
+    functions: Mapping[KernelRequest, Any],
+    references: Sequence[str],
+    tile_kernels: TileKernels | None,
+    every: bool,
 ) -> Iterator[Row]:
     device = torch.device("cuda" if requests[0].target.is_cuda else "cpu")
     prepared = Prepared(case, device)
-    references = prepared.reference_calls()
+    others = contenders(prepared, references, tile_kernels)
     work = prepared.spec.work(case.parameters, case.sizes)
     for request in requests:
         calls, error = prepared.calls(functions[request], request.configuration)
-        timings = kernel_timings({OURS: calls} | ({"PyTorch": references} if references else {}), device)
+        timings = kernel_timings({OURS: calls, **others.calls}, device) | others.measured
         ours = timings[OURS].milliseconds
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:
             notes["configuration"] = str(request.configuration)
-        yield kernel_row(row_name(case), timings, error, notes)
+        yield kernel_row(row_name(case), timings, error, notes | others.notes)
 
 
 def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, notes: Mapping[str, float | str]) -> Row:

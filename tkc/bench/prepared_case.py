@@ -29,7 +29,7 @@ class Prepared:
         self.sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // QUANTIZATION_BLOCK), **case.sizes}
         self.inputs = [random_input(case, t, self.sizes, device) for t in self.spec.inputs(case.parameters)]
         self.expected = self.spec.reference(case.parameters, *self.inputs)
-        self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._num_copies() - 1))]
+        self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._enough_copies() - 1))]
 
     def calls(self, function: Callable[..., object], configuration: Any) -> tuple[list[Callable[[], object]], float]:
         """Calls of a built kernel, each on a copy of the inputs, and how far its outputs deviate from the reference's.
@@ -49,7 +49,26 @@ class Prepared:
         reference = self.case.reference
         return [partial(reference, self.case.parameters, *inputs) for inputs in self._copies] if reference else []
 
-    def _num_copies(self) -> int:
+    def compiled_calls(self, mode: str) -> tuple[list[Callable[[], object]], float | None]:
+        """Calls of the same by ``torch.compile`` in a mode of its, and ``None``.
+
+        Where PyTorch has nothing for the case, they are of the kernel's reference, and it is said how far what they
+        return deviates from it uncompiled.
+        """
+        torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
+        reference = torch.compile(self.case.reference or self.spec.reference, mode=mode, dynamic=False)
+        calls: list[Callable[[], object]] = [partial(reference, self.case.parameters, *i) for i in self._copies]
+        if self.case.reference is not None:
+            return calls, None
+        results = reference(self.case.parameters, *self.inputs)
+        return calls, max(deviation(out, want) for out, want in zip(results, self.expected, strict=True))
+
+    @property
+    def num_copies(self) -> int:
+        """How many copies of the inputs there are for calls to take turns with."""
+        return len(self._copies)
+
+    def _enough_copies(self) -> int:
         if self.device.type != "cuda":
             return 1
         cache = torch.cuda.get_device_properties(self.device).L2_cache_size

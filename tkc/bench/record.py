@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from tkc.errors import UsageError
 
 @dataclass(frozen=True)
 class Row:
-    """One measured thing. ``milliseconds`` gives the median of each contender; ``ratio`` is reference over ours
-    (above 1: faster);
-    ``error`` is the largest deviation from the reference relative to its scale, ``None`` where nothing is computed."""
+    """One measured thing. ``milliseconds`` gives the median of each contender; ``ratio`` is the time of the fastest
+    reference over ours (above 1: faster); ``error`` is the largest deviation from the reference relative to its scale,
+    ``None`` where nothing is computed."""
 
     name: str
     milliseconds: dict[str, float]
@@ -84,15 +85,15 @@ class Record:
         return table
 
 
-def record(benchmark: str, rows: list[Row], device: torch.device) -> Record:
-    """``rows`` with the circumstances of this process."""
+def record(benchmark: str, rows: list[Row], device: torch.device, versions: Mapping[str, str] | None = None) -> Record:
+    """``rows`` with the circumstances of this process, and the ``versions`` of what ran elsewhere."""
     packages = ("tkc", "apache-tvm", "tilelang", "torch", "transformers")
     return Record(
         benchmark=benchmark,
         command=_command(),
         commit=_commit(),
         device=device_name(device),
-        versions={name: _version(name) for name in packages},
+        versions={name: _version(name) for name in packages} | dict(versions or {}),
         rows=tuple(rows),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -56,16 +58,38 @@ def kernels(
     every_configuration: Annotated[
         bool, typer.Option("--every-configuration", help="Measure each configuration, not only the default.")
     ] = False,
+    references: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            help="PyTorch's contenders: eager, compile, max-autotune (these two also where eager has nothing alike).",
+        ),
+    ] = None,
+    tile_kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--tile-kernels",
+            metavar="PYTHON",
+            help="Measure DeepSeek's TileKernels, too: the interpreter of an environment that has them.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """Kernels over production shapes, against PyTorch, in the configurations that compilations choose."""
+    """Kernels over production shapes, against the best of others, in the configurations that compilations choose."""
     from tkc.bench.kernels import bench_kernels
+    from tkc.bench.tile_kernels_client import TileKernels
 
     resolved = resolve_target(target)
-    rows = bench_kernels(names or [], resolved, kernel_choices(database, resolved), every_configuration)
-    _finish("kernels", rows, resolved.is_cuda, output, against)
+    choices = kernel_choices(database, resolved)
+    with contextlib.ExitStack() as stack:
+        theirs: TileKernels | None = None
+        if tile_kernels is not None:
+            theirs = stack.enter_context(TileKernels(tile_kernels, _device(resolved.is_cuda)))
+        rows = bench_kernels(names or [], resolved, choices, every_configuration, references or ["eager"], theirs)
+    versions = {f"{name} beside": version for name, version in theirs.versions.items()} if theirs else {}
+    _finish("kernels", rows, resolved.is_cuda, output, against, versions)
 
 
 @app.command()
@@ -130,7 +154,7 @@ def overhead(
     from tkc.bench.compilation import bench_call_overhead
 
     on_gpu = resolve_target(target).is_cuda
-    _finish("call overhead", bench_call_overhead(torch.device("cuda" if on_gpu else "cpu")), on_gpu, output, against)
+    _finish("call overhead", bench_call_overhead(_device(on_gpu)), on_gpu, output, against)
 
 
 @app.command()
@@ -172,12 +196,23 @@ def show(
         _out.print(f"wrote {drawn}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _finish(benchmark: str, rows: list[Row], on_gpu: bool, output: Path | None, earlier: Record | None) -> None:
-    result = record(benchmark, rows, torch.device("cuda" if on_gpu else "cpu"))
+def _finish(
+    benchmark: str,
+    rows: list[Row],
+    on_gpu: bool,
+    output: Path | None,
+    earlier: Record | None,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    result = record(benchmark, rows, _device(on_gpu), versions)
     _print(result, earlier)
     if output is not None:
         result.write(output)
         draw(result, output.parent, output.stem)
+
+
+def _device(on_gpu: bool) -> torch.device:
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def _print(result: Record, earlier: Record | None) -> None:
