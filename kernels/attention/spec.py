@@ -193,10 +193,9 @@ _HOPPER_PREFILL = (
 )
 _DECODE = (
     DecodeConfiguration(64, 16, 128),
-    DecodeConfiguration(64, 64, 128),
     DecodeConfiguration(128, 16, 128),
-    DecodeConfiguration(128, 64, 128),
     DecodeConfiguration(64, 4, 128),
+    DecodeConfiguration(128, 4, 128),
     DecodeConfiguration(32, 16, 128),
 )
 # TileLang 0.1.15 pipelines a loop of unknown length over more than one stage by bulk copies alone.
