@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tkc.bench.kernel_cases import benchmark_cases
 from tkc.bench.kernels import device_rows, row_name
 from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw
 from tkc.bench.record import Record, Row
+from tkc.cli.bench import _finish
 from tkc.errors import UsageError
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -47,6 +49,38 @@ def test_shipped_records_can_be_read(path: Path) -> None:
     """And name the command and the commit that made them."""
     found = Record.read(path)
     assert found.command.startswith("tkc bench") and found.commit != "unknown" and found.rows
+
+
+def test_what_an_interruption_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows so far, beside an earlier result, which stays."""
+
+    def rows() -> Iterator[Row]:
+        yield Row("one", {"tkc": 1.0})
+        raise KeyboardInterrupt
+
+    earlier = record_of(Row("earlier", {"tkc": 1.0}))
+    earlier.write(tmp_path / "result.json")
+    with pytest.raises(KeyboardInterrupt):
+        _finish("kernels", rows(), False, tmp_path / "result.json", None)
+    assert Record.read(tmp_path / "result.json") == earlier
+    assert [row.name for row in Record.read(tmp_path / "result.partial.json").rows] == ["one"]
+    assert f"{tmp_path / 'result.partial.json'} holds the 1 rows" in capsys.readouterr().err
+
+    _finish("kernels", iter([Row("one", {"tkc": 1.0})]), False, tmp_path / "result.json", None)
+    assert [row.name for row in Record.read(tmp_path / "result.json").rows] == ["one"]
+    assert not (tmp_path / "result.partial.json").exists()
+
+
+def test_ratios_of_a_kernel_have_a_mean() -> None:
+    """Of its rows that have one; it stands below the table."""
+    found = record_of(
+        *(Row(f"matmul m={m}", {"tkc": 1.0}, ratio) for m, ratio in ((1, 4.0), (2, 1.0), (3, None))),
+        Row("swiglu tokens=1", {"tkc": 1.0}, 3.0),
+    )
+    assert found.mean_ratios() == {"matmul": (pytest.approx(2.0), 2), "swiglu": (pytest.approx(3.0), 1)}
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(found)
+    assert console.export_text().rstrip().endswith("geometric mean of the ratios: matmul 2.000 (2 rows)")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

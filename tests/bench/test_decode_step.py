@@ -33,7 +33,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows(*cached: int) -> list[Any]:
     """A row for each number of cached tokens, without kernels."""
-    return bench_model("llama-3-8b-decode", cached, 1, 2, torch.device("cpu"), torch.float32, ["none"])
+    return list(bench_model("llama-3-8b-decode", cached, 1, 2, torch.device("cpu"), torch.float32, ["none"]))
 
 
 def test_contenders_agree_in_result_and_cache() -> None:

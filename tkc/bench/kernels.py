@@ -31,7 +31,7 @@ def bench_kernels(
     every_configuration: bool,
     references: Sequence[str] = ("eager",),
     tile_kernels: TileKernels | None = None,
-) -> list[Row]:
+) -> Iterator[Row]:
     """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one.
 
     ``references`` are keys of :data:`tkc.bench.contenders.PYTORCH`; the ratio is to the fastest contender of a row. The
@@ -43,10 +43,9 @@ def bench_kernels(
     with KernelBuilder() as builder:
         libraries = builder.build(request for own in requests for request in own)
     functions = {r: tvm_ffi.load_module(str(library.path))[r.symbol] for r, library in libraries.items()}
-    rows: list[Row] = []
     for case, own in zip(chosen, requests, strict=True):
-        rows += _rows(case, own, functions, references, tile_kernels, every_configuration)
-    return [*rows, *device_rows(torch.device("cuda" if target.is_cuda else "cpu"))]
+        yield from _rows(case, own, functions, references, tile_kernels, every_configuration)
+    yield from device_rows(torch.device("cuda" if target.is_cuda else "cpu"))
 
 
 def device_rows(device: torch.device) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def bench_model(
     kernels: Sequence[str],
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
-) -> list[Row]:
+) -> Iterator[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
     ``references`` are keys of :data:`PYTORCH`; the ratio is to the fastest of them. Errors are those of each contender
@@ -50,20 +50,11 @@ def bench_model(
     if unknown := [reference for reference in references if reference not in PYTORCH]:
         raise UsageError(f"there is no reference {', '.join(unknown)}; choose from {', '.join(PYTORCH)}")
     if name in MODELS:
-        return _rows(MODELS[name](layers, device, dtype), tokens, batch, device, kernels, references, database)
-    return [
-        row
-        for count in tokens
-        for row in _rows(
-            DECODE_STEPS[name](layers, device, dtype, batch, count),
-            [count],
-            batch,
-            device,
-            kernels,
-            references,
-            database,
-        )
-    ]
+        yield from _rows(MODELS[name](layers, device, dtype), tokens, batch, device, kernels, references, database)
+        return
+    for count in tokens:
+        step = DECODE_STEPS[name](layers, device, dtype, batch, count)
+        yield from _rows(step, [count], batch, device, kernels, references, database)
 
 
 def _rows(
@@ -74,7 +65,7 @@ def _rows(
     kernels: Sequence[str],
     references: Sequence[str],
     database: Path | None,
-) -> list[Row]:
+) -> Iterator[Row]:
     exact = copy.deepcopy(case.model).float()
     contenders: dict[str, Contender] = {}
     notes: dict[str, float | str] = {}
@@ -90,10 +81,8 @@ def _rows(
             database=database,
         )
         notes[f"tkc {choice} compile s"] = time.perf_counter() - start
-    return [
-        _row(case, exact, contenders | _references(case.model, references), dict(notes), count, batch, device)
-        for count in tokens
-    ]
+    for count in tokens:
+        yield _row(case, exact, contenders | _references(case.model, references), dict(notes), count, batch, device)
 
 
 def _references(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Contender]:

@@ -6,9 +6,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Record:
 
     def __rich__(self) -> Table:
         contenders = list(dict.fromkeys(name for row in self.rows for name in row.milliseconds))
-        table = Table(title=f"{self.benchmark} on {self.device}", title_justify="left")
+        table = Table(title=f"{self.benchmark} on {self.device}", title_justify="left", caption_justify="left")
         table.add_column("what", overflow="fold")
         for name in contenders:
             table.add_column(f"{name} (ms)", justify="right")
@@ -82,10 +83,22 @@ class Record:
             error = "" if row.error is None else f"{row.error:.1e}"
             notes = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items())
             table.add_row(row.name, *times, ratio, error, notes)
+        means = [f"{kind} {mean:.3f} ({count} rows)" for kind, (mean, count) in self.mean_ratios().items() if count > 1]
+        table.caption = "geometric mean of the ratios: " + ", ".join(means) if means else None
         return table
 
+    def mean_ratios(self) -> dict[str, tuple[float, int]]:
+        """The geometric mean of the ratios of the rows whose names begin with the same word, and how many these are."""
+        ratios: dict[str, list[float]] = {}
+        for row in self.rows:
+            if row.ratio is not None:
+                ratios.setdefault(row.name.split()[0], []).append(row.ratio)
+        return {kind: (statistics.geometric_mean(own), len(own)) for kind, own in ratios.items()}
 
-def record(benchmark: str, rows: list[Row], device: torch.device, versions: Mapping[str, str] | None = None) -> Record:
+
+def record(
+    benchmark: str, rows: Iterable[Row], device: torch.device, versions: Mapping[str, str] | None = None
+) -> Record:
     """``rows`` with the circumstances of this process, and the ``versions`` of what ran elsewhere."""
     packages = ("tkc", "apache-tvm", "tilelang", "torch", "transformers")
     return Record(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from tkc.bench.comparison import comparison
 from tkc.bench.decoding import DECODE_STEPS
@@ -88,8 +91,8 @@ def kernels(
         if tile_kernels is not None:
             theirs = stack.enter_context(TileKernels(tile_kernels, _device(resolved.is_cuda)))
         rows = bench_kernels(names or [], resolved, choices, every_configuration, references or ["eager"], theirs)
-    versions = {f"{name} beside": version for name, version in theirs.versions.items()} if theirs else {}
-    _finish("kernels", rows, resolved.is_cuda, output, against, versions)
+        versions = {f"{name} beside": version for name, version in theirs.versions.items()} if theirs else {}
+        _finish("kernels", rows, resolved.is_cuda, output, against, versions)
 
 
 @app.command()
@@ -198,16 +201,30 @@ def show(
 
 def _finish(
     benchmark: str,
-    rows: list[Row],
+    rows: Iterable[Row],
     on_gpu: bool,
     output: Path | None,
     earlier: Record | None,
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    result = record(benchmark, rows, _device(on_gpu), versions)
+    """Measure what ``rows`` yields, and show it. What an interruption leaves is in a file beside ``output``."""
+    result = record(benchmark, (), _device(on_gpu), versions)
+    partial = None if output is None else output.with_suffix(".partial.json")
+    try:
+        with Console(stderr=True).status(f"{benchmark}: beginning") as status:
+            for row in rows:
+                result = replace(result, rows=(*result.rows, row))
+                status.update(f"{benchmark}: {len(result.rows)} rows, the last {escape(row.name)}")
+                if partial is not None:
+                    result.write(partial)
+    except BaseException:
+        if partial is not None and result.rows:
+            print(f"{partial} holds the {len(result.rows)} rows that were measured", file=sys.stderr)
+        raise
     _print(result, earlier)
-    if output is not None:
+    if output is not None and partial is not None:
         result.write(output)
+        partial.unlink(missing_ok=True)
         draw(result, output.parent, output.stem)
 
 
