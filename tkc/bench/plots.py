@@ -18,7 +18,8 @@ COPY, MATRIX_PRODUCT = "device: copy", "device: matrix product"
 _COLOURS = 10  # then they repeat
 _NAME_WIDTH = 64  # characters
 _ROW_INCHES, _LINE_INCHES = 0.3, 0.12  # of a bar, and of each further line of its name
-_TICKS = (0.125, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6, 8, 16, 32, 64)
+_NEAR_ONE = (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3)  # ticks, where no bar is so long that they would touch
+_LONG = 3.0  # times the shortest
 
 
 def draw(record: Record, folder: Path, name: str) -> list[Path]:
@@ -36,7 +37,7 @@ def draw(record: Record, folder: Path, name: str) -> list[Path]:
 def _draw_ratios(record: Record, rows: list[Row], path: Path) -> None:
     """A bar for each row: the reference's time over ours."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, ScalarFormatter
 
     names = [textwrap.fill(row.name, _NAME_WIDTH) for row in rows]
     most_lines = max(name.count("\n") for name in names)
@@ -51,7 +52,8 @@ def _draw_ratios(record: Record, rows: list[Row], path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=1)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    is_long = max(1.0, *ratios) > _LONG * min(1.0, *ratios)
+    axes.xaxis.set_major_locator(LogLocator(base=2) if is_long else FixedLocator(_NEAR_ONE))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("time of the reference / time of tkc")

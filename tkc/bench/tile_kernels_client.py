@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ _WORKER = Path(__file__).with_name("tile_kernels_worker.py")
 _NEEDED = "tile_kernels 1.0.0, tilelang 0.1.10, apache-tvm-ffi 0.1.11 and PyTorch for this machine's device"
 
 
+_MEMORY = Path("/dev/shm")
+_ROOM = 8 * 2**30  # bytes: more than the inputs and outputs of any case
+
+
 class TileKernelsError(Exception):
     """Why the environment, or one call in it, does not work. The next call is made by a process of its own."""
 
@@ -35,7 +40,7 @@ class TileKernels:
     def __init__(self, python: str, device: torch.device) -> None:
         self._python = python
         self._device = device
-        self._folder = tempfile.TemporaryDirectory(prefix="tkc-tile-kernels-")
+        self._folder = tempfile.TemporaryDirectory(prefix="tkc-tile-kernels-", dir=_folder_in_memory())
         self._process: subprocess.Popen[str] | None = None
         try:
             self.versions: dict[str, str] = self._start()
@@ -125,3 +130,9 @@ class TileKernels:
     @property
     def _log(self) -> Path:
         return Path(self._folder.name, "log")
+
+
+def _folder_in_memory() -> Path | None:
+    """Where gigabytes of tensors pass faster than through a disk, if there is room."""
+    has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM
+    return _MEMORY if has_room else None
