@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import tvm_ffi
 from tkc.bench.kernel_cases import Case, tuning_cases
 from tkc.bench.kernels import known_kernels
 from tkc.bench.prepared_case import Prepared
-from tkc.bench.record import device_name
+from tkc.bench.record import device_name, package_version
 from tkc.bench.timing import kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, UsageError
@@ -129,6 +128,6 @@ def _record(case: Case, target: Target, milliseconds: float, configuration: Any,
         sizes=dict(case.sizes),
         milliseconds=milliseconds,
         device=device_name(device),
-        versions={name: version(name) for name in ("tkc", "tilelang")},
+        versions={name: package_version(name) for name in ("tkc", "tilelang")},
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -9,14 +9,12 @@ import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.attention.hiding import hide_tile
+from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
 from tkc.kernels.attention.tensors import diagonal, length, rows
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
-
-# How many heads blocks that stay work on at a time, and how many pieces of work at the least.
-_HEADS_AT_A_TIME, _PIECES_AT_A_TIME = 32, 1024
 
 
 def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
@@ -29,40 +27,6 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     full_row = T.GemmWarpPolicy.FullRow
     # A warpgroup's output takes the place of its own queries, or, if the next ones may come before, has its own.
     in_place = p.head_size == p.value_head_size and not c.blocks
-
-    def place(piece: PrimExpr, num_tiles: PrimExpr, batches: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """The first query, the head and the sequence of a piece of work.
-
-        Under a causal mask the last queries have the most to do, so they go first. For blocks that stay, pieces as
-        long as each other follow one another, those of many heads, but of no more than whose keys the L2 cache may
-        hold: so blocks have as much to do as each other.
-        """
-        if not causal:
-            tile, row = piece % num_tiles, piece // num_tiles
-        elif not c.blocks:
-            tile, row = num_tiles - 1 - piece % num_tiles, piece // num_tiles
-        else:
-            chunk_rows = T.max(_HEADS_AT_A_TIME, _PIECES_AT_A_TIME // T.max(num_tiles, 1))
-            chunk, within = piece // (chunk_rows * num_tiles), piece % (chunk_rows * num_tiles)
-            own_rows = T.max(T.min(chunk_rows, p.num_heads * batches - chunk * chunk_rows), 1)
-            tile, row = num_tiles - 1 - within // own_rows, chunk * chunk_rows + within % own_rows
-        return tile * block_queries, row % p.num_heads, row // p.num_heads
-
-    def piece_of(turn: PrimExpr, block: PrimExpr) -> PrimExpr:
-        """The piece of work that a block does in that turn.
-
-        Every other turn deals pieces out backwards: in a turn the first are the longest.
-        """
-        if not c.blocks:
-            return block
-        return turn * c.blocks + T.if_then_else(turn % 2 == 0, block, c.blocks - 1 - block)
-
-    def turns_of(pieces: PrimExpr, block: PrimExpr) -> PrimExpr:
-        """How many pieces a block does: one in each full turn, and maybe one in the last."""
-        if not c.blocks:
-            return 1
-        full = pieces // c.blocks
-        return full + T.if_then_else(piece_of(full, block) < pieces, 1, 0)
 
     def key_blocks(first_query: PrimExpr, queries: PrimExpr, keys: PrimExpr) -> PrimExpr:
         """How many blocks of keys a tile of queries sees; one at the least, if there are any."""
@@ -80,9 +44,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
-        num_tiles = T.ceildiv(queries, block_queries)
-        pieces = num_tiles * p.num_heads * q.shape[0]
-        grid = c.blocks if c.blocks else pieces
+        pieces = Pieces(T.ceildiv(queries, block_queries), p.num_heads, q.shape[0], c.blocks, causal)
+        grid = c.blocks if c.blocks else pieces.number
         with T.Kernel(grid, threads=WARPGROUP + c.threads) as block_number:
             q_tile = T.alloc_shared((block_queries, p.head_size), p.dtype)
             k_tile = T.alloc_shared((c.stages, block_keys, p.head_size), p.dtype)
@@ -100,7 +63,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             v_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             k_free = T.alloc_barrier([c.threads] * c.stages)
             v_free = T.alloc_barrier([c.threads] * c.stages)
-            turns = turns_of(pieces, block_number)
+            turns = pieces.turns(block_number)
             first_query = T.alloc_var("int32")
             head = T.alloc_var("int32")
             batch = T.alloc_var("int32")
@@ -110,8 +73,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             if T.get_thread_binding() < WARPGROUP:
                 T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
-                    found = place(piece_of(turn, block_number), num_tiles, q.shape[0])
-                    first_query = found[0]
+                    found = pieces.place(pieces.dealt(turn, block_number))
+                    first_query = found[0] * block_queries
                     head = found[1]
                     batch = found[2]
                     blocks = key_blocks(first_query, queries, keys)
@@ -141,8 +104,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             else:
                 T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 for turn in T.serial(turns):
-                    found = place(piece_of(turn, block_number), num_tiles, q.shape[0])
-                    first_query = found[0]
+                    found = pieces.place(pieces.dealt(turn, block_number))
+                    first_query = found[0] * block_queries
                     head = found[1]
                     batch = found[2]
                     blocks = key_blocks(first_query, queries, keys)

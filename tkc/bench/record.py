@@ -106,7 +106,7 @@ def record(
         command=_command(),
         commit=_commit(),
         device=device_name(device),
-        versions={name: _version(name) for name in packages} | dict(versions or {}),
+        versions={name: package_version(name) for name in packages} | dict(versions or {}),
         rows=tuple(rows),
     )
 
@@ -130,7 +130,8 @@ def _command() -> str:
     return " ".join(["tkc", *words])
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Of an installed package; words where it is only on the path."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,47 @@
+"""How attention's pieces of work are dealt to blocks that stay: all of them, each once, and fairly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tvm.arith import Analyzer
+
+from tkc.kernels.attention.pieces import Pieces
+
+Dealt = list[list[tuple[int, int, int]]]
+
+
+def dealt(pieces: Pieces) -> Dealt:
+    """What each block does, in its turns."""
+    analyzer = Analyzer()
+
+    def number(expression: Any) -> int:
+        return int(analyzer.simplify(expression)) if not isinstance(expression, int) else expression
+
+    def place(turn: int, block: int) -> tuple[int, int, int]:
+        tile, head, sequence = map(number, pieces.place(number(pieces.dealt(turn, block))))
+        return tile, head, sequence
+
+    blocks = pieces.blocks or number(pieces.number)
+    return [[place(turn, block) for turn in range(number(pieces.turns(block)))] for block in range(blocks)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("blocks", [0, 1, 7, 132])
+@pytest.mark.parametrize(("tiles", "heads", "batches"), [(1, 1, 1), (2, 3, 4), (9, 16, 3), (3, 8, 60), (41, 40, 1)])
+def test_each_piece_is_done_once(tiles: int, heads: int, batches: int, blocks: int, causal: bool) -> None:
+    """Also where they come in several groups, and where the last turn is for some blocks only."""
+    done = Counter(place for own in dealt(Pieces(tiles, heads, batches, blocks, causal)) for place in own)
+    everything = {(t, h, b) for t in range(tiles) for h in range(heads) for b in range(batches)}
+    assert set(done) == everything and set(done.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("tiles", "heads", "batches"), [(16, 32, 1), (32, 32, 1), (64, 32, 1), (64, 64, 1), (4, 16, 32)]
+)
+def test_blocks_have_as_much_to_do_as_each_other(tiles: int, heads: int, batches: int) -> None:
+    """Under a causal mask, where a tile takes as long as it is far from the first: the longest block 5 % more."""
+    work = [sum(tile + 1 for tile, _, _ in own) for own in dealt(Pieces(tiles, heads, batches, 132, causal=True))]
+    assert max(work) <= 1.05 * sum(work) / len(work)
