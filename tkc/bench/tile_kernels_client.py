@@ -119,7 +119,8 @@ class TileKernels:
         except (TypeError, ValueError):
             self._end()
             said = [line for line in self._log.read_text().splitlines() if line.strip()]
-            raise TileKernelsError(said[-1].strip() if said else f"it answered {line!r}") from None
+            answer = f"it answered {line!r}" if line else "it ended without an answer"
+            raise TileKernelsError(said[-1].strip() if said else answer) from None
 
     def _end(self) -> None:
         if self._process is not None:
