@@ -20,6 +20,8 @@ FILE = "kernels.json"
 _FORMAT = 1
 # Kernels further apart than this tell nothing of each other: three doublings of sizes in sum, or as many other options.
 _FARTHEST = 3.0
+_MINOR = 0.125  # the distance of an option that hardly matters: like kernels come first, but are not all that counts
+_ALIKE = {"float16", "bfloat16"}  # of which that is true
 
 
 @dataclass(frozen=True)
@@ -142,21 +144,30 @@ class RecordedChoices:
         for (kernel, measured), entries in self._records.items():
             usable = [entry for entry in entries if entry[0].target == str(target) and entry[1] in offered]
             if kernel == spec.name and usable:
-                candidates.append((_distance(parameters, measured), usable))
+                candidates.append((_distance(parameters, measured, spec.minor_parameters), usable))
         distance, nearest = min(candidates, key=lambda candidate: candidate[0], default=(math.inf, []))
         if distance > _FARTHEST:
             return []
         return [entry for entry in nearest if entry[0].device == self._device] or nearest
 
 
-def _distance(left: Any, right: Any) -> float:
-    """How unlike two kernels are: doublings between their sizes, and one for each other option that differs."""
-    distance = 0.0
-    for field in dataclasses.fields(left):
-        a, b = getattr(left, field.name), getattr(right, field.name)
-        both_sizes = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in (a, b))
-        distance += abs(math.log2(a / b)) if both_sizes else float(a != b)
-    return distance
+def _distance(left: Any, right: Any, minor: frozenset[str]) -> float:
+    """How unlike two kernels are: doublings between their sizes, and one for each other option that differs.
+
+    Options that are ``minor`` count an eighth of that; factors and addends, which are floating-point numbers, nothing.
+    """
+    return sum(
+        _difference(getattr(left, field.name), getattr(right, field.name)) * (_MINOR if field.name in minor else 1.0)
+        for field in dataclasses.fields(left)
+    )
+
+
+def _difference(a: Any, b: Any) -> float:
+    if all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in (a, b)):
+        return abs(math.log2(a / b))
+    if a == b or all(isinstance(value, float) for value in (a, b)):
+        return 0.0
+    return _MINOR if {a, b} == _ALIKE else 1.0
 
 
 def _by_size(best: Mapping[int, Any]) -> tuple[Choice[Any], ...]:

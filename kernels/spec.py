@@ -74,6 +74,8 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     configuration_type: ClassVar[type]
     dispatch_size: ClassVar[str | None] = None
     """The run-time size by which each call chooses among configurations; ``None`` where one serves all sizes."""
+    minor_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Parameters that hardly change which configuration is the fastest."""
 
     @abstractmethod
     def unsupported(self, parameters: ParametersT, target: Target) -> str | None:

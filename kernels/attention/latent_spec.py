@@ -79,6 +79,7 @@ class LatentDecode(KernelSpec[LatentParameters, LatentConfiguration]):
     parameters_type = LatentParameters
     configuration_type = LatentConfiguration
     dispatch_size = "batch"
+    minor_parameters = frozenset({"mask", "mask_per_batch", "mask_per_head", "joined_queries", "joined_cache"})
 
     @property
     def definition_module(self) -> str:

@@ -160,6 +160,9 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
     name = "attention.decode"
     configuration_type = DecodeConfiguration
     dispatch_size = "batch"
+    minor_parameters = frozenset(
+        {"causal", "mask", "mask_per_batch", "mask_per_head", "q_layout", "k_layout", "v_layout", "out_layout"}
+    )
     _queries = 1
 
     @property

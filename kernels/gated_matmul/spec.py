@@ -76,6 +76,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
     parameters_type = GatedMatmulParameters
     configuration_type = GatedMatmulConfiguration
     dispatch_size = "m"
+    minor_parameters = frozenset({"activation", "packed", "bias"})
 
     def unsupported(self, parameters: GatedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":

@@ -92,6 +92,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     parameters_type = MatmulParameters
     configuration_type = MatmulConfiguration
     dispatch_size = "m"
+    minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual"})
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":

@@ -64,6 +64,7 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
     parameters_type = NormalizationParameters
     configuration_type = NormalizationConfiguration
     dispatch_size = "tokens"
+    minor_parameters = frozenset({"weight", "bias", "parameter_dtype"})
 
     def inputs(self, parameters: NormalizationParameters) -> tuple[TensorType, ...]:
         """``x`` or what it is combined of, then those of ``residual``, ``weight``, ``bias`` that there are."""

@@ -60,6 +60,7 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     parameters_type = RotaryParameters
     configuration_type = RotaryConfiguration
     dispatch_size = "sequence"
+    minor_parameters = frozenset({"layout", "angle_dtype", "shared_angles", "weight", "weight_dtype"})
 
     def inputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
         """``x``, ``cos`` and ``sin``, then those of ``weight``, ``keys`` and ``key_weight`` that there are."""

@@ -87,6 +87,7 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
     parameters_type = ScaledMatmulParameters
     configuration_type = ScaledTiling
     dispatch_size = "m"
+    minor_parameters = frozenset({"out_dtype"})
 
     def unsupported(self, parameters: ScaledMatmulParameters, target: Target) -> str | None:
         if not target.is_cuda:

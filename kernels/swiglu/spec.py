@@ -62,6 +62,7 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
     parameters_type = SwiGLUParameters
     configuration_type = SwiGLUConfiguration
     dispatch_size = "tokens"
+    minor_parameters = frozenset({"quantized_dtype", "power_of_two_scales"})
 
     def inputs(self, parameters: SwiGLUParameters) -> tuple[TensorType, ...]:
         """``gate_up`` if packed, else ``gate`` and ``up``."""

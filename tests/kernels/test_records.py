@@ -52,6 +52,37 @@ def test_the_nearest_kernel_decides() -> None:
     assert choose(MATMUL, PARAMETERS, other) == (Choice(MATMUL.configurations(PARAMETERS, other)[0]),)
 
 
+def test_what_hardly_matters_hardly_counts() -> None:
+    """Masks, layouts, epilogues and factors; kernels that have the same of these still come first."""
+    decode = SPECS["attention.decode"]
+    parameters = AttentionParameters(32, 8, 128, 128, "bfloat16", 128**-0.5)
+    tuned = decode.configurations(parameters, TARGET)[2]
+    measured = dataclasses.replace(record(1, tuned, parameters, "attention.decode"), sizes={"batch": 1, "keys": 4096})
+    masked = AttentionParameters(
+        *(32, 8, 128, 128, "float16", 0.1),
+        **{"mask": "additive", "mask_per_batch": True, "mask_per_head": True},
+        **{f"{name}_layout": "bhsd" for name in ("q", "k", "v", "out")},
+    )
+    assert RecordedChoices([measured])(decode, masked, TARGET) == (Choice(tuned),)
+
+    half = dataclasses.replace(PARAMETERS, dtype="float16")
+    choose = RecordedChoices([record(64, SMALL), record(64, LARGE, half)])
+    assert choose(MATMUL, half, TARGET) == (Choice(LARGE),)
+
+    plain, added = PARAMETERS, dataclasses.replace(PARAMETERS, residual=True, bias=True)
+    choose = RecordedChoices([record(64, SMALL, plain), record(64, LARGE, added)])
+    assert choose(MATMUL, dataclasses.replace(added, activation="gelu"), TARGET) == (Choice(LARGE),)
+    wider = dataclasses.replace(added, n=8192)
+    choose = RecordedChoices([record(64, SMALL, plain), record(64, LARGE, wider)])
+    assert choose(MATMUL, added, TARGET) == (Choice(SMALL),)
+
+
+def test_minor_parameters_exist() -> None:
+    """A name that no parameter has would count for nothing."""
+    for spec in SPECS.values():
+        assert spec.minor_parameters <= {field.name for field in dataclasses.fields(spec.parameters_type)}
+
+
 def test_earlier_records_win_where_both_measured_the_same() -> None:
     """One's own come before those that are shipped."""
     assert RecordedChoices([record(64, SMALL), record(64, LARGE)])(MATMUL, PARAMETERS, TARGET) == (Choice(SMALL),)
