@@ -16,10 +16,10 @@ from tkc.kernels.attention.tensors import element, heads, length, mask_entry, po
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
-_BLOCKS_EACH = 4  # thread blocks that a multiprocessor runs at once
-_SMALL = 16 * 128  # elements of the output that leave each of them registers enough
-_WAVES = 4  # of blocks, that end together well enough
-_KEY_BLOCKS = 8  # that a thread block then has at the least
+_RESIDENT = 4  # thread blocks that a multiprocessor runs at once
+_MOST_SUMS = 16 * 128  # elements of a tile's output that leave each of them registers enough
+_WAVES = 4  # of thread blocks, that end together well enough
+_LEAST_KEY_BLOCKS = 8  # that each thread block of so many has
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
@@ -58,7 +58,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             kv_head = tile // head_tiles
             first_row = tile % head_tiles * block_rows
             first_head = kv_head * group + first_row
-            T.annotate_min_blocks_per_sm(_BLOCKS_EACH if block_rows * p.value_head_size <= _SMALL else 1)
+            T.annotate_min_blocks_per_sm(_RESIDENT if block_rows * p.value_head_size <= _MOST_SUMS else 1)
             # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each
             # other's waits; the warps that TileLang sets aside for bulk copies would take the registers those need.
             q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
@@ -119,9 +119,9 @@ def _splits(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) 
     So many that all multiprocessors are busy; more, so that these end together, only where each block still has keys
     enough for what it leaves to combine to count little.
     """
-    at_a_time = _BLOCKS_EACH * MULTIPROCESSORS
+    at_a_time = _RESIDENT * MULTIPROCESSORS
     busy = at_a_time // rows
-    even = T.min(key_blocks // _KEY_BLOCKS, _WAVES * at_a_time // rows)
+    even = T.min(key_blocks // _LEAST_KEY_BLOCKS, _WAVES * at_a_time // rows)
     return T.max(T.min(T.min(T.max(busy, even), key_blocks), c.splits), 1)
 
 

@@ -64,7 +64,7 @@ def test_what_an_interruption_leaves(tmp_path: Path, capsys: pytest.CaptureFixtu
         _finish("kernels", rows(), False, tmp_path / "result.json", None)
     assert Record.read(tmp_path / "result.json") == earlier
     assert [row.name for row in Record.read(tmp_path / "result.partial.json").rows] == ["one"]
-    assert f"{tmp_path / 'result.partial.json'} holds the 1 rows" in capsys.readouterr().err
+    assert f"{tmp_path / 'result.partial.json'} holds what was measured, rows: 1" in capsys.readouterr().err
 
     _finish("kernels", iter([Row("one", {"tkc": 1.0})]), False, tmp_path / "result.json", None)
     assert [row.name for row in Record.read(tmp_path / "result.json").rows] == ["one"]
@@ -81,6 +81,7 @@ def test_ratios_of_a_kernel_have_a_mean() -> None:
     console = Console(width=120, file=io.StringIO(), record=True)
     console.print(found)
     assert console.export_text().rstrip().endswith("geometric mean of the ratios: matmul 2.000 (2 rows)")
+    assert record_of(*found.rows, found.rows[0]).mean_ratios() == {}
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tkc.bench.timing import Timing, kernel_timings
@@ -21,4 +20,4 @@ def test_each_contender_has_a_time_and_a_spread() -> None:
     calls = {"few": [lambda: few @ few], "many": [lambda: many @ many]}
     found = kernel_timings(calls, torch.device("cpu"), seconds=0.05)
     assert found["many"].milliseconds > 2 * found["few"].milliseconds > 0
-    assert all(timing.spread == pytest.approx(timing.spread) and timing.spread >= 0 for timing in found.values())
+    assert all(timing.spread >= 0 for timing in found.values())

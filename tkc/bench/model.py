@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tkc.bench.contenders import known_references
 from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
 from tkc.bench.record import Row
@@ -23,7 +24,7 @@ Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
 
 PYTORCH = {"eager": None, "compile": "default", "max-autotune": "max-autotune"}
-"""PyTorch's ways to run a model, by the mode of ``torch.compile``."""
+"""PyTorch's ways to run a model, by the mode of ``torch.compile``; kernels have the same names for them."""
 
 
 def bench_model(
@@ -47,8 +48,7 @@ def bench_model(
     if name not in (*MODELS, *DECODE_STEPS):
         known = ", ".join((*MODELS, *DECODE_STEPS))
         raise UsageError(f"there is no benchmark model {name!r}; choose one of {known}")
-    if unknown := [reference for reference in references if reference not in PYTORCH]:
-        raise UsageError(f"there is no reference {', '.join(unknown)}; choose from {', '.join(PYTORCH)}")
+    known_references(references)
     if name in MODELS:
         yield from _rows(MODELS[name](layers, device, dtype), tokens, batch, device, kernels, references, database)
         return

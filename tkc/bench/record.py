@@ -88,7 +88,12 @@ class Record:
         return table
 
     def mean_ratios(self) -> dict[str, tuple[float, int]]:
-        """The geometric mean of the ratios of the rows whose names begin with the same word, and how many these are."""
+        """Of each kernel, the geometric mean of its rows' ratios, and how many these are.
+
+        Nothing for other benchmarks, nor where rows are configurations of one case, which share its name.
+        """
+        if self.benchmark != "kernels" or len({row.name for row in self.rows}) < len(self.rows):
+            return {}
         ratios: dict[str, list[float]] = {}
         for row in self.rows:
             if row.ratio is not None:

@@ -21,8 +21,6 @@ from tkc.errors import UsageError
 
 _WORKER = Path(__file__).with_name("tile_kernels_worker.py")
 _NEEDED = "tile_kernels 1.0.0, tilelang 0.1.10, apache-tvm-ffi 0.1.11 and PyTorch for this machine's device"
-
-
 _MEMORY = Path("/dev/shm")
 _ROOM = 8 * 2**30  # bytes: more than the inputs and outputs of any case
 

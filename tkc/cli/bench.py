@@ -219,7 +219,7 @@ def _finish(
                     result.write(partial)
     except BaseException:
         if partial is not None and result.rows:
-            print(f"{partial} holds the {len(result.rows)} rows that were measured", file=sys.stderr)
+            print(f"{partial} holds what was measured, rows: {len(result.rows)}", file=sys.stderr)
         raise
     _print(result, earlier)
     if output is not None and partial is not None:
