@@ -65,6 +65,9 @@ def test_what_hardly_matters_hardly_counts() -> None:
     )
     assert RecordedChoices([measured])(decode, masked, TARGET) == (Choice(tuned),)
 
+    scaled = dataclasses.replace(parameters, num_heads=256, scale=0.1)  # three doublings, the most there may be
+    assert RecordedChoices([measured])(decode, scaled, TARGET) == (Choice(tuned),)
+
     half = dataclasses.replace(PARAMETERS, dtype="float16")
     choose = RecordedChoices([record(64, SMALL), record(64, LARGE, half)])
     assert choose(MATMUL, half, TARGET) == (Choice(LARGE),)
