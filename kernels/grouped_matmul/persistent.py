@@ -230,8 +230,10 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                     slices = T.if_then_else(place[0] < p.groups, steps, 0)
                     if p.rows is not None and slices > 0:
                         for nth in T.unroll(copies):
-                            number = T.cast(rows[T.min(row + copied(thread, nth)[0], past - 1)], "int32")
-                            source[nth] = T.max(T.min(number, a.shape[0] - 1), 0)
+                            target = row + copied(thread, nth)[0]
+                            number = T.cast(rows[T.min(target, past - 1)], "int32")
+                            # Past the group's end comes nothing: that many copies of one row would wait for each other.
+                            source[nth] = T.if_then_else(target < past, T.max(T.min(number, a.shape[0] - 1), 0), -1)
                     for step in T.serial(slices):
                         at, parity = slot(done + step)
                         depth = step * c.block_k
