@@ -57,6 +57,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             maximum = T.alloc_fragment((block_queries,), "float32")
             rescale = T.alloc_fragment((block_queries,), "float32")
             total = T.alloc_fragment((block_queries,), "float32")
+            place = T.alloc_shared((3,), "int32")  # of the piece: its first query, head and sequence
             q_loaded = T.alloc_barrier(WARPGROUP)
             q_free = T.alloc_barrier(c.threads)
             k_loaded = T.alloc_barrier([WARPGROUP] * c.stages)
@@ -64,6 +65,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             k_free = T.alloc_barrier([c.threads] * c.stages)
             v_free = T.alloc_barrier([c.threads] * c.stages)
             turns = pieces.turns(block_number)
+            piece = T.alloc_var("int32")
             first_query = T.alloc_var("int32")
             head = T.alloc_var("int32")
             batch = T.alloc_var("int32")
@@ -73,17 +75,20 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             if T.get_thread_binding() < WARPGROUP:
                 T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
-                    found = pieces.place(pieces.dealt(turn, block_number))
+                    piece = pieces.dealt(turn, block_number)
+                    found = pieces.place(piece)
                     first_query = found[0] * block_queries
                     head = found[1]
                     batch = found[2]
                     blocks = key_blocks(first_query, queries, keys)
-                    if keys > 0:
-                        T.mbarrier_wait_parity(q_free, turn % 2 ^ 1)
-                        T.tma_copy(
-                            rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, barrier=q_loaded
-                        )
-                        T.mbarrier_arrive(q_loaded)
+                    T.mbarrier_wait_parity(q_free, turn % 2 ^ 1)
+                    # Those who compute are told, since finding it divides by sizes, which takes long.
+                    if T.get_thread_binding() == 0:
+                        place[0] = first_query
+                        place[1] = head
+                        place[2] = batch
+                    T.tma_copy(rows(q, p.q_layout, batch, head, first_query, block_queries), q_tile, barrier=q_loaded)
+                    T.mbarrier_arrive(q_loaded)
                     for block in T.serial(blocks):
                         at, parity = slot(done + block)
                         T.mbarrier_wait_parity(k_free[at], parity ^ 1)
@@ -104,19 +109,18 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             else:
                 T.inc_max_nreg(computing_registers(c.threads // WARPGROUP))
                 for turn in T.serial(turns):
-                    found = pieces.place(pieces.dealt(turn, block_number))
-                    first_query = found[0] * block_queries
-                    head = found[1]
-                    batch = found[2]
-                    blocks = key_blocks(first_query, queries, keys)
                     T.clear(acc)
                     T.clear(total)
                     T.fill(maximum, -T.infinity("float32"))
+                    T.mbarrier_wait_parity(q_loaded, turn % 2)
+                    first_query = place[0]
+                    head = place[1]
+                    batch = place[2]
+                    blocks = key_blocks(first_query, queries, keys)
                     # Of a size: a condition on a variable becomes one for each statement, and hides from the loop that
                     # what the first product computed of addresses is still there.
                     if keys > 0:
                         at, parity = slot(done)
-                        T.mbarrier_wait_parity(q_loaded, turn % 2)
                         T.mbarrier_wait_parity(k_loaded[at], parity)
                         T.wgmma_gemm(
                             q_tile,
@@ -167,6 +171,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                         T.wgmma_gemm(weights, v_tile[last, :, :], acc, policy=full_row)
                         T.wait_wgmma(0)
                         T.mbarrier_arrive(v_free[last])
+                    elif c.blocks:
+                        T.mbarrier_arrive(q_free)
                     done += blocks
                     for i, j in T.Parallel(block_queries, p.value_head_size):
                         acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
