@@ -250,12 +250,11 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         else:
                             for nth in T.unroll(copies):
                                 i, j = copied(thread, nth)
-                                if source[nth] >= 0:
-                                    T.ptx_cp_async(
-                                        T.access_ptr(a_shared[at, i, j], "w", _COPIED),
-                                        T.access_ptr(a[source[nth], depth + j], "r", _COPIED),
-                                        _COPIED,
-                                    )
+                                T.ptx_cp_async(
+                                    T.access_ptr(a_shared[at, i, j], "w", _COPIED),
+                                    T.access_ptr(a[source[nth], depth + j], "r", _COPIED),
+                                    _COPIED,
+                                )
                             T.cp_async_barrier_noinc(loaded[at])
                     done += slices
             else:
