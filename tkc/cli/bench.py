@@ -189,13 +189,16 @@ def reuse(
 
 @app.command()
 def show(
-    found: Annotated[Record, typer.Argument(metavar="FILE", parser=_read_record, help="A record that --output wrote.")],
+    file: Annotated[Path, typer.Argument(help="A record that --output wrote.")],
     against: AgainstOption = None,
-    plots: Annotated[Path | None, typer.Option("--plots", help="Write the pictures to this folder.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option("--plots", metavar="DIR", help="Write the pictures there, named as the record.")
+    ] = None,
 ) -> None:
     """Show a record again, beside an earlier one or as pictures."""
+    found = Record.read(file)
     _print(found, against)
-    for drawn in [] if plots is None else draw(found, plots, found.benchmark.replace(" ", "-")):
+    for drawn in [] if plots is None else draw(found, plots, file.stem):
         _out.print(f"wrote {drawn}", markup=False, highlight=False, soft_wrap=True)
 
 
