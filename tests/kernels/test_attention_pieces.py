@@ -40,7 +40,7 @@ def test_each_piece_is_done_once(tiles: int, heads: int, batches: int, blocks: i
 
 @pytest.mark.parametrize(
     ("tiles", "heads", "batches"),
-    [(16, 32, 1), (32, 32, 1), (64, 32, 1), (64, 64, 1), (4, 16, 32), (32, 16, 4), (32, 40, 1)],
+    [(16, 32, 1), (32, 32, 1), (64, 32, 1), (64, 64, 1), (4, 16, 32), (8, 16, 16), (32, 16, 4), (32, 40, 1)],
 )
 def test_blocks_have_as_much_to_do_as_each_other(tiles: int, heads: int, batches: int) -> None:
     """Under a causal mask, where a tile takes as long as it is far from the first: the longest block 5 % more."""
