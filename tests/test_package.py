@@ -23,7 +23,8 @@ def test_a_wheel_holds_every_module_in_one_package(tmp_path: Path) -> None:
     for folder in ("kernels", "passes", "schedules", "tuning_db"):
         expected |= {f"tkc/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")}
     assert expected <= names
-    assert {"tkc/builder/launch.cc", "tkc/py.typed"} <= names
+    compiled = {f"tkc/builder/{name}.{suffix}" for name in ("arguments", "launch") for suffix in ("cc", "h")}
+    assert compiled | {"tkc/py.typed"} <= names
     assert {name.split("/")[0] for name in names} == {"tkc", next(n for n in names if "dist-info" in n).split("/")[0]}
 
 
