@@ -1,14 +1,16 @@
-"""What all tests share: a kernel cache and a tuning database of their own, and why some tests are skipped."""
+"""What all tests share: a kernel cache, a tuning database, a process with TileLang, and why some tests are skipped."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tkc.builder import toolchain
+from tkc.builder import client, toolchain
+from tkc.builder.fork_server import ForkServer
 from tkc.errors import TargetError
 
 
@@ -20,6 +22,36 @@ def pytest_configure(config: pytest.Config) -> None:
     if "TKC_CACHE_DIR" not in os.environ:
         os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-cache-")
     os.environ["TKC_DATABASE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-database-")
+
+
+class _LastingServer(ForkServer):
+    """Outlives the builders that have workers of it."""
+
+    def close(self) -> None:
+        """Nothing: the next builder takes it."""
+
+    def end(self) -> None:
+        """End the server."""
+        super().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lasting_server() -> Iterator[None]:
+    """Compilations take turns with one process that has loaded TileLang, which each would load anew; builders' own
+    tests (``builder/conftest.py``) and commands in processes of their own do not.
+    """
+    servers: list[_LastingServer] = []
+
+    def server() -> ForkServer:
+        if not servers or servers[-1].failed:
+            servers.append(_LastingServer())
+        return servers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "ForkServer", server)
+        yield
+    for each in servers:
+        each.end()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -154,7 +154,10 @@ class TuningJob:
                 self._progress[key] = replace(self._progress[key], copy=min(measurement.seconds))
 
     def _measure_baselines(self, history: History) -> None:
-        """Every task under the default rules: what tuning must beat, and what it never ends worse than."""
+        """Every task under the default rules: what tuning must beat, and what it never ends worse than.
+
+        One that failed in an earlier job is measured again: it may have been the machine that was busy.
+        """
         self._activity = "measuring the default schedules"
         missing: list[str] = []
         for key, task in self._extraction.tasks.items():

@@ -49,13 +49,18 @@ class SymbolicSizes:
     ) -> Iterator[tuple[str, float, float]]:
         """Every schedule of ``finalists`` (by task) that fits ``function``, and the default, at each of its sizes.
 
-        What is ``known`` is not measured again. Yields, for each size, the task's key and the seconds of a call under
-        the default rules and under the best schedule; nothing where the default cannot be measured.
+        What is ``known`` is not measured again, but for a default that failed: without it, a size has no yardstick, and
+        a busy moment may have been all that was wrong. Yields, for each size, the task's key and the seconds of a call
+        under the default rules and under the best schedule; nothing where the default cannot be measured.
         """
         keys = function.task_keys
         variants = self._variants(function, [trace for key in keys for _, trace in finalists.get(key, ())])
         calls = [arguments_of(function.func, sizes) for sizes in function.sizes]
-        times = {_place(record): seconds_of(record) if succeeded(record) else FAILED_SECONDS for record in known}
+        times = {
+            _place(record): seconds_of(record) if succeeded(record) else FAILED_SECONDS
+            for record in known
+            if succeeded(record) or not is_default(record.trace)
+        }
         missing = [
             (variant, arguments)
             for variant in variants

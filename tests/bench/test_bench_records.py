@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import tkc
 from rich.console import Console
 
 from tkc.bench.comparison import comparison
@@ -134,23 +133,15 @@ def test_rows_are_told_apart() -> None:
     assert not any("None" in name or "0.088" in name for name in names)
 
 
-def bench(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run ``tkc bench``."""
-    command = [sys.executable, "-c", "from tkc.cli import main; main()", "bench", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_the_command_shows_compares_and_draws(tmp_path: Path) -> None:
     """As a user types it; a wrong file costs exit code 2 before anything runs."""
     path = tmp_path / "kernels.json"
     record_of(Row("same", {"tkc": 3.0, "PyTorch": 6.0}, 2.0)).write(path)
-    done = bench("show", path, "--against", path, "--plots", tmp_path)
-    assert done.returncode == 0 and "1.00×" in done.stdout, done.stderr
+    done = tkc("bench", "show", path, "--against", path, "--plots", tmp_path)
+    assert "1.00×" in done.stdout
     assert (tmp_path / "kernels-ratios.png").is_file()
     for words in (
         ("overhead", "--against", tmp_path / "none.json"),
         ("overhead", "--output", tmp_path / "figures.txt"),
     ):
-        refused = bench(*words)
-        assert refused.returncode == 2 and "Traceback" not in refused.stderr
-        assert words[-1].name in refused.stderr
+        assert words[-1].name in tkc("bench", *words, code=2).stderr

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import tkc
 
 from tkc.bench.contenders import contenders
 from tkc.bench.kernel_cases import Case, benchmark_cases
@@ -162,8 +162,5 @@ def test_an_environment_whose_pytorch_finds_no_gpu_is_refused(tmp_path: Path, mo
 
 def test_the_command_refuses_before_it_measures() -> None:
     """With exit code 2."""
-    words = ["bench", "kernels", "swiglu", "--target", "cpu", "--tile-kernels", "/no/such/python"]
-    command = [sys.executable, "-c", "from tkc.cli import main; main()", *words]
-    refused = subprocess.run(command, capture_output=True, text=True)
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    refused = tkc("bench", "kernels", "swiglu", "--target", "cpu", "--tile-kernels", "/no/such/python", code=2)
     assert "/no/such/python" in refused.stderr and not refused.stdout

@@ -171,6 +171,24 @@ def test_the_key_follows_content(cache: KernelCache, monkeypatch: pytest.MonkeyP
     assert key != cache.key(request())
 
 
+def test_cpu_kernels_refuse_other_tensors(cache: KernelCache) -> None:
+    """Too few, no tensor, and tensors of another rank, dtype or size; the error names the kernel and the tensor."""
+    with KernelBuilder(cache) as builder:
+        library = builder.build([request()])[request()]
+    kernel = tvm_ffi.load_module(str(library.path))[library.request.symbol]
+    good = torch.empty(3, 8)
+    for given, kind, message in (
+        ((good, good), TypeError, "swiglu takes 3 tensors, and got 2 arguments"),
+        ((good, 3, good), TypeError, "swiglu: up is no tensor"),
+        ((good, good[0], good), ValueError, "swiglu: up has 1 axes, expected 2"),
+        ((good, good, good.half()), TypeError, "swiglu: out has another dtype"),
+        ((good[:, :7], good, good), ValueError, "swiglu: axis 1 of gate is 7, not 8"),
+        ((good, good, good[:2]), ValueError, "swiglu: axis 0 of out is 2, not 3"),
+    ):
+        with pytest.raises(kind, match=message):
+            kernel(*given)
+
+
 @pytest.mark.nvcc
 def test_cuda_libraries_are_machine_code_without_a_driver(cache: KernelCache) -> None:
     """A kernel for sm_90a builds here and holds a cubin for that architecture."""
@@ -202,16 +220,20 @@ def test_workers_are_bounded_by_cores_and_memory(
     assert BuilderSettings().workers == workers
 
 
-@pytest.mark.nvcc
-def test_the_launcher_is_compiled_once(cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("target", "shared"), [("cpu", "arguments"), pytest.param("cuda:sm_90a", "launch", marks=pytest.mark.nvcc)]
+)
+def test_what_libraries_share_is_compiled_once(
+    cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, shared: str
+) -> None:
     """Two kernels of two builders share one object file, and each has its own machine code."""
     monkeypatch.setenv("TKC_CACHE_DIR", str(tmp_path))
-    libraries, launchers = [], []
-    for wanted in (request(8, "cuda:sm_90a"), request(16, "cuda:sm_90a")):
+    libraries, objects = [], []
+    for wanted in (request(8, target), request(16, target)):
         with KernelBuilder(cache) as builder:
             libraries.append(builder.build([wanted])[wanted].path)
-        launchers += (tmp_path / "launcher").glob("*.o")
+        objects += (tmp_path / shared).glob("*.o")
     first, second = libraries
-    assert len(launchers) == 2 and launchers[0] == launchers[1]
-    assert launchers[0].stat().st_mtime < first.stat().st_mtime
+    assert len(objects) == 2 and objects[0] == objects[1]
+    assert objects[0].stat().st_mtime < first.stat().st_mtime
     assert first.read_bytes() != second.read_bytes()

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: a process, its output and its exit code."""
+"""The command line as a user runs it: its output and its exit code, and what becomes of its process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-
-COMMAND = (sys.executable, "-c", "from tkc.cli import main; main()")
-
-
-def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command; the exit code must be ``code``, and no traceback may show."""
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+from command_line import COMMAND, tkc, tkc_process
 
 
 class Classifier(torch.nn.Module):
@@ -54,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(model: Path) -> Path:
     """The compiled classifier."""
     path = model.with_suffix(".tkc")
-    output = tkc("compile", model, "-o", path, "--dump", model.with_name("dump")).stdout
+    output = tkc_process("compile", model, "-o", path, "--dump", model.with_name("dump")).stdout
     assert "wrote" in output and "Stages" in output
     return path
 
@@ -64,7 +55,7 @@ def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
     result = json.loads(tkc("run", artifact, "--size", "features_0=9", "--compare", model, "--json").stdout)
     assert result["agrees"] and result["outputs"][0]["shape"] == [9, 5]
     assert "ok" in tkc("run", artifact, "--compare", model).stdout
-    tkc("run", artifact, "--compare", model, "--tolerance", "-1", code=1)
+    tkc_process("run", artifact, "--compare", model, "--tolerance", "-1", code=1)
 
 
 def test_run_reads_and_writes_files(artifact: Path, tmp_path: Path) -> None:
@@ -218,4 +209,6 @@ def test_errors_are_one_message_and_an_exit_code(model: Path, artifact: Path, tm
     ]
     for arguments, culprit in cases:
         assert culprit in tkc(*arguments, code=2).stderr
+    arguments, culprit = cases[0]
+    assert culprit in tkc_process(*arguments, code=2).stderr
     assert not (tmp_path / "out").exists()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from command_line import tkc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import CPU, commit, commit_default, product, provenance, record, seconds_in
@@ -116,10 +115,7 @@ def test_summaries_show_where_the_time_goes(tmp_path: Path) -> None:
 
 def db(*arguments: str | Path, code: int = 0) -> str:
     """Run ``tkc db``; its output."""
-    command = [sys.executable, "-c", "from tkc.cli import main; main()", "db", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    done = tkc("db", *arguments, code=code)
     return done.stdout + done.stderr
 
 

@@ -12,15 +12,15 @@ from tkc.schedules.target import tvm_target
 from tkc.schedules.tuning.measurement import Limits, LocalRunner, Measurer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cpu() -> tvm.target.Target:
     """TVM's target for this machine."""
     return tvm_target(CPU)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def measurer(cpu: tvm.target.Target) -> Iterator[Measurer]:
-    """Measures here, and takes five seconds for hanging."""
-    limits = Limits(build=60, run=5)
+    """Measures here, with the limits of jobs: where others take the cores, a parallel loop may need many seconds."""
+    limits = Limits()
     with Measurer(CPU, cpu, LocalRunner(CPU, limits), limits) as measuring:
         yield measuring

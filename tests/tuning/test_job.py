@@ -149,11 +149,23 @@ def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
     sizes = {int(record.args_info[0].shape[0]) for record in own}
     defaults = [record for record in own if is_default(record.trace)]
     assert sizes == {1, 64} and len(defaults) == 2 and len(own) > 2
+    assert [error for record, error in records.kept if is_default(record.trace)] == [None] * 4
     assert all(replayed(record, cpu) is not None for record in own)
     assert all(task.best <= task.baseline for task in progress.tasks)
     kept = len(records.kept)
     _job(AnyRows, ScriptedMeasurer([]), records, cpu, tmp_path, 4, resume=True)
     assert len(records.kept) == kept
+
+
+def test_a_default_that_failed_is_measured_by_the_next_job(cpu: tvm.target.Target, tmp_path: Path) -> None:
+    """At its size, of the static and of the symbolic function, and nothing else is."""
+    records, failed = RecordsInMemory(), Measurement(error="run: took longer than 30 s")
+    answers = [*_seconds(2.0), failed, *_seconds(1.0), *_seconds(2.0), failed, *_seconds(1.0, 1.0)]
+    first = _job(AnyRows, ScriptedMeasurer(answers), records, cpu, tmp_path, 1)
+    assert [task.baseline for task in first.tasks] == [2.0, None]
+    again = ScriptedMeasurer(_seconds(3.0, 3.0))
+    resumed = _job(AnyRows, again, records, cpu, tmp_path, 1, resume=True)
+    assert [task.baseline for task in resumed.tasks] == [2.0, 3.0] and len(again.asked) == 2
 
 
 def test_a_search_leaves_time_for_symbolic_sizes(cpu: tvm.target.Target, tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import tkc
 
 from tkc import kernel_tuning
 from tkc.bench.kernel_cases import Case
@@ -86,6 +85,5 @@ def test_kernels_without_a_table_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_command_needs_the_device() -> None:
     """One message that says what is missing."""
-    command = [sys.executable, "-c", "from tkc.cli import main; main()", "tune", "kernels", "--target", "cuda:sm_80"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "cannot measure for cuda:sm_80 here" in done.stderr.replace("\n", " ")
+    done = tkc("tune", "kernels", "--target", "cuda:sm_80", code=2)
+    assert "cannot measure for cuda:sm_80 here" in done.stderr.replace("\n", " ")

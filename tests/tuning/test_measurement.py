@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from tuning_modules import AnyRows, TwoLayers
+import tvm
+from tuning_modules import CPU, AnyRows, TwoLayers
 from tvm.s_tir.meta_schedule.cost_model import RandomModel
 from tvm.script import tirx as T
 
@@ -18,11 +20,19 @@ from tkc.kernels.target import Target
 from tkc.schedules.database import as_workload
 from tkc.schedules.target import tvm_target
 from tkc.schedules.tuning import tensor_instructions
-from tkc.schedules.tuning.measurement import Measurer, Program, arguments_of, build
+from tkc.schedules.tuning.measurement import Limits, LocalRunner, Measurer, Program, arguments_of, build
 from tkc.schedules.tuning.search import Search
 from tkc.schedules.tuning.workers import Failure, Workers
 
 _PRODUCT = TwoLayers["first"]
+
+
+@pytest.fixture(scope="module")
+def measurer(cpu: tvm.target.Target) -> Iterator[Measurer]:
+    """Measures here, and takes five seconds for hanging."""
+    limits = Limits(build=60, run=5)
+    with Measurer(CPU, cpu, LocalRunner(CPU, limits), limits) as measuring:
+        yield measuring
 
 
 @T.prim_func(s_tir=True)

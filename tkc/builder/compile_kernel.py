@@ -17,12 +17,16 @@ from tilelang.transform import PassConfigKey
 
 from tkc.builder import toolchain
 from tkc.builder.async_proxy import fenced_arrivals
+from tkc.builder.compiled_once import compiled_once
 from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.builder.host_code import compile_host_code
 from tkc.builder.launcher import described, launcher_object
 from tkc.kernels import KernelRequest, TensorType
 from tkc.kernels.overlap import FIRST_CAPABILITY
 
+_ARGUMENTS = Path(__file__).with_name("arguments.cc")
+# TileLang's header of half-precision numbers takes longer to compile than most kernels, and few have such numbers.
+_NO_HALF = "#define HALF_HALF_HPP\nnamespace half_float { class half; }\n"
 _FENCED_ARRIVALS = tvm.tirx.transform.prim_func_pass(lambda function, *_: fenced_arrivals(function), opt_level=0)
 
 
@@ -70,7 +74,8 @@ def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
 
 def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
     target = tvm.target.Target("c")
-    with target:
+    with ThreadPoolExecutor(1) as background, target:
+        checks = background.submit(compiled_once, _ARGUMENTS)  # needed last, and only the first time long in coming
         context = create_backend_context(target, None, "auto")
         _, device_module, *_ = lower_to_host_device_ir(function, context)
         # The lowered function's parameters are named after the definition's buffers and sizes.
@@ -80,14 +85,16 @@ def _compile_cpu(function: Any, request: KernelRequest, library: Path) -> None:
         source = device_codegen_without_compile(device_module, context).inspect_source()
     buffers = [function.buffer_map[var] for var in function.params]
     code = library.with_suffix(".cc")
-    code.write_text(source + _cpu_entry(request, name, parameter_names, buffers))
+    prologue = "" if "half" in source else _NO_HALF
+    code.write_text(prologue + source + _cpu_entry(request, name, parameter_names, buffers))
     # TileLang reinterprets values through pointers of another type, hence no strict aliasing.
     flags = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"]
-    compile_host_code([*flags, "-shared", str(code)], library, [Path(TILELANG_TEMPLATE_PATH)])
+    sources = [str(code), str(checks.result())]
+    compile_host_code([*flags, "-shared", *sources], library, [Path(TILELANG_TEMPLATE_PATH)])
 
 
 def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str], buffers: Sequence[Any]) -> str:
-    """C++ that checks the tensors against the spec and passes their addresses and sizes to the kernel."""
+    """C++ that says which tensors the spec wants, has them checked, and passes addresses and sizes to the kernel."""
     spec, parameters = request.spec, request.parameters
     types = (
         *spec.inputs(parameters),
@@ -101,19 +108,26 @@ def _cpu_entry(request: KernelRequest, name: str, parameter_names: Sequence[str]
         raise TypeError(f"{request.kernel}: the definition gives several tensors one name: {', '.join(names)}")
     values: dict[str, str] = {}
     for i, buffer in enumerate(buffers):
-        values[buffer.name] = f"t{i}.data_ptr()"
+        values[buffer.name] = f"found[{i}]->data"
         for axis, extent in enumerate(buffer.shape):
             if isinstance(extent, tvm.tirx.Var):
-                values.setdefault(extent.name, f"static_cast<int32_t>(t{i}.size({axis}))")
+                values.setdefault(extent.name, f"static_cast<int32_t>(found[{i}]->shape[{axis}])")
     arguments = ", ".join(f"Argument({values[parameter]})" for parameter in parameter_names)
-    checks = "\n".join(_cpu_checks(i, t, types) for i, t in enumerate(types))
-    signature = ", ".join(f"tvm::ffi::TensorView t{i}" for i in range(len(types)))
+    tensors = ",\n".join(f"    {_described(tensor, i)}" for i, tensor in enumerate(types))
+    axes = "\n".join(_axes(i, tensor, types) for i, tensor in enumerate(types) if tensor.shape)
     return f"""
-#include <tvm/ffi/tvm_ffi.h>
+#include "{_ARGUMENTS.with_suffix(".h")}"
+
+namespace tkc {{
+{axes}
+const char* const kernel = "{request.kernel}";
+const Tensor tensors[] = {{
+{tensors},
+}};
+const int num_tensors = {len(types)};
+}}  // namespace tkc
 
 namespace {{
-constexpr const char* kKernel = "{request.kernel}: ";
-
 struct Argument {{  // an address of any element type, or a size
   explicit Argument(void* address) : address(address) {{}}
   explicit Argument(int32_t size) : size(size) {{}}
@@ -122,44 +136,29 @@ struct Argument {{  // an address of any element type, or a size
   void* address = nullptr;
   int32_t size = 0;
 }};
-
-void Check(tvm::ffi::TensorView t, const char* name, int ndim, DLDataType dtype) {{
-  if (t.ndim() != ndim) {{
-    TVM_FFI_THROW(ValueError) << kKernel << name << " has " << t.ndim() << " axes, expected " << ndim;
-  }}
-  if (t.dtype().code != dtype.code || t.dtype().bits != dtype.bits) {{
-    TVM_FFI_THROW(TypeError) << kKernel << name << " has another dtype than the kernel was built for";
-  }}
-  if (t.device().device_type != kDLCPU) TVM_FFI_THROW(ValueError) << kKernel << name << " is not on the CPU";
-}}
-
-void CheckSize(const char* name, int axis, int64_t found, int64_t expected) {{
-  if (found != expected) {{
-    TVM_FFI_THROW(ValueError) << kKernel << "axis " << axis << " of " << name << " is " << found << ", not "
-                              << expected;
-  }}
-}}
-
-void Call({signature}) {{
-{checks}
-  {name}({arguments});
-}}
 }}  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC({request.symbol}, Call);
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_{request.symbol}(
+    void*, const TVMFFIAny* args, int32_t num_args, TVMFFIAny*) {{
+  const DLTensor* found[{len(types)}];
+  if (tkc::ReadArguments(args, num_args, found) != 0) return -1;
+  {name}({arguments});
+  return 0;
+}}
 """
 
 
-def _cpu_checks(index: int, tensor: TensorType, types: Sequence[TensorType]) -> str:
+def _described(tensor: TensorType, index: int) -> str:
     dtype = tvm.DataType(tensor.dtype)
-    expected_dtype = f"DLDataType{{{int(dtype.type_code)}, {dtype.bits}, 1}}"
-    lines = [f'  Check(t{index}, "{tensor.name}", {len(tensor.shape)}, {expected_dtype});']
-    for axis, dim in enumerate(tensor.shape):
-        expected = str(dim) if isinstance(dim, int) else _first_size(dim, types)
-        if expected != f"t{index}.size({axis})":
-            lines.append(f'  CheckSize("{tensor.name}", {axis}, t{index}.size({axis}), {expected});')
-    return "\n".join(lines)
+    axes = f"kAxes{index}" if tensor.shape else "nullptr"
+    return f'{{"{tensor.name}", {{{int(dtype.type_code)}, {dtype.bits}, 1}}, {axes}, {len(tensor.shape)}}}'
+
+
+def _axes(index: int, tensor: TensorType, types: Sequence[TensorType]) -> str:
+    sizes = [f"{{{dim}, 0, 0}}" if isinstance(dim, int) else _first_size(dim, types) for dim in tensor.shape]
+    return f"const Axis kAxes{index}[] = {{{', '.join(sizes)}}};"
 
 
 def _first_size(name: str, types: Sequence[TensorType]) -> str:
-    return next(f"t{i}.size({axis})" for i, t in enumerate(types) for axis, dim in enumerate(t.shape) if dim == name)
+    places = ((i, axis) for i, t in enumerate(types) for axis, dim in enumerate(t.shape) if dim == name)
+    return "{{-1, {}, {}}}".format(*next(places))

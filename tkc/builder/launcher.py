@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from tkc.builder import toolchain
-from tkc.builder.cache import cache_folder
-from tkc.builder.host_code import compile_host_code
+from tkc.builder.compiled_once import compiled_once
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("launch.cc", "launch.h"))
+_SOURCE = Path(__file__).with_name("launch.cc")
 _LAUNCH_TAGS = {
     "blockIdx.x": "kGridX",
     "blockIdx.y": "kGridY",
@@ -33,28 +27,8 @@ _TENSOR_MAP = "uint8x128"  # how TileLang types the 128 bytes of a TMA descripto
 
 
 def launcher_object() -> Path:
-    """``launch.cc`` as an object file, compiled by whichever process first needs it.
-
-    Compiling it takes longer than the rest of a library's host code, and nothing in it depends on the kernel.
-    """
-    made_from = [source.read_text() for source in _SOURCES]
-    made_from += [toolchain.version(toolchain.cxx()), toolchain.version(toolchain.nvcc())]
-    made_from.append(importlib.metadata.version("apache-tvm-ffi"))
-    folder = cache_folder() / "launcher"
-    stored = folder / f"{hashlib.sha256(repr(made_from).encode()).hexdigest()[:32]}.o"
-    if not stored.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(stored.with_suffix(".lock")):
-            if not stored.exists():
-                _compile_launcher(stored)
-    return stored
-
-
-def _compile_launcher(stored: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="building-", dir=stored.parent) as scratch:
-        built = Path(scratch) / stored.name
-        compile_host_code(["-O2", "-c", str(_SOURCES[0])], built, [toolchain.cuda_home() / "include"])
-        built.rename(stored)
+    """``launch.cc`` as an object file; nothing in it depends on the kernel."""
+    return compiled_once(_SOURCE, [toolchain.cuda_home() / "include"], [toolchain.nvcc()])
 
 
 def described(device_module: Any, cubin: Path) -> str:
@@ -71,7 +45,7 @@ def described(device_module: Any, cubin: Path) -> str:
         rows.append(f'    {{"{function.attrs["global_symbol"]}", kParams{i}, {len(params)}, kTags{i}, {len(tags)}}},')
     return "\n".join(
         [
-            f'#include "{_SOURCES[1]}"',
+            f'#include "{_SOURCE.with_suffix(".h")}"',
             "namespace tkc {",
             *declared,
             "const DeviceFunction device_functions[] = {",

@@ -1,0 +1,40 @@
+"""What all kernel libraries share of their host code: compiled by whichever process first needs it, then linked."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from tkc.builder import toolchain
+from tkc.builder.cache import cache_folder
+from tkc.builder.host_code import compile_host_code
+
+
+def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[str] = ()) -> Path:
+    """``source``, which includes a header of its own name, as an object file in a folder of that name in the cache.
+
+    ``tools`` are compilers besides the C++ compiler whose versions matter to it.
+    """
+    made_from = [each.read_text() for each in (source, source.with_suffix(".h"))]
+    made_from += [toolchain.version(tool) for tool in (toolchain.cxx(), *tools)]
+    made_from.append(importlib.metadata.version("apache-tvm-ffi"))
+    folder = cache_folder() / source.stem
+    stored = folder / f"{hashlib.sha256(repr(made_from).encode()).hexdigest()[:32]}.o"
+    if not stored.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(stored.with_suffix(".lock")):
+            if not stored.exists():
+                _compile(source, includes, stored)
+    return stored
+
+
+def _compile(source: Path, includes: Sequence[Path], stored: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="building-", dir=stored.parent) as scratch:
+        built = Path(scratch) / stored.name
+        compile_host_code(["-O2", "-c", str(source)], built, includes)
+        built.rename(stored)
