@@ -134,12 +134,13 @@ def test_rows_are_told_apart() -> None:
 
 
 def test_the_command_shows_compares_and_draws(tmp_path: Path) -> None:
-    """As a user types it; a wrong file costs exit code 2 before anything runs."""
-    path = tmp_path / "kernels.json"
+    """As a user types it, pictures named as their record; a wrong file costs exit code 2 before anything runs."""
+    path = tmp_path / "mine.json"
     record_of(Row("same", {"tkc": 3.0, "PyTorch": 6.0}, 2.0)).write(path)
     done = tkc("bench", "show", path, "--against", path, "--plots", tmp_path)
     assert "1.00×" in done.stdout
-    assert (tmp_path / "kernels-ratios.png").is_file()
+    assert (tmp_path / "mine-ratios.png").is_file()
+    assert "none.json" in tkc("bench", "show", tmp_path / "none.json", code=2).stderr
     for words in (
         ("overhead", "--against", tmp_path / "none.json"),
         ("overhead", "--output", tmp_path / "figures.txt"),
