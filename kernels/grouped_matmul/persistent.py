@@ -232,8 +232,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
                         for nth in T.unroll(copies):
                             target = row + copied(thread, nth)[0]
                             number = T.cast(rows[T.min(target, past - 1)], "int32")
-                            # Past the group's end lies no row: its copies, which are out of bounds, write zeros. As many
-                            # copies of one row would wait for each other.
+                            # Past the group's end lies no row: copies of it, out of bounds, write zeros. As many copies
+                            # of one row would wait for each other.
                             source[nth] = T.if_then_else(target < past, T.max(T.min(number, a.shape[0] - 1), 0), -1)
                     for step in T.serial(slices):
                         at, parity = slot(done + step)
