@@ -14,7 +14,7 @@ import pytest
 
 from tkc.cli import main
 
-COMMAND = (sys.executable, "-c", "from tkc.cli import main; main()")
+COMMAND = (sys.executable, "-c", "import sys; sys.argv[0] = 'tkc'; from tkc.cli import main; main()")
 
 
 def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ from tvm.tirx import PrimExpr, truncdiv, truncmod
 
 from tkc.kernels.target import MULTIPROCESSORS
 
-# How many heads blocks that stay work on at a time, and how many pieces at the least, so that each gets some.
+# How many heads blocks that stay work on at a time, and how many pieces at the least, so that each block gets some.
 _HEADS_AT_A_TIME, _PIECES_AT_A_TIME = 32, 2 * MULTIPROCESSORS
 
 

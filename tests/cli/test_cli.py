@@ -178,15 +178,7 @@ def test_a_program_with_custom_operators_names_what_to_import(tmp_path: Path) ->
     assert "--import" in (error := tkc("explain", program, code=2).stderr) and "tkc_test.unknown" in error
     assert "nowhere" in tkc("explain", program, "--import", "nowhere", code=2).stderr
     known = {"cwd": tmp_path, "capture_output": True, "text": True}
-    command = [
-        sys.executable,
-        "-c",
-        "from tkc.cli import main; main()",
-        "explain",
-        str(program),
-        "--import",
-        "doubling",
-    ]
+    command = [*COMMAND, "explain", str(program), "--import", "doubling"]
     assert "tkc_test.unknown" in subprocess.run(command, **known).stderr.replace("\n", "")  # now as an operator
 
 

@@ -6,12 +6,12 @@ import io
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from command_line import COMMAND
 from rich.console import Console
 
 import tkc
@@ -19,7 +19,6 @@ from tkc.cli.options import parse_percent
 from tkc.cli.tune import parse_shapes, tasks_table
 from tkc.schedules.tuning.progress import Progress, TaskProgress
 
-_COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'tkc'; from tkc.cli import main; main()", "tune"]
 _PATIENCE = 120.0
 
 
@@ -44,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _start(model: Path, database: Path, *options: str) -> subprocess.Popen[str]:
-    command = [*_COMMAND, str(model), "--database", str(database), "--json", *options]
+    command = [*COMMAND, "tune", str(model), "--database", str(database), "--json", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

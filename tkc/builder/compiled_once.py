@@ -18,7 +18,8 @@ from tkc.builder.host_code import compile_host_code
 def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[str] = ()) -> Path:
     """``source``, which includes a header of its own name, as an object file in a folder of that name in the cache.
 
-    ``tools`` are compilers besides the C++ compiler whose versions matter to it.
+    ``tools`` are compilers besides the C++ compiler whose versions matter to it. Raises
+    ``RuntimeError`` with the compiler's words if it fails.
     """
     made_from = [each.read_text() for each in (source, source.with_suffix(".h"))]
     made_from += [toolchain.version(tool) for tool in (toolchain.cxx(), *tools)]
