@@ -202,10 +202,8 @@ def _multiply(
     T.clear(rows.total)
     T.fill(rows.maximum, -T.infinity("float32"))
     T.barrier_wait(s.q_loaded, 0)
-    # The first turn is apart: under a condition, ptxas would wait for the products under way.
-    _take_turn(p, c, s, turns, own, 0, own == 1, acc, rows)
-    for pair in T.serial(turns.pairs - 1):
-        _take_turn(p, c, s, turns, own, pair + 1, True, acc, rows)
+    for pair in T.serial(turns.pairs):
+        _take_turn(p, c, s, turns, own, pair, acc, rows)
     if own == 0:
         # The last tile is the other warpgroup's.
         _follow(c, s, own, turns.pairs, acc, rows)
@@ -227,18 +225,18 @@ def _take_turn(
     s: _Shared,
     turns: _Turns,
     own: int,
-    pair: PrimExpr | int,
-    follows: bool,
+    pair: PrimExpr,
     acc: Buffer,
     rows: _Rows,
 ):
-    """Score the own tile; add up the other's before it, if it ``follows`` one, during the softmax; add up the own.
+    """Score the own tile; add up the other warpgroup's, which came before, during the softmax; then add up the own.
 
     The other's is under way behind the scores, so that the tensor cores go from one to the other.
     """
     half = p.latent_size // 2
     chunks = half // _CHUNK
     scores = T.alloc_fragment([c.block_heads, c.block_keys], "float32")
+    T.wait_wgmma(0)  # for none, but lest ptxas wait for the scores before it lets ``acc`` be rescaled
     for nth, side in enumerate((own, 1 - own)):
         for i in range(chunks):
             column = side * half + i * _CHUNK
@@ -251,9 +249,9 @@ def _take_turn(
                 clear_accum=nth == 0 and i == 0,
             )
     T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
-    if follows:
+    if own == 1 or pair > 0:  # nothing comes before the first tile
         _follow(c, s, own, pair, acc, rows)
-        T.wait_wgmma(1)  # the scores
+        T.wait_wgmma(1)
     else:
         T.wait_wgmma(0)
     _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
@@ -265,7 +263,7 @@ def _take_turn(
     T.fence_proxy_async()
     T.barrier_arrive(s.weighted[own])
     T.wait_wgmma(0)
-    if follows:
+    if own == 1 or pair > 0:
         T.barrier_arrive(s.done[2 * (1 - own) + own])
     T.barrier_wait(s.weighted[own], pair & 1)
     _add_up(c, s, own, own, acc, rows.rescale)
