@@ -22,14 +22,17 @@ from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_regis
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
 _FIRST_BARRIER = 8
 
+# Columns of latents that one bulk copy brings (a row of the swizzled layout): scores begin with the first of them.
+_CHUNK = 64
+
 
 @dataclass(frozen=True)
 class _Shared:
     """What the warpgroups of a block share: the queries, and two tiles with what is known of them.
 
     ``weights`` take the place of a tile's rotary part, which only its scores need. ``rescale`` and ``maximum`` are each
-    tile's, ``total`` each warpgroup's. Barriers say of a tile that its first or second half is ``loaded``, that its
-    weights are made (``weighted``), and which warpgroup is ``done`` with it.
+    tile's, ``total`` each warpgroup's. Barriers say of a tile which of its chunks are ``loaded``, in the order in which
+    they come, that its weights are made (``weighted``), and which warpgroup is ``done`` with it.
     """
 
     q: Buffer
@@ -108,7 +111,7 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 maximum=T.alloc_shared([2, block_heads], "float32"),
                 total=T.alloc_shared([2, block_heads], "float32"),
                 q_loaded=T.alloc_barrier(WARPGROUP),
-                loaded=T.alloc_barrier([WARPGROUP] * 4),
+                loaded=T.alloc_barrier([WARPGROUP] * (2 * p.latent_size // _CHUNK)),
                 weighted=T.alloc_barrier([WARPGROUP] * 2),
                 done=T.alloc_barrier([WARPGROUP] * 4),
             )
@@ -151,6 +154,7 @@ def _load(
 ):
     """The queries, then tile after tile, each half once the warpgroup that adds it up is done with the last one."""
     half = p.latent_size // 2
+    chunks = half // _CHUNK
     T.set_max_nreg(LOADING_REGISTERS, 0)
     T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.q_loaded)
     T.tma_copy(
@@ -163,18 +167,21 @@ def _load(
             # The warpgroup that weighs a tile is done with it first.
             for nth, side in enumerate((tile, 1 - tile)):
                 T.barrier_wait(s.done[2 * tile + side], (pair & 1) ^ 1)
-                T.tma_copy(
-                    latent_columns(cache, batch, first_key, c.block_keys, side * half, half),
-                    s.cache[tile, :, side * half : (side + 1) * half],
-                    barrier=s.loaded[2 * tile + nth],
-                )
-                if nth == 1:
+                for i in range(chunks):
+                    column = side * half + i * _CHUNK
+                    at = (2 * tile + nth) * chunks + i
                     T.tma_copy(
-                        rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, c.block_keys),
-                        s.rope[tile, :, :],
-                        barrier=s.loaded[2 * tile + nth],
+                        latent_columns(cache, batch, first_key, c.block_keys, column, _CHUNK),
+                        s.cache[tile, :, column : column + _CHUNK],
+                        barrier=s.loaded[at],
                     )
-                T.barrier_arrive(s.loaded[2 * tile + nth])
+                    if nth == 1 and i == chunks - 1:
+                        T.tma_copy(
+                            rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, c.block_keys),
+                            s.rope[tile, :, :],
+                            barrier=s.loaded[at],
+                        )
+                    T.barrier_arrive(s.loaded[at])
 
 
 @T.macro
@@ -222,22 +229,31 @@ def _take_turn(
     acc: Buffer,
     rows: _Rows,
 ):
-    """Score the own tile; add up the other warpgroup's, which came before, during the softmax; then add up the own."""
+    """Score the own tile; add up the other warpgroup's, which came before, during the softmax; then add up the own.
+
+    The other's is under way behind the scores, so that the tensor cores go from one to the other.
+    """
     half = p.latent_size // 2
+    chunks = half // _CHUNK
     scores = T.alloc_fragment([c.block_heads, c.block_keys], "float32")
+    T.wait_wgmma(0)  # for none, but lest ptxas wait for the scores before it lets ``acc`` be rescaled
     for nth, side in enumerate((own, 1 - own)):
-        T.barrier_wait(s.loaded[2 * own + nth], pair & 1)
-        T.wgmma_gemm(
-            s.q[:, side * half : (side + 1) * half],
-            s.cache[own, :, side * half : (side + 1) * half],
-            scores,
-            transpose_B=True,
-            clear_accum=nth == 0,
-        )
+        for i in range(chunks):
+            column = side * half + i * _CHUNK
+            T.barrier_wait(s.loaded[(2 * own + nth) * chunks + i], pair & 1)
+            T.wgmma_gemm(
+                s.q[:, column : column + _CHUNK],
+                s.cache[own, :, column : column + _CHUNK],
+                scores,
+                transpose_B=True,
+                clear_accum=nth == 0 and i == 0,
+            )
     T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
-    T.wait_wgmma(0)
     if own == 1 or pair > 0:  # nothing comes before the first tile
         _follow(c, s, own, pair, acc, rows)
+        T.wait_wgmma(1)
+    else:
+        T.wait_wgmma(0)
     _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
     # The weights overwrite what other warps may still multiply.
     T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)

@@ -54,6 +54,7 @@ _TILINGS = {
     90: (
         Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(256, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 160, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 256, 64, stages=4, threads=256),
         Tiling(256, 128, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=6, threads=256),
@@ -92,7 +93,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     parameters_type = MatmulParameters
     configuration_type = MatmulConfiguration
     dispatch_size = "m"
-    minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual"})
+    minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual", "outputs"})
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":

@@ -66,8 +66,18 @@ class Tiling:
 
     @property
     def stored_columns(self) -> int:
-        """Columns of the tile that a persistent block stores at a time."""
-        return min(_STORED // self.block_m, self.block_n)
+        """Columns of the tile that a persistent block stores at a time, which divide it."""
+        widest = min(_STORED // self.block_m, self.block_n)
+        widths = range(TMA_ELEMENTS, widest + 1, TMA_ELEMENTS)
+        return max(width for width in widths if self.block_n % width == 0 and _storable(width))
+
+
+def _storable(width: int) -> bool:
+    """Whether a warpgroup can store its rows of so many columns by themselves.
+
+    Multiples of 16 are swizzled, and TileLang 0.1.15 lays out a power of two of such columns alone.
+    """
+    return width % 16 != 0 or width & (width - 1) == 0
 
 
 def loadable_by_tma(strides: Sequence[int]) -> bool:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY
+from tkc.kernels.matmul.tiling import SHARED_MEMORY, STORES_IN_FLIGHT
+from tkc.kernels.scaled_matmul.spec import ScaledMatmul, ScaledMatmulParameters
 
 SPEC = Matmul()
 CPU = Target("cpu")
@@ -185,6 +186,15 @@ def test_persistent_blocks_store_by_tma() -> None:
     for outputs, offered in (((1024, 512, 24), True), ((1024, 516, 20), False)):
         parameters = MatmulParameters(sum(outputs), 512, "bfloat16", outputs=outputs)
         assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
+
+
+@pytest.mark.parametrize("parameters", [MatmulParameters(5120, 512, "bfloat16"), ScaledMatmulParameters(5120, 512)])
+def test_parts_of_tiles_take_turns(parameters: Any) -> None:
+    """Each waits for the one before the last to have left its buffer; so the last of a tile is not in the first one."""
+    spec = SPEC if isinstance(parameters, MatmulParameters) else ScaledMatmul()
+    lasting = [c for c in spec.configurations(parameters, HOPPER) if c.blocks]
+    parts = [divmod(c.block_n, c.stored_columns) for c in lasting]
+    assert parts and all(number % STORES_IN_FLIGHT == rest == 0 for number, rest in parts)
 
 
 def test_clusters_add_no_residual() -> None:

@@ -80,6 +80,13 @@ def test_what_hardly_matters_hardly_counts() -> None:
     assert choose(MATMUL, added, TARGET) == (Choice(SMALL),)
 
 
+def test_several_outputs_are_as_good_as_one() -> None:
+    """A product that writes query, key and value is tiled as one of as many columns."""
+    merged = dataclasses.replace(PARAMETERS, n=6144, outputs=(4096, 1024, 1024))
+    choose = RecordedChoices([record(64, LARGE), record(64, SMALL, merged)])
+    assert choose(MATMUL, dataclasses.replace(PARAMETERS, n=6144), TARGET) == (Choice(SMALL),)
+
+
 def test_minor_parameters_exist() -> None:
     """A name that no parameter has would count for nothing."""
     for spec in SPECS.values():

@@ -68,6 +68,8 @@ _LLAMA_3_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 _LLAMA_3_70B = ((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672))
 # The attention's likewise, and the router's.
 _QWEN3_30B_A3B = ((5120, 2048), (2048, 4096), (128, 2048))
+# The columns of those that are query, key and value, which models compute in one product.
+_OUTPUTS = {6144: (4096, 1024, 1024), 10240: (8192, 1024, 1024), 5120: (4096, 512, 512)}
 
 _TOKENS = (1, 16, 128, 2048, 8192, 65536)
 _MOST_OUTPUTS = 2**30  # of a product: what a GPU has room for, with what it is compared with
@@ -90,7 +92,7 @@ def benchmark_cases() -> list[Case]:
 
 def _products() -> list[Case]:
     dense = [
-        Case("matmul", MatmulParameters(n, k, "bfloat16"), {"m": m}, references.matmul)
+        Case("matmul", MatmulParameters(n, k, "bfloat16", outputs=_OUTPUTS.get(n, ())), {"m": m}, references.matmul)
         for n, k in (*_LLAMA_3_8B, *_LLAMA_3_70B, *_QWEN3_30B_A3B)
         for m in _TOKENS
         if m * n <= _MOST_OUTPUTS
@@ -203,13 +205,14 @@ def _elementwise() -> list[Case]:
 def tuning_cases() -> list[Case]:
     """The shapes at which kernels are tuned that choose their configuration by size: few tokens to many.
 
-    The layers are those of Llama-3-8B, Qwen3-30B-A3B, BERT-large and ViT-L, in FP8 and in latent attention those of
-    DeepSeek-V3.
+    The layers are those of Llama-3-8B and -70B, Qwen3-30B-A3B, BERT-large and ViT-L, in FP8 and in latent attention
+    those of DeepSeek-V3.
     """
     rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
     dense = [(4096, 4096), (14336, 4096), (4096, 14336), (2048, 4096), (128, 2048)]
-    dense += [(1024, 1024), (4096, 1024), (1024, 4096)]
+    dense += [(1024, 1024), (4096, 1024), (1024, 4096), (8192, 8192), (8192, 28672)]
     merged = [((4096, 1024, 1024), 4096), ((4096, 512, 512), 2048), ((1024, 1024, 1024), 1024)]
+    merged += [((8192, 1024, 1024), 8192)]
     products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
     products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
     # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192.
@@ -220,7 +223,7 @@ def tuning_cases() -> list[Case]:
     ]
     scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536)]
     found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
-    gated = [(14336, 4096, False), (3072, 1024, False)]
+    gated = [(14336, 4096, False), (3072, 1024, False), (28672, 8192, False)]
     found += [
         Case("matmul.gated", GatedMatmulParameters(n, k, "bfloat16", packed=packed), {"m": m})
         for n, k, packed in gated

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import tvm_ffi
 
+from tkc.bench.clocks import watched
 from tkc.bench.contenders import contenders, known_references
 from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
@@ -35,7 +36,8 @@ def bench_kernels(
     """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one.
 
     ``references`` are keys of :data:`tkc.bench.contenders.PYTORCH`; the ratio is to the fastest contender of a row. The
-    note ``spread`` is the distance between the quartiles of our times over their median, and contenders' likewise.
+    note ``spread`` is the distance between the quartiles of our times over their median, and contenders' likewise; what
+    clock and power are noted is of all contenders, which take turns.
     """
     known_references(references)
     chosen = [case for case in benchmark_cases() if not names or case.kernel in known_kernels(names)]
@@ -53,16 +55,22 @@ def device_rows(device: torch.device) -> list[Row]:
     on_gpu = device.type == "cuda"
     source = torch.ones(2**28 if on_gpu else 2**25, dtype=torch.float32, device=device)
     copy = torch.empty_like(source)
-    copying = median_milliseconds(lambda: copy.copy_(source), device)
+    with watched(device) as copying_state:
+        copying = median_milliseconds(lambda: copy.copy_(source), device)
     edge, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
-    multiplying = median_milliseconds(lambda: a @ b, device)
+    with watched(device) as multiplying_state:
+        multiplying = median_milliseconds(lambda: a @ b, device)
     return [
-        Row(COPY, {"PyTorch": copying}, notes={"TB/s": 2.0 * source.nbytes / copying / 1e9}),
+        Row(COPY, {"PyTorch": copying}, notes={"TB/s": 2.0 * source.nbytes / copying / 1e9, **copying_state}),
         Row(
             MATRIX_PRODUCT,
             {"PyTorch": multiplying},
-            notes={"TFLOP/s": 2.0 * edge**3 / multiplying / 1e9, "dtype": str(dtype).removeprefix("torch.")},
+            notes={
+                "TFLOP/s": 2.0 * edge**3 / multiplying / 1e9,
+                "dtype": str(dtype).removeprefix("torch."),
+                **multiplying_state,
+            },
         ),
     ]
 
@@ -98,12 +106,13 @@ def _rows(
     work = prepared.spec.work(case.parameters, case.sizes)
     for request in requests:
         calls, error = prepared.calls(functions[request], request.configuration)
-        timings = kernel_timings({OURS: calls, **others.calls}, device) | others.measured
+        with watched(device) as state:
+            timings = kernel_timings({OURS: calls, **others.calls}, device) | others.measured
         ours = timings[OURS].milliseconds
         notes: dict[str, float | str] = {"TFLOP/s": work.flops / ours / 1e9, "TB/s": work.bytes / ours / 1e9}
         if every:
             notes["configuration"] = str(request.configuration)
-        yield kernel_row(row_name(case), timings, error, notes | others.notes)
+        yield kernel_row(row_name(case), timings, error, notes | others.notes | state)
 
 
 def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, notes: Mapping[str, float | str]) -> Row:
@@ -118,7 +127,7 @@ def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, no
 
 
 _TOLD = (
-    *("kind", "n", "k", "gated", "rows", "num_experts", "num_groups", "channels", "scale"),
+    *("kind", "n", "k", "outputs", "gated", "rows", "num_experts", "num_groups", "channels", "scale"),
     *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
 )  # the parameters by which rows are told apart
 
@@ -126,5 +135,5 @@ _TOLD = (
 def row_name(case: Case) -> str:
     """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out."""
     parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
-    told = {name: value for name, value in parameters.items() if value is not None and not isinstance(value, float)}
+    told = {name: v for name, v in parameters.items() if v is not None and v != () and not isinstance(v, float)}
     return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tkc.bench.clocks import watched
 from tkc.bench.contenders import known_references
 from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
@@ -116,7 +117,9 @@ def _row(
             errors[name] = _checked(contender, case, inputs, reference, exact)
             if name in PYTORCH:
                 notes[f"{name} first call s"] = time.perf_counter() - start
-            milliseconds[name] = median_milliseconds(partial(contender, **inputs), device)
+            with watched(device) as state:
+                milliseconds[name] = median_milliseconds(partial(contender, **inputs), device)
+            notes |= {f"{name} {unit}": value for unit, value in state.items()}
     ours = next(iter(contenders))
     best = min(time for name, time in milliseconds.items() if name in PYTORCH)
     notes |= {f"{name} error": error for name, error in errors.items()}

@@ -55,23 +55,33 @@ def kernel_timings(
     if device.type != "cuda":
         return {name: Timing.of(_turns_on_cpu(calls[0], seconds)) for name, calls in contenders.items()}
     graphs = {name: _recorded(calls, device) for name, calls in contenders.items()}
-    turns = max(5, round(seconds * 1e3 / _GRAPH_MILLISECONDS))
+    milliseconds = sum(recording.count * recording.milliseconds for recording in graphs.values())  # of all, once
+    turns = max(5, round(len(graphs) * seconds * 1e3 / milliseconds))
     events = {name: [(_event(), _event()) for _ in range(turns)] for name in contenders}
     for turn in range(turns):
-        for name, (graph, _) in graphs.items():
+        for name, recording in graphs.items():
             start, end = events[name][turn]
             start.record()
-            graph.replay()
+            recording.graph.replay()
             end.record()
     torch.cuda.synchronize(device)
     return {
-        name: Timing.of([start.elapsed_time(end) / count for start, end in events[name]])
-        for name, (_, count) in graphs.items()
+        name: Timing.of([start.elapsed_time(end) / recording.count for start, end in events[name]])
+        for name, recording in graphs.items()
     }
 
 
-def _recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of all calls, as often as makes it long enough to time, and how many these are."""
+@dataclass(frozen=True)
+class _Recording:
+    """A graph of ``count`` calls, each of which takes about so many ``milliseconds``."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    milliseconds: float
+
+
+def _recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> _Recording:
+    """All calls, as often as makes it long enough to time."""
     alone = median_milliseconds(calls[0], device, seconds=0.02)
     count = max(len(calls), math.ceil(_GRAPH_MILLISECONDS / alone))
     graph = torch.cuda.CUDAGraph()
@@ -79,7 +89,7 @@ def _recorded(calls: Sequence[Callable[[], object]], device: torch.device) -> tu
         for call in islice(cycle(calls), count):
             call()
     graph.replay()
-    return graph, count
+    return _Recording(graph, count, alone)
 
 
 def _event() -> torch.cuda.Event:

@@ -1,0 +1,37 @@
+"""What is noted of a device while it is measured."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+
+from tkc.bench.clocks import watched
+
+
+def test_a_gpu_is_looked_at_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The medians are those of many looks, in MHz and W."""
+    clocks = itertools.chain([1980], itertools.repeat(1455))
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: next(clocks))
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 698_500)
+    with watched(torch.device("cuda")) as notes:
+        time.sleep(0.2)
+        assert notes == {}
+    assert notes == {"MHz": 1455, "W": 698.5}
+
+
+def test_what_fails_meanwhile_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody goes on looking."""
+    monkeypatch.setattr(torch.cuda, "clock_rate", lambda device: 1980)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 100_000)
+    with pytest.raises(RuntimeError, match="out of memory"), watched(torch.device("cuda")):
+        raise RuntimeError("out of memory")
+
+
+def test_of_a_cpu_nothing_is_noted() -> None:
+    """Its clock is not the benchmark's to tell."""
+    with watched(torch.device("cpu")) as notes:
+        pass
+    assert notes == {}
