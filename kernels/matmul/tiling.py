@@ -75,7 +75,7 @@ class Tiling:
 def _storable(width: int) -> bool:
     """Whether a warpgroup can store its rows of so many columns by themselves.
 
-    Multiples of 16 are swizzled, and TileLang 0.1.15 lays out a power of two of such columns alone.
+    Multiples of 16 are swizzled, and of these TileLang 0.1.15 lays out powers of two alone.
     """
     return width % 16 != 0 or width & (width - 1) == 0
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
+from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_NotSupported
 
 from tkc.bench.clocks import watched
 
@@ -28,6 +31,18 @@ def test_what_fails_meanwhile_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 100_000)
     with pytest.raises(RuntimeError, match="out of memory"), watched(torch.device("cuda")):
         raise RuntimeError("out of memory")
+
+
+def test_a_gpu_that_tells_nothing_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the notes are missing; any other failure of the driver is raised."""
+    for error, expected in (
+        (NVMLError_NotSupported(), nullcontext()),
+        (NVMLError_GpuIsLost(), pytest.raises(NVMLError)),
+    ):
+        monkeypatch.setattr(torch.cuda, "clock_rate", Mock(side_effect=error))
+        with expected, watched(torch.device("cuda")) as notes:
+            pass
+        assert notes == {}
 
 
 def test_of_a_cpu_nothing_is_noted() -> None:

@@ -6,9 +6,10 @@ import statistics
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
+from pynvml import NVMLError_NotSupported
 
 _SECONDS = 0.02  # between two looks
 
@@ -18,7 +19,7 @@ def watched(device: torch.device) -> Iterator[dict[str, float]]:
     """The notes ``MHz`` (of the multiprocessors) and ``W``, which are there once the block has ended.
 
     Both are medians over its time, in which a GPU slows down by itself when it gets hot or comes to its power limit.
-    Of a CPU nothing is noted.
+    Of a CPU nothing is noted, nor of a GPU that tells nothing, as some virtual ones do.
     """
     notes: dict[str, float] = {}
     if device.type != "cuda":
@@ -31,8 +32,9 @@ def watched(device: torch.device) -> Iterator[dict[str, float]]:
             yield notes
         finally:
             ended.set()
-    megahertz, milliwatts = zip(*looking.result(), strict=True)
-    notes["MHz"], notes["W"] = statistics.median(megahertz), statistics.median(milliwatts) / 1e3
+    with suppress(NVMLError_NotSupported):
+        megahertz, milliwatts = zip(*looking.result(), strict=True)
+        notes["MHz"], notes["W"] = statistics.median(megahertz), statistics.median(milliwatts) / 1e3
 
 
 def _looks(device: torch.device, ended: threading.Event) -> list[tuple[int, int]]:
