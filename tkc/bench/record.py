@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from rich.columns import Columns
 from rich.table import Table
 
 from tkc.errors import UsageError
@@ -81,8 +82,8 @@ class Record:
             times = [f"{row.milliseconds[name]:.4g}" if name in row.milliseconds else "" for name in contenders]
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
             error = "" if row.error is None else f"{row.error:.1e}"
-            notes = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items())
-            table.add_row(row.name, *times, ratio, error, notes)
+            notes = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items()]
+            table.add_row(row.name, *times, ratio, error, Columns(notes, padding=(0, 2)))
         means = [f"{kind} {mean:.3f} ({count} rows)" for kind, (mean, count) in self.mean_ratios().items() if count > 1]
         table.caption = "geometric mean of the ratios: " + ", ".join(means) if means else None
         return table
