@@ -83,7 +83,7 @@ class Record:
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
             error = "" if row.error is None else f"{row.error:.1e}"
             notes = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items()]
-            table.add_row(row.name, *times, ratio, error, Columns(notes, padding=(0, 2)))
+            table.add_row(row.name, *times, ratio, error, Columns(notes, padding=(0, 2)) if notes else "")
         means = [f"{kind} {mean:.3f} ({count} rows)" for kind, (mean, count) in self.mean_ratios().items() if count > 1]
         table.caption = "geometric mean of the ratios: " + ", ".join(means) if means else None
         return table
