@@ -251,7 +251,7 @@ def _take_turn(
     T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
     if own == 1 or pair > 0:  # nothing comes before the first tile
         _follow(c, s, own, pair, acc, rows)
-        T.wait_wgmma(1)
+        T.wait_wgmma(1)  # for the scores
     else:
         T.wait_wgmma(0)
     _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)

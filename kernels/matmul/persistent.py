@@ -43,7 +43,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
     width = c.stored_columns
-    parts = c.block_n // width  # an even number, since the next tile's first one takes the first buffer again
+    parts = c.block_n // width
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups
 

@@ -83,6 +83,15 @@ def test_ratios_of_a_kernel_have_a_mean() -> None:
     assert record_of(*found.rows, found.rows[0]).mean_ratios() == {}
 
 
+def test_a_narrow_table_breaks_between_notes() -> None:
+    """Each is read as a whole."""
+    notes = {"tkc auto compile s": 22.9, "max-autotune first call s": 118.0, "max-autotune error": 0.5}
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(record_of(Row("one", {"tkc": 1.0}, notes=notes)))
+    told = console.export_text()
+    assert all(f"{name}={value:.4g}" in told for name, value in notes.items())
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     """With the file's name and the reason."""
     (tmp_path / "notes.json").write_text("{}")

@@ -11,7 +11,14 @@ import pytest
 import torch
 from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_NotSupported
 
+import tkc.bench.kernels
 from tkc.bench.clocks import watched
+from tkc.bench.kernel_cases import Case
+from tkc.bench.kernel_references import normalized
+from tkc.bench.kernels import bench_kernels
+from tkc.kernels import Target
+from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.records import RecordedChoices
 
 
 def test_a_gpu_is_looked_at_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +50,17 @@ def test_a_gpu_that_tells_nothing_is_measured_all_the_same(monkeypatch: pytest.M
         with expected, watched(torch.device("cuda")) as notes:
             pass
         assert notes == {}
+
+
+def test_rows_of_kernels_and_of_the_device_have_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside their own, and the kernel's only row is checked and timed."""
+    cpu = Target.parse("cpu")
+    case = Case("normalization", NormalizationParameters(64, "float32", "rms", 1e-6), {"tokens": 4}, normalized)
+    monkeypatch.setattr(tkc.bench.kernels, "benchmark_cases", lambda: [case])
+    monkeypatch.setattr(tkc.bench.kernels, "watched", lambda device: nullcontext({"MHz": 1455.0}))
+    rows = list(bench_kernels([], cpu, RecordedChoices([]), False))
+    assert len(rows) == 3 and rows[0].error is not None and rows[0].error < 1e-5
+    assert all(row.notes["MHz"] == 1455.0 and len(row.notes) > 1 for row in rows)
 
 
 def test_of_a_cpu_nothing_is_noted() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 import tkc.bench.decoding
+import tkc.bench.model
 from tkc.bench.model import bench_model
 
 transformers = pytest.importorskip("transformers")
@@ -36,9 +38,11 @@ def rows(*cached: int) -> list[Any]:
     return list(bench_model("llama-3-8b-decode", cached, 1, 2, torch.device("cpu"), torch.float32, ["none"]))
 
 
-def test_contenders_agree_in_result_and_cache() -> None:
-    """To float32's precision, at each number of cached tokens."""
+def test_contenders_agree_in_result_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To float32's precision, at each number of cached tokens; what is seen of the device is noted of each."""
+    monkeypatch.setattr(tkc.bench.model, "watched", lambda device: nullcontext({"MHz": 1455.0}))
     found = rows(8, 16)
+    assert all(row.notes[f"{name} MHz"] == 1455.0 for row in found for name in row.milliseconds)
     assert [row.name for row in found] == [f"llama-3-8b-decode, 1 layers, 2 × {count} tokens" for count in (8, 16)]
     assert all(row.error is not None and row.error < 1e-5 and row.notes["eager error"] < 1e-5 for row in found)
 

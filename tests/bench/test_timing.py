@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.bench.timing import Timing, kernel_timings
+from tkc.bench.timing import Timing, _turns, kernel_timings
 
 
 def test_the_spread_is_that_of_the_middle_half() -> None:
@@ -12,6 +12,13 @@ def test_the_spread_is_that_of_the_middle_half() -> None:
     timing = Timing.of([4.0, 2.0, 3.0, 5.0, 100.0])
     assert timing == Timing(4.0, (5.0 - 3.0) / 4.0)
     assert Timing.of([3.0, 3.0, 3.0]).spread == 0.0
+
+
+def test_turns_of_long_calls_are_few() -> None:
+    """A benchmark takes about as long as it was told to, but for a few turns at the least."""
+    assert _turns([1.0, 1.0], 0.5) == 500
+    assert _turns([44.0, 46.0], 0.5) == 11
+    assert _turns([900.0], 0.5) == 5
 
 
 def test_each_contender_has_a_time_and_a_spread() -> None:

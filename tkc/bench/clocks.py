@@ -38,7 +38,8 @@ def watched(device: torch.device) -> Iterator[dict[str, float]]:
 
 
 def _looks(device: torch.device, ended: threading.Event) -> list[tuple[int, int]]:
-    looks = [(torch.cuda.clock_rate(device), torch.cuda.power_draw(device))]
-    while not ended.wait(_SECONDS):
+    """The clock in MHz and the power in mW, looked at once at the least."""
+    looks: list[tuple[int, int]] = []
+    while not looks or not ended.wait(_SECONDS):
         looks.append((torch.cuda.clock_rate(device), torch.cuda.power_draw(device)))
     return looks

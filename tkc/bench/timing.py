@@ -12,6 +12,7 @@ from itertools import cycle, islice
 import torch
 
 _GRAPH_MILLISECONDS = 1.0  # of kernels in one graph: long beside the events that time it
+_LEAST_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ def kernel_timings(
     if device.type != "cuda":
         return {name: Timing.of(_turns_on_cpu(calls[0], seconds)) for name, calls in contenders.items()}
     graphs = {name: _recorded(calls, device) for name, calls in contenders.items()}
-    milliseconds = sum(recording.count * recording.milliseconds for recording in graphs.values())  # of all, once
-    turns = max(5, round(len(graphs) * seconds * 1e3 / milliseconds))
+    turns = _turns([recording.count * recording.milliseconds for recording in graphs.values()], seconds)
     events = {name: [(_event(), _event()) for _ in range(turns)] for name in contenders}
     for turn in range(turns):
         for name, recording in graphs.items():
@@ -69,6 +69,11 @@ def kernel_timings(
         name: Timing.of([start.elapsed_time(end) / recording.count for start, end in events[name]])
         for name, recording in graphs.items()
     }
+
+
+def _turns(milliseconds: Sequence[float], seconds: float) -> int:
+    """How many turns take about ``seconds`` for each contender, whose turns last so many ``milliseconds``."""
+    return max(_LEAST_TURNS, round(len(milliseconds) * seconds * 1e3 / sum(milliseconds)))
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def _event() -> torch.cuda.Event:
 def _turns_on_cpu(call: Callable[[], object], seconds: float) -> list[float]:
     call()
     times: list[float] = []
-    while sum(times) < seconds * 1e3 or len(times) < 5:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < _LEAST_TURNS:
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e3)
