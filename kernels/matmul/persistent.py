@@ -79,11 +79,13 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                 T.mbarrier_arrive(s.free[at])
             for part in T.unroll(parts):
                 first = part * width
+                nth = turn * parts + part  # of all that the block stores
+                turned = nth % STORES_IN_FLIGHT
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
                 if p.residual:
                     T.tma_copy(
                         args.residual[row : row + rows, column + first : column + first + width],
-                        s.staged[part % STORES_IN_FLIGHT, own, :],
+                        s.staged[turned, own, :],
                         barrier=s.added[warpgroup],
                     )
                     T.mbarrier_arrive(s.added[warpgroup])
@@ -94,15 +96,15 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                             x = x + T.cast(args.bias[column + first + j], "float32")
                         acc[i, first + j] = activated(x, p.activation)
                 if p.residual:
-                    T.mbarrier_wait_parity(s.added[warpgroup], (turn * parts + part) % 2)
+                    T.mbarrier_wait_parity(s.added[warpgroup], nth % 2)
                     for i, j in T.Parallel(rows, width):
-                        acc[i, first + j] += T.cast(s.staged[part % STORES_IN_FLIGHT, top + i, j], "float32")
+                        acc[i, first + j] += T.cast(s.staged[turned, top + i, j], "float32")
                 for i, j in T.Parallel(rows, width):
-                    s.staged[part % STORES_IN_FLIGHT, top + i, j] = T.cast(acc[i, first + j], out_dtype)
+                    s.staged[turned, top + i, j] = T.cast(acc[i, first + j], out_dtype)
                 for i, (begin, end) in enumerate(p.ranges):
                     if holds(p, column, begin, end):
                         T.tma_copy(
-                            s.staged[part % STORES_IN_FLIGHT, own, :],
+                            s.staged[turned, own, :],
                             args.outputs[i][row : row + rows, column + first - begin : column + first - begin + width],
                         )
         T.tma_store_wait(0)

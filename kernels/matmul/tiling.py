@@ -21,8 +21,8 @@ TMA_ELEMENTS = 8
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
 
-# The values that a persistent block stores at a time, and how many such stores are on their way. Each has a buffer,
-# which the parts of a tile take by turns: their number is even where a kernel does not wait for all at a tile's end.
+# The values that a persistent block stores at a time, and how many such stores are on their way. Each has a buffer: a
+# block's parts take them by turns, from tile to tile too, or it waits for all stores before each tile's first one.
 _STORED = 64 * 128
 STORES_IN_FLIGHT = 2
 

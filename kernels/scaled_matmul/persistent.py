@@ -51,6 +51,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
     groups, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
     left = groups % _UNDER_WAY
     width = c.stored_columns
+    stores = c.block_n // width
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups
 
@@ -130,8 +131,8 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
                 add_up(several * _UNDER_WAY, sums, total, scale, turn, row, column, own, s, scales)
             if left:
                 add_up(groups - left, sums[:left], total, scale, turn, row, column, own, s, scales)
-            for part in T.unroll(c.block_n // width):
-                first, turned = part * width, part % STORES_IN_FLIGHT
+            for part in T.unroll(stores):
+                first, turned = part * width, (turn * stores + part) % STORES_IN_FLIGHT
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
                 for i, j in T.Parallel(rows, width):
                     s.staged[turned, top + i, j] = T.cast(total[i, first + j], p.out_dtype)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import pytest
 import torch
 import tvm_ffi
+from built_kernel import gpu_target
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY, STORES_IN_FLIGHT
-from tkc.kernels.scaled_matmul.spec import ScaledMatmul, ScaledMatmulParameters
+from tkc.kernels.matmul.tiling import SHARED_MEMORY, STORES_IN_FLIGHT, Tiling
+from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
 
 SPEC = Matmul()
 CPU = Target("cpu")
@@ -188,15 +190,6 @@ def test_persistent_blocks_store_by_tma() -> None:
         assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
 
 
-@pytest.mark.parametrize("parameters", [MatmulParameters(5120, 512, "bfloat16"), ScaledMatmulParameters(5120, 512)])
-def test_parts_of_tiles_take_turns(parameters: Any) -> None:
-    """Each waits for the one before the last to have left its buffer; so the last of a tile is not in the first one."""
-    spec = SPEC if isinstance(parameters, MatmulParameters) else ScaledMatmul()
-    lasting = [c for c in spec.configurations(parameters, HOPPER) if c.blocks]
-    parts = [divmod(c.block_n, c.stored_columns) for c in lasting]
-    assert parts and all(number % STORES_IN_FLIGHT == rest == 0 for number, rest in parts)
-
-
 def test_clusters_add_no_residual() -> None:
     """Which would have to be waited for after everything else."""
     offered = [SPEC.configurations(MatmulParameters(512, 512, "bfloat16", residual=r), HOPPER) for r in (False, True)]
@@ -212,26 +205,31 @@ def test_work_counts_every_tensor() -> None:
 
 SOURCE = """
 import json, sys
+from importlib import import_module
 import tilelang
 from tvm.target import Target
 from tkc.kernels import KernelRequest
-from tkc.kernels.matmul.definition import define
 request = KernelRequest.from_json(json.load(sys.stdin))
 target = Target({"kind": "cuda", "arch": request.target.arch})
 with target:
+    define = import_module(request.spec.definition_module).define
     function = define(request.parameters, request.configuration, request.target)
     print(tilelang.lower(function, target=target).kernel_source)
 """
+
+
+def cuda_source(request: KernelRequest) -> str:
+    """The CUDA code of a kernel, generated in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", SOURCE], input=json.dumps(request.to_json()), capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize("epilogue", [{}, {"bias": True, "activation": "gelu", "residual": True}])
 def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
     """The default for sm_90a has warps that only load, by TMA, and others that multiply by WGMMA."""
     parameters = MatmulParameters(4096, 4096, "bfloat16", **epilogue)
-    request = request_for(parameters, SPEC.configurations(parameters, HOPPER)[0], HOPPER)
-    done = subprocess.run(
-        [sys.executable, "-c", SOURCE], input=json.dumps(request.to_json()), capture_output=True, text=True, check=True
-    )
+    source = cuda_source(request_for(parameters, SPEC.configurations(parameters, HOPPER)[0], HOPPER))
     for instruction in (
         "tl::tma_load(a_desc",
         "tl::tma_load(b_desc",
@@ -239,7 +237,30 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
         "warpgroup_reg_dealloc",
         "tma_store",
     ):
-        assert instruction in done.stdout, instruction
+        assert instruction in source, instruction
+
+
+@pytest.mark.parametrize(
+    ("kernel", "parameters", "tiling", "parts"),
+    [
+        ("matmul", MatmulParameters(512, 512, "bfloat16"), Tiling(block_n=160, blocks=8), 4),
+        ("matmul", MatmulParameters(512, 512, "bfloat16", residual=True), Tiling(block_n=192, blocks=8), 3),
+        ("matmul.scaled", ScaledMatmulParameters(512, 512), ScaledTiling(block_n=64, blocks=8), 1),
+    ],
+)
+def test_parts_of_tiles_take_turns(kernel: str, parameters: Any, tiling: Tiling, parts: int) -> None:
+    """The part before, be it of the tile before, may still be leaving its buffer: no part takes that one's."""
+    source = cuda_source(KernelRequest(kernel, parameters, tiling, HOPPER))
+    assert tiling.block_n == parts * tiling.stored_columns
+    assert source.count(f"tma_store_wait<{STORES_IN_FLIGHT - 1}") == 2  # by each warpgroup
+    # What the copies to and from the buffers take as their address: (&(((type*)staged)[offset])).
+    offsets = re.findall(r"\(&\(\(\(\w+\*\)staged\)\[(.+?)\]\)\)", source)
+    assert len(offsets) == (4 if getattr(parameters, "residual", False) else 2)
+    for offset in offsets:
+        formula = re.sub(r"\b(turn|part)_\d+\b", r"\1", offset)
+        places = [eval(formula, {"turn": turn, "part": part}) for turn in range(4) for part in range(parts)]
+        assert len(set(places)) == STORES_IN_FLIGHT
+        assert all(place != before for before, place in pairwise(places)), offset
 
 
 PLACES = """
@@ -309,6 +330,25 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[
 )
 def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: MatmulParameters) -> None:
     """Every configuration for this GPU, every epilogue part, and sizes that no tile divides."""
-    major, minor = torch.cuda.get_device_capability()
-    target = Target("cuda", f"sm_{major}{minor}{'a' if major == 9 else ''}")
+    target = gpu_target()
     check(builder, parameters, SPEC.configurations(parameters, target), target, ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        MatmulParameters(3064, 64, "bfloat16"),
+        MatmulParameters(3072, 72, "float16", "kn", bias=True, activation="gelu", residual=True),
+        MatmulParameters(3072, 64, "bfloat16", outputs=(2048, 512, 512)),
+    ],
+    ids=str,
+)
+def test_gpu_blocks_compute_tiles_by_turns(builder: KernelBuilder, parameters: MatmulParameters) -> None:
+    """Several shallow tiles for each block, so that one's stores are still on their way when the next one's begin."""
+    target = gpu_target()
+    lasting = tuple(c for c in SPEC.configurations(parameters, target) if c.blocks)
+    if not lasting:
+        pytest.skip(f"no blocks that stay are offered on {target}")
+    assert {c.block_n // c.stored_columns % STORES_IN_FLIGHT for c in lasting} == {0, 1}
+    check(builder, parameters, lasting, target, (8193,))

@@ -210,10 +210,13 @@ def tuning_cases() -> list[Case]:
     """
     rows = (1, 16, 64, 128, 256, 512, 1024, 2048, 8192)
     dense = [(4096, 4096), (14336, 4096), (4096, 14336), (2048, 4096), (128, 2048)]
-    dense += [(1024, 1024), (4096, 1024), (1024, 4096), (8192, 8192), (8192, 28672)]
+    dense += [(1024, 1024), (4096, 1024), (1024, 4096), (8192, 8192), (8192, 28672), (28672, 4096)]
+    # What attention puts out, and a feed-forward layer, is added to a residual, for which other tilings are offered.
+    added = [(2048, 4096), (4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672), (1024, 1024)]
     merged = [((4096, 1024, 1024), 4096), ((4096, 512, 512), 2048), ((1024, 1024, 1024), 1024)]
     merged += [((8192, 1024, 1024), 8192)]
     products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
+    products += [MatmulParameters(n, k, "bfloat16", residual=True) for n, k in added]
     products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
     # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192.
     found = [
