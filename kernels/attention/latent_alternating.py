@@ -15,7 +15,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParameters
 from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, rescale_rows, weigh_tile
 from tkc.kernels.attention.splits import Results, combine_splits, store_heads
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
@@ -25,6 +25,10 @@ _FIRST_BARRIER = 8
 # Columns of latents that one bulk copy brings (a row of the swizzled layout): scores begin with the first of them.
 _CHUNK = 64
 
+# By how much, as an exponent of two, scores exceed the maximum to which weights are relative before it becomes theirs:
+# a weight of 256 is as exact as one of 1.
+_SLACK = 8.0
+
 
 @dataclass(frozen=True)
 class _Shared:
@@ -32,7 +36,7 @@ class _Shared:
 
     ``weights`` take the place of a tile's rotary part, which only its scores need. ``rescale`` and ``maximum`` are each
     tile's, ``total`` each warpgroup's. Barriers say of a tile which of its chunks are ``loaded``, in the order in which
-    they come, that its weights are made (``weighted``), and which warpgroup is ``done`` with it.
+    they come, that its weights are made (``weighted``), and which of the ``parts`` of each half are ``done`` with.
     """
 
     q: Buffer
@@ -47,6 +51,11 @@ class _Shared:
     loaded: Buffer
     weighted: Buffer
     done: Buffer
+    parts: int
+
+    def part(self, tile: int, side: int, part: int) -> int:
+        """The number of a part of one half of a tile."""
+        return (2 * tile + side) * self.parts + part
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,7 @@ class _Turns:
 def define_alternating(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace) -> PrimFunc:
     """The kernel over the spec's tensors, which ``args`` annotates."""
     block_heads, pair_keys, half = c.block_heads, 2 * c.block_keys, p.latent_size // 2
+    parts = 2 if half % (2 * _CHUNK) == 0 else 1  # each is loaded again as soon as it is added up
 
     @T.prim_func
     def latent_decode(
@@ -113,7 +123,8 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 q_loaded=T.alloc_barrier(WARPGROUP),
                 loaded=T.alloc_barrier([WARPGROUP] * (2 * p.latent_size // _CHUNK)),
                 weighted=T.alloc_barrier([WARPGROUP] * 2),
-                done=T.alloc_barrier([WARPGROUP] * 4),
+                done=T.alloc_barrier([WARPGROUP] * (4 * parts)),
+                parts=parts,
             )
             turns = _Turns(
                 first_key=first_pair * pair_keys,
@@ -122,21 +133,55 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
                 keys=keys,
                 masked=masked_scores(p, mask, batch, first_head, keys),
             )
-            acc_left = T.alloc_fragment([block_heads, half], "float32")
-            acc_right = T.alloc_fragment([block_heads, half], "float32")
+            acc_left = _accumulators(block_heads, half, parts)
+            acc_right = _accumulators(block_heads, half, parts)
             thread = T.get_thread_binding()
             if thread >= 2 * WARPGROUP:
                 _load(p, c, shared, turns, q, q_rope, cache, cache_rope, batch, first_head)
             elif thread < WARPGROUP:
-                acc, maximum, total = _multiply(p, c, shared, turns, 0, acc_left)
-                store_heads(p.attention, results, batch, first_head, split, 0, acc, maximum, total)
+                maximum, total = _multiply(p, c, shared, turns, 0, acc_left)
+                _store(p, c, shared, results, batch, first_head, split, 0, acc_left, maximum, total)
             else:
-                acc, maximum, total = _multiply(p, c, shared, turns, 1, acc_right)
-                store_heads(p.attention, results, batch, first_head, split, half, acc, maximum, total)
+                maximum, total = _multiply(p, c, shared, turns, 1, acc_right)
+                _store(p, c, shared, results, batch, first_head, split, 1, acc_right, maximum, total)
         if c.splits > 1:
             combine_splits(p.attention, results, lambda batch, head: (batch, head), c.splits)
 
     return latent_decode
+
+
+def _accumulators(rows: int, columns: int, parts: int) -> tuple[Buffer, ...]:
+    return tuple(T.alloc_fragment([rows, columns // parts], "float32") for _ in range(parts))
+
+
+@T.macro
+def _store(
+    p: LatentParameters,
+    c: LatentConfiguration,
+    s: _Shared,
+    results: Results,
+    batch: PrimExpr,
+    first_head: PrimExpr,
+    split: PrimExpr,
+    own: int,
+    acc: tuple[Buffer, ...],
+    maximum: Buffer,
+    total: Buffer,
+):
+    """Store this warpgroup's half of the columns: the output by bulk copies, by way of latents that it alone read."""
+    for number, part in enumerate(acc):
+        columns = part.shape[1]
+        first = (own * s.parts + number) * columns
+        if c.splits == 1:
+            for i, j in T.Parallel(c.block_heads, columns):
+                s.cache[own, i, first + j] = T.if_then_else(total[i] > 0, part[i, j] / total[i], 0.0)
+            T.tma_copy(
+                s.cache[own, :, first : first + columns],
+                results.out[batch, first_head : first_head + c.block_heads, first : first + columns],
+            )
+        else:
+            store_heads(p.attention, results, batch, first_head, split, first, part, maximum, total)
+    T.tma_store_wait(0)
 
 
 @T.macro
@@ -152,9 +197,10 @@ def _load(
     batch: PrimExpr,
     first_head: PrimExpr,
 ):
-    """The queries, then tile after tile, each half once the warpgroup that adds it up is done with the last one."""
+    """The queries, then tile after tile, each part once the warpgroup that adds it up is done with the last one."""
     half = p.latent_size // 2
     chunks = half // _CHUNK
+    part_chunks = chunks // s.parts
     T.set_max_nreg(LOADING_REGISTERS, 0)
     T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.q_loaded)
     T.tma_copy(
@@ -166,8 +212,9 @@ def _load(
             first_key = turns.first_key + (pair * 2 + tile) * c.block_keys
             # The warpgroup that weighs a tile is done with it first.
             for nth, side in enumerate((tile, 1 - tile)):
-                T.barrier_wait(s.done[2 * tile + side], (pair & 1) ^ 1)
-                for i in range(chunks):
+                for i in tuple(range(chunks)):
+                    if i % part_chunks == 0:
+                        T.barrier_wait(s.done[s.part(tile, side, i // part_chunks)], (pair & 1) ^ 1)
                     column = side * half + i * _CHUNK
                     at = (2 * tile + nth) * chunks + i
                     T.tma_copy(
@@ -186,11 +233,11 @@ def _load(
 
 @T.macro
 def _multiply(
-    p: LatentParameters, c: LatentConfiguration, s: _Shared, turns: _Turns, own: int, acc: Buffer
-) -> tuple[Buffer, Buffer, Buffer]:
+    p: LatentParameters, c: LatentConfiguration, s: _Shared, turns: _Turns, own: int, acc: tuple[Buffer, ...]
+) -> tuple[Buffer, Buffer]:
     """Weights of the tiles ``own``, ``own + 2`` …; into ``acc``, this warpgroup's half of the weighted latents of all.
 
-    Returns ``acc`` with each head's largest score and sum of weights.
+    Returns each head's largest score and sum of weights.
     """
     rows = _Rows(
         maximum=T.alloc_fragment([c.block_heads], "float32"),
@@ -198,7 +245,8 @@ def _multiply(
         rescale=T.alloc_fragment([c.block_heads], "float32"),
     )
     T.set_max_nreg(computing_registers(2), 1)
-    T.clear(acc)
+    for part in acc:
+        T.clear(part)
     T.clear(rows.total)
     T.fill(rows.maximum, -T.infinity("float32"))
     T.barrier_wait(s.q_loaded, 0)
@@ -215,7 +263,7 @@ def _multiply(
     T.copy(s.total[1 - own, :], other_total)
     for i in T.Parallel(c.block_heads):
         rows.total[i] += other_total[i]
-    return acc, rows.maximum, rows.total
+    return rows.maximum, rows.total
 
 
 @T.macro
@@ -226,34 +274,23 @@ def _take_turn(
     turns: _Turns,
     own: int,
     pair: PrimExpr,
-    acc: Buffer,
+    acc: tuple[Buffer, ...],
     rows: _Rows,
 ):
-    """Score the own tile; add up the other warpgroup's, which came before, during the softmax; then add up the own.
+    """Score the own tile; meanwhile add up the other warpgroup's, which came before; then add up the own.
 
-    The other's is under way behind the scores, so that the tensor cores go from one to the other.
+    Scores begin with the half of the own tile that this warpgroup itself gave back. Before they wait for the other
+    half, it gives the other's tile back: else each would wait for what the other one gives back behind scores.
     """
-    half = p.latent_size // 2
-    chunks = half // _CHUNK
     scores = T.alloc_fragment([c.block_heads, c.block_keys], "float32")
     T.wait_wgmma(0)  # for none, but lest ptxas wait for the scores before it lets ``acc`` be rescaled
-    for nth, side in enumerate((own, 1 - own)):
-        for i in range(chunks):
-            column = side * half + i * _CHUNK
-            T.barrier_wait(s.loaded[(2 * own + nth) * chunks + i], pair & 1)
-            T.wgmma_gemm(
-                s.q[:, column : column + _CHUNK],
-                s.cache[own, :, column : column + _CHUNK],
-                scores,
-                transpose_B=True,
-                clear_accum=nth == 0 and i == 0,
-            )
-    T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
+    _score(p, s, own, 0, pair, scores)
     if own == 1 or pair > 0:  # nothing comes before the first tile
         _follow(c, s, own, pair, acc, rows)
-        T.wait_wgmma(1)  # for the scores
-    else:
-        T.wait_wgmma(0)
+        _give_back(s, 1 - own, own)
+    _score(p, s, own, 1, pair, scores)
+    T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
+    T.wait_wgmma(0)
     _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
     # The weights overwrite what other warps may still multiply.
     T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)
@@ -262,17 +299,32 @@ def _take_turn(
     T.copy(rows.maximum, s.maximum[own, :])
     T.fence_proxy_async()
     T.barrier_arrive(s.weighted[own])
-    T.wait_wgmma(0)
-    if own == 1 or pair > 0:
-        T.barrier_arrive(s.done[2 * (1 - own) + own])
     T.barrier_wait(s.weighted[own], pair & 1)
     _add_up(c, s, own, own, acc, rows.rescale)
-    T.wait_wgmma(0)
-    T.barrier_arrive(s.done[2 * own + own])
+    count_weights(scores, rows.rescale, rows.total)  # which nothing waits for
+    _give_back(s, own, own)
 
 
 @T.macro
-def _follow(c: LatentConfiguration, s: _Shared, own: int, pair: PrimExpr, acc: Buffer, rows: _Rows):
+def _score(p: LatentParameters, s: _Shared, own: int, nth: int, pair: PrimExpr, scores: Buffer):
+    """Scores by the ``nth`` half of the own tile's latents to come."""
+    half = p.latent_size // 2
+    chunks = half // _CHUNK
+    side = own if nth == 0 else 1 - own
+    for i in range(chunks):
+        column = side * half + i * _CHUNK
+        T.barrier_wait(s.loaded[(2 * own + nth) * chunks + i], pair & 1)
+        T.wgmma_gemm(
+            s.q[:, column : column + _CHUNK],
+            s.cache[own, :, column : column + _CHUNK],
+            scores,
+            transpose_B=True,
+            clear_accum=nth == 0 and i == 0,
+        )
+
+
+@T.macro
+def _follow(c: LatentConfiguration, s: _Shared, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
     """Take over the other warpgroup's last tile: its maximum and factor, and its weighted latents (not waited for)."""
     other = 1 - own
     T.barrier_wait(s.weighted[other], (pair + other) & 1)
@@ -284,11 +336,21 @@ def _follow(c: LatentConfiguration, s: _Shared, own: int, pair: PrimExpr, acc: B
 
 
 @T.macro
-def _add_up(c: LatentConfiguration, s: _Shared, own: int, tile: int, acc: Buffer, rescale: Buffer):
-    half = acc.shape[1]
-    for i, j in T.Parallel(c.block_heads, half):
-        acc[i, j] *= rescale[i]
-    T.wgmma_gemm(s.weights[tile, :, :], s.cache[tile, :, own * half : (own + 1) * half], acc)
+def _add_up(c: LatentConfiguration, s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: Buffer):
+    """The weighted latents of a tile, part by part, none of which is waited for."""
+    rescale_rows(acc, rescale)
+    for number, part in enumerate(acc):
+        columns = part.shape[1]
+        first = (own * s.parts + number) * columns
+        T.wgmma_gemm(s.weights[tile, :, :], s.cache[tile, :, first : first + columns], part)
+
+
+@T.macro
+def _give_back(s: _Shared, tile: int, side: int):
+    """Wait until the parts of a half are added up, and say so of each."""
+    for part in tuple(range(s.parts)):
+        T.wait_wgmma(s.parts - 1 - part)
+        T.barrier_arrive(s.done[s.part(tile, side, part)])
 
 
 @T.macro
@@ -299,4 +361,4 @@ def _weigh(
     if p.mask is not None or first_key + c.block_keys > turns.keys:
         for i, j in T.Parallel(c.block_heads, c.block_keys):
             scores[i, j] = turns.masked(scores[i, j], i, first_key + j)
-    softmax_tile(p.attention, scores, rows.maximum, rows.rescale, rows.total)
+    weigh_tile(p.attention, scores, rows.maximum, rows.rescale, _SLACK)

@@ -49,18 +49,55 @@ def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescal
 
     ``scores`` is ``[rows, keys]``, the others ``[rows]``, all of them float32 in registers.
     """
+    weigh_tile(p, scores, maximum, rescale)
+    count_weights(scores, rescale, total)
+
+
+@T.macro
+def weigh_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, slack: float = 0.0):
+    """As ``softmax_tile``, which updates the total, too.
+
+    A maximum stays as it is until scores exceed it by ``slack`` (as exponents of two), and weights become as large as
+    that: then there is seldom anything to rescale (Dao et al., FlashAttention-4).
+    """
     rows, keys = scores.shape
     previous = T.alloc_fragment([rows], "float32")
     shift = T.alloc_fragment([rows], "float32")
-    tile_sum = T.alloc_fragment([rows], "float32")
     T.copy(maximum, previous)
     T.reduce_max(scores, maximum, dim=1, clear=False)
+    if slack > 0:
+        for i in T.Parallel(rows):
+            stays = exponent(p, maximum[i], previous[i]) <= slack  # false for the first scores, which exceed nothing
+            maximum[i] = T.if_then_else(stays, previous[i], maximum[i])
     for i in T.Parallel(rows):
         shift[i] = finite(maximum[i])
     for i in T.Parallel(rows):
         rescale[i] = T.exp2(exponent(p, previous[i], shift[i]))
+    if slack > 0:
+        for i in T.Parallel(rows):
+            # Two products of the same numbers, one of which is rounded, differ.
+            rescale[i] = T.if_then_else(maximum[i] == previous[i], 1.0, rescale[i])
     for i, j in T.Parallel(rows, keys):
         scores[i, j] = T.exp2(exponent(p, scores[i, j], shift[i]))
-    T.reduce_sum(scores, tile_sum, dim=1)
+
+
+@T.macro
+def rescale_rows(sums: tuple[Buffer, ...], rescale: Buffer):
+    """Multiply the rows of all ``sums`` with ``rescale``, in threads that have rows to which it makes a difference."""
+    changes = T.alloc_var("bool", False)
+    for i in T.Parallel(rescale.shape[0]):
+        changes = changes | (rescale[i] != 1.0)
+    if changes:
+        for part in sums:
+            for i, j in T.Parallel(*part.shape):
+                part[i, j] *= rescale[i]
+
+
+@T.macro
+def count_weights(weights: Buffer, rescale: Buffer, total: Buffer):
+    """Add a tile's weights to the total of those before, which is rescaled."""
+    rows = total.shape[0]
+    tile_sum = T.alloc_fragment([rows], "float32")
+    T.reduce_sum(weights, tile_sum, dim=1)
     for i in T.Parallel(rows):
         total[i] = total[i] * rescale[i] + tile_sum[i]

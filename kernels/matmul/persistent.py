@@ -19,7 +19,8 @@ from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_regis
 class _Shared:
     """What the warpgroups share: slices of the operands, parts of the output, and barriers.
 
-    These say that a slice is ``loaded``, that it is ``free`` again, and that a residual is there to be ``added``.
+    These say that a slice is ``loaded``, and that it is ``free`` again. Where there is a residual, slices of the tile's
+    follow those of its operands, in the left one's place.
     """
 
     a: Buffer
@@ -27,7 +28,6 @@ class _Shared:
     staged: Buffer
     loaded: Buffer
     free: Buffer
-    added: Buffer
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
@@ -44,6 +44,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
     width = c.stored_columns
     parts = c.block_n // width
+    added = tuple(range(0, c.block_n, c.block_k)) if p.residual else ()  # where each slice of the residual begins
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups
 
@@ -54,8 +55,18 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
 
     def slot(turn: PrimExpr, step: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""
-        slice_ = turn * steps + step
+        slice_ = turn * (steps + len(added)) + step
         return slice_ % c.stages, slice_ // c.stages % 2
+
+    @T.macro
+    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, column: PrimExpr):
+        """Bias and activation, for columns of the tile that begins at ``column``, from its ``first`` on."""
+        if p.bias or p.activation:
+            for i, j in T.Parallel(rows, columns):
+                x = acc[i, first + j]
+                if p.bias:
+                    x = x + T.cast(bias[column + first + j], "float32")
+                acc[i, first + j] = activated(x, p.activation)
 
     @T.macro
     def compute(
@@ -77,28 +88,20 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                 T.mbarrier_wait_parity(s.loaded[at], parity)
                 T.gemm(s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
                 T.mbarrier_arrive(s.free[at])
+            for nth, first in enumerate(added):
+                columns = min(c.block_k, c.block_n - first)
+                activate(acc, first, columns, args.bias, column)
+                at, parity = slot(turn, steps + nth)
+                T.mbarrier_wait_parity(s.loaded[at], parity)
+                for i, j in T.Parallel(rows, columns):
+                    acc[i, first + j] += T.cast(s.a[at, top + i, j], "float32")
+                T.mbarrier_arrive(s.free[at])
             for part in T.unroll(parts):
                 first = part * width
-                nth = turn * parts + part  # of all that the block stores
-                turned = nth % STORES_IN_FLIGHT
+                turned = (turn * parts + part) % STORES_IN_FLIGHT
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                if p.residual:
-                    T.tma_copy(
-                        args.residual[row : row + rows, column + first : column + first + width],
-                        s.staged[turned, own, :],
-                        barrier=s.added[warpgroup],
-                    )
-                    T.mbarrier_arrive(s.added[warpgroup])
-                if p.bias or p.activation:
-                    for i, j in T.Parallel(rows, width):
-                        x = acc[i, first + j]
-                        if p.bias:
-                            x = x + T.cast(args.bias[column + first + j], "float32")
-                        acc[i, first + j] = activated(x, p.activation)
-                if p.residual:
-                    T.mbarrier_wait_parity(s.added[warpgroup], nth % 2)
-                    for i, j in T.Parallel(rows, width):
-                        acc[i, first + j] += T.cast(s.staged[turned, top + i, j], "float32")
+                if not p.residual:
+                    activate(acc, first, width, args.bias, column)
                 for i, j in T.Parallel(rows, width):
                     s.staged[turned, top + i, j] = T.cast(acc[i, first + j], out_dtype)
                 for i, (begin, end) in enumerate(p.ranges):
@@ -127,11 +130,10 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), out_dtype)
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
-            added = T.alloc_barrier([WARPGROUP] * warpgroups)
             row_tiles = T.ceildiv(m, c.block_m)
             turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
-            shared = _Shared(a_shared, b_shared, staged, loaded, free, added)
-            args = SimpleNamespace(bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3))
+            shared = _Shared(a_shared, b_shared, staged, loaded, free)
+            args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
             row = T.alloc_var("int32")
             column = T.alloc_var("int32")
@@ -160,6 +162,15 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                                 b_shared[at, :, :],
                                 barrier=loaded[at],
                             )
+                        T.mbarrier_arrive(loaded[at])
+                    for nth, first in enumerate(added):
+                        at, parity = slot(turn, steps + nth)
+                        T.mbarrier_wait_parity(free[at], parity ^ 1)
+                        T.tma_copy(
+                            residual[row : row + c.block_m, column + first : column + first + c.block_k],
+                            a_shared[at, :, :],
+                            barrier=loaded[at],
+                        )
                         T.mbarrier_arrive(loaded[at])
             else:
                 T.inc_max_nreg(computing_registers(warpgroups))

@@ -138,8 +138,10 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         widths = p.outputs or (p.n,)
         strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
         tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), strides, target)
-        # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits.
+        # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits; what is
+        # added takes the place of operands, and so is of their dtype.
         lasting = loadable_by_tma(widths) and p.out_dtype != "float32"
+        lasting &= not p.residual or p.out_dtype in (None, p.dtype)
         # A cluster would wait for a residual after all else: 9.4 µs, and 8.3 where none shares the depth (16 rows of
         # 2,048 x 4,096 on an H200).
         return tuple(

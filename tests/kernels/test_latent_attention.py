@@ -167,7 +167,7 @@ def test_warpgroups_part_before_any_barrier_of_all_threads() -> None:
     loading, _, multiplying = after.partition("warpgroup_reg_alloc")
     assert "__syncthreads()" in before and "__syncthreads()" not in after
     assert "tl::tma_load(" in loading and "tl::tma_load(" not in multiplying and "cp_async" not in source
-    assert "64, 64, 16, false, false" in multiplying and "64, 256, 16, false, true" in multiplying
+    assert "64, 64, 16, false, false" in multiplying and "64, 128, 16, false, true" in multiplying
 
 
 CUDA_BUILDS = {
@@ -199,6 +199,7 @@ GPU_KINDS = {
         DEEPSEEK, num_heads=80, joined_cache=True, mask="additive", mask_per_head=True
     ),
     "sixteen heads, other sizes": dataclasses.replace(DEEPSEEK, num_heads=16, latent_size=192, rope_size=32),
+    "halves of one part": dataclasses.replace(DEEPSEEK, num_heads=64, latent_size=384),
 }
 
 
@@ -212,3 +213,16 @@ def test_on_the_gpu(builder: KernelBuilder, p: LatentParameters) -> None:
         inputs = random_inputs(p, {"batch": batch, "keys": keys}, "cuda")
         for kernel in kernels:
             assert_right(p, kernel(*inputs)[0], inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(1200)
+def test_scores_that_grow_on_the_gpu(builder: KernelBuilder) -> None:
+    """Later keys have ever larger scores, so that what was added up is rescaled again and again, seldom and by much."""
+    p = dataclasses.replace(DEEPSEEK, **JOINED)
+    kernels = build(builder, gpu_requests(SPEC.name, p))
+    for batch, keys, largest in ((2, 300, 3.0), (1, 5000, 8.0), (3, 1025, 30.0)):
+        q, cache = random_inputs(p, {"batch": batch, "keys": keys}, "cuda")
+        cache *= torch.linspace(0.05, largest, keys, device="cuda").to(cache.dtype)[:, None]
+        for kernel in kernels:
+            assert_right(p, kernel(q, cache)[0], [q, cache])

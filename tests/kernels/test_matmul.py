@@ -190,6 +190,13 @@ def test_persistent_blocks_store_by_tma() -> None:
         assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
 
 
+@pytest.mark.parametrize(("out_dtype", "offered"), [(None, True), ("bfloat16", True), ("float16", False)])
+def test_blocks_that_stay_add_a_residual_of_the_operands_dtype(out_dtype: Any, offered: bool) -> None:
+    """It comes in slices that take the place of operands'."""
+    parameters = MatmulParameters(512, 512, "bfloat16", out_dtype=out_dtype, residual=True)
+    assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
+
+
 def test_clusters_add_no_residual() -> None:
     """Which would have to be waited for after everything else."""
     offered = [SPEC.configurations(MatmulParameters(512, 512, "bfloat16", residual=r), HOPPER) for r in (False, True)]
@@ -253,9 +260,9 @@ def test_parts_of_tiles_take_turns(kernel: str, parameters: Any, tiling: Tiling,
     source = cuda_source(KernelRequest(kernel, parameters, tiling, HOPPER))
     assert tiling.block_n == parts * tiling.stored_columns
     assert source.count(f"tma_store_wait<{STORES_IN_FLIGHT - 1}") == 2  # by each warpgroup
-    # What the copies to and from the buffers take as their address: (&(((type*)staged)[offset])).
+    # What the copies from the buffers take as their address: (&(((type*)staged)[offset])).
     offsets = re.findall(r"\(&\(\(\(\w+\*\)staged\)\[(.+?)\]\)\)", source)
-    assert len(offsets) == (4 if getattr(parameters, "residual", False) else 2)
+    assert len(offsets) == 2
     for offset in offsets:
         formula = re.sub(r"\b(turn|part)_\d+\b", r"\1", offset)
         places = [eval(formula, {"turn": turn, "part": part}) for turn in range(4) for part in range(parts)]
