@@ -219,10 +219,10 @@ def test_on_the_gpu(builder: KernelBuilder, p: LatentParameters) -> None:
 @pytest.mark.timeout(1200)
 def test_scores_that_grow_on_the_gpu(builder: KernelBuilder) -> None:
     """Later keys have ever larger scores, so that what was added up is rescaled again and again, seldom and by much."""
-    p = dataclasses.replace(DEEPSEEK, **JOINED)
+    p = dataclasses.replace(DEEPSEEK, joined_queries=True)
     kernels = build(builder, gpu_requests(SPEC.name, p))
     for batch, keys, largest in ((2, 300, 3.0), (1, 5000, 8.0), (3, 1025, 30.0)):
-        q, cache = random_inputs(p, {"batch": batch, "keys": keys}, "cuda")
-        cache *= torch.linspace(0.05, largest, keys, device="cuda").to(cache.dtype)[:, None]
+        q, cache, rope = random_inputs(p, {"batch": batch, "keys": keys}, "cuda")
+        rope *= torch.linspace(0.05, largest, keys, device="cuda").to(rope.dtype)[:, None]  # of keys alone, not of values
         for kernel in kernels:
-            assert_right(p, kernel(q, cache)[0], [q, cache])
+            assert_right(p, kernel(q, cache, rope)[0], [q, cache, rope])
