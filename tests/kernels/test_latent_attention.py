@@ -223,6 +223,6 @@ def test_scores_that_grow_on_the_gpu(builder: KernelBuilder) -> None:
     kernels = build(builder, gpu_requests(SPEC.name, p))
     for batch, keys, largest in ((2, 300, 3.0), (1, 5000, 8.0), (3, 1025, 30.0)):
         q, cache, rope = random_inputs(p, {"batch": batch, "keys": keys}, "cuda")
-        rope *= torch.linspace(0.05, largest, keys, device="cuda").to(rope.dtype)[:, None]  # of keys alone, not of values
+        rope *= torch.linspace(0.05, largest, keys, device="cuda").to(rope.dtype)[:, None]  # keys alone
         for kernel in kernels:
             assert_right(p, kernel(q, cache, rope)[0], [q, cache, rope])

@@ -245,6 +245,9 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
         "tma_store",
     ):
         assert instruction in source, instruction
+    # A residual is loaded by the same warps, slice by slice, into the left operand's place.
+    slices = re.findall(r"tl::tma_load\(residual_desc, .*\)a_shared\)", source)
+    assert len(slices) == (256 // 64 if parameters.residual else 0)
 
 
 @pytest.mark.parametrize(
