@@ -140,15 +140,30 @@ class RecordedChoices:
     def _nearest(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
     ) -> list[tuple[KernelRecord, Any]]:
+        """The records of the kernel most alike; for sizes at which it chose what is not ``offered``, of the next one's.
+
+        What suits a size of another kernel is nearer to the best than what suits another size of the same.
+        """
         candidates = []
         for (kernel, measured), entries in self._records.items():
-            usable = [entry for entry in entries if entry[0].target == str(target) and entry[1] in offered]
-            if kernel == spec.name and usable:
-                candidates.append((_distance(parameters, measured, spec.minor_parameters), usable))
-        distance, nearest = min(candidates, key=lambda candidate: candidate[0], default=(math.inf, []))
-        if distance > _FARTHEST:
-            return []
-        return [entry for entry in nearest if entry[0].device == self._device] or nearest
+            there = [entry for entry in entries if entry[0].target == str(target)]
+            usable = [entry for entry in there if entry[1] in offered]
+            distance = _distance(parameters, measured, spec.minor_parameters) if kernel == spec.name else math.inf
+            if usable and distance <= _FARTHEST:
+                candidates.append((distance, there, self._of_this_device(usable)))
+        candidates.sort(key=lambda candidate: candidate[0])
+        if not candidates or spec.dispatch_size is None:
+            return candidates[0][2] if candidates else []
+        _, measured_here, found = candidates[0]
+        sizes = {record.sizes[spec.dispatch_size] for record, _ in measured_here}
+        for _, _, usable in candidates:
+            missing = sizes - {record.sizes[spec.dispatch_size] for record, _ in found}
+            found = [*found, *(entry for entry in usable if entry[0].sizes[spec.dispatch_size] in missing)]
+        return found
+
+    def _of_this_device(self, entries: list[tuple[KernelRecord, Any]]) -> list[tuple[KernelRecord, Any]]:
+        """Those that were measured on this device; all where none was."""
+        return [entry for entry in entries if entry[0].device == self._device] or entries
 
 
 def _distance(left: Any, right: Any, minor: frozenset[str]) -> float:

@@ -124,6 +124,18 @@ def test_a_configuration_that_is_no_longer_offered_is_not_chosen() -> None:
     assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(MATMUL.configurations(PARAMETERS, TARGET)[0]),)
 
 
+def test_sizes_without_an_offered_configuration_take_the_next_kernels() -> None:
+    """A residual takes no clusters, with which the kernel without one is fastest at few rows."""
+    clustered = next(c for c in MATMUL.configurations(PARAMETERS, TARGET) if c.splits > 1)
+    wide = dataclasses.replace(PARAMETERS, n=8192)
+    records = [record(16, clustered), record(1024, LARGE), record(16, SMALL, wide), record(64, MIDDLE, wide)]
+    added = dataclasses.replace(PARAMETERS, residual=True)
+    choose = RecordedChoices(records)
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(clustered, 128), Choice(LARGE))
+    assert choose(MATMUL, added, TARGET) == (Choice(SMALL, 128), Choice(LARGE))  # 64 rows were not measured here
+    assert RecordedChoices(records[:2])(MATMUL, added, TARGET) == (Choice(LARGE),)
+
+
 def test_records_survive_in_a_file(tmp_path: Path) -> None:
     """Sorted, one a measurement, the newer in place of the older."""
     first, second = record(64, SMALL), record(16, LARGE)
