@@ -154,11 +154,11 @@ class RecordedChoices:
         candidates.sort(key=lambda candidate: candidate[0])
         if not candidates or spec.dispatch_size is None:
             return candidates[0][2] if candidates else []
-        _, measured_here, found = candidates[0]
-        sizes = {record.sizes[spec.dispatch_size] for record, _ in measured_here}
+        found: list[tuple[KernelRecord, Any]] = []
+        missing = {record.sizes[spec.dispatch_size] for record, _ in candidates[0][1]}
         for _, _, usable in candidates:
-            missing = sizes - {record.sizes[spec.dispatch_size] for record, _ in found}
-            found = [*found, *(entry for entry in usable if entry[0].sizes[spec.dispatch_size] in missing)]
+            found += [entry for entry in usable if entry[0].sizes[spec.dispatch_size] in missing]
+            missing -= {record.sizes[spec.dispatch_size] for record, _ in usable}
         return found
 
     def _of_this_device(self, entries: list[tuple[KernelRecord, Any]]) -> list[tuple[KernelRecord, Any]]:

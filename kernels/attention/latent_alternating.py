@@ -212,7 +212,7 @@ def _load(
             first_key = turns.first_key + (pair * 2 + tile) * c.block_keys
             # The warpgroup that weighs a tile is done with it first.
             for nth, side in enumerate((tile, 1 - tile)):
-                for i in tuple(range(chunks)):
+                for i in tuple(range(chunks)):  # by Python: a range would be a loop of the kernel's
                     if i % part_chunks == 0:
                         T.barrier_wait(s.done[s.part(tile, side, i // part_chunks)], (pair & 1) ^ 1)
                     column = side * half + i * _CHUNK
@@ -348,7 +348,7 @@ def _add_up(c: LatentConfiguration, s: _Shared, own: int, tile: int, acc: tuple[
 @T.macro
 def _give_back(s: _Shared, tile: int, side: int):
     """Wait until the parts of a half are added up, and say so of each."""
-    for part in tuple(range(s.parts)):
+    for part in tuple(range(s.parts)):  # by Python, since instructions hold how many may be under way
         T.wait_wgmma(s.parts - 1 - part)
         T.barrier_arrive(s.done[s.part(tile, side, part)])
 

@@ -19,8 +19,8 @@ from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_regis
 class _Shared:
     """What the warpgroups share: slices of the operands, parts of the output, and barriers.
 
-    These say that a slice is ``loaded``, and that it is ``free`` again. Where there is a residual, slices of the tile's
-    follow those of its operands, in the left one's place.
+    These say that a slice is ``loaded``, and that it is ``free`` again. Slices of a residual follow those of a tile's
+    operands, and lie where the left one's do.
     """
 
     a: Buffer

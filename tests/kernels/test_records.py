@@ -134,6 +134,11 @@ def test_sizes_without_an_offered_configuration_take_the_next_kernels() -> None:
     assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(clustered, 128), Choice(LARGE))
     assert choose(MATMUL, added, TARGET) == (Choice(SMALL, 128), Choice(LARGE))  # 64 rows were not measured here
     assert RecordedChoices(records[:2])(MATMUL, added, TARGET) == (Choice(LARGE),)
+    elsewhere = [dataclasses.replace(record(m, SMALL, wide), device="another GPU") for m in (16, 1024)]
+    choose = RecordedChoices([*records[:2], *elsewhere], "GPU")
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(clustered, 128), Choice(LARGE)) and not choose.other_devices
+    choose(MATMUL, added, TARGET)
+    assert choose.other_devices == {"another GPU"}
 
 
 def test_records_survive_in_a_file(tmp_path: Path) -> None:
