@@ -13,10 +13,6 @@ from tkc.kernels.target import WARP
 MMA_ROWS = 16  # of a tensor core's tile
 SWIZZLE_ELEMENTS = 64  # 16-bit elements in the widest swizzle, 128 bytes
 
-# The hardware's exponential and division. Nothing else runs during the epilogue, and what it computes is rounded to 16
-# bits, next to which the two or three last bits of float32 are nothing.
-FAST_ACTIVATION = "--use_fast_math"
-
 
 @dataclass(frozen=True)
 class Accumulators:

@@ -5,9 +5,9 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.gated_matmul.accumulators import FAST_ACTIVATION, accumulators, clear, multiply, separate
+from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
 from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulConfiguration, GatedMatmulParameters
-from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
@@ -114,7 +114,7 @@ def _cpu(p: GatedMatmulParameters, c: GatedMatmulConfiguration) -> PrimFunc:
             ups = register_tile(c, p.k, products(a, rows, up_weight, up_column + column))
             for row, row_gates, row_ups in zip(rows, gates, ups, strict=True):
                 for j in T.serial(c.block_n):
-                    x = activated(biased(row_gates[j, 0], gate_offset, column + j), p.activation)
+                    x = activated(biased(row_gates[j, 0], gate_offset, column + j), p.activation, on_cpu=True)
                     y = x * biased(row_ups[j, 0], up_offset, up_column + column + j)
                     out[row, column + j] = from_float32(y, p.dtype)
 

@@ -5,11 +5,11 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.gated_matmul.accumulators import FAST_ACTIVATION, accumulators, clear, multiply, separate
+from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
 from tkc.kernels.grouped_matmul import persistent
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.tiles import end, find_group, first_row, slots, start
-from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
@@ -141,7 +141,7 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                     ups = register_tile(c, p.k, products(a, sources, b, group, p.n + column))
                     for row, row_gates, row_ups in zip(targets, sums, ups, strict=True):
                         for j in T.serial(c.block_n):
-                            x = activated(row_gates[j, 0], p.gated) * row_ups[j, 0]
+                            x = activated(row_gates[j, 0], p.gated, on_cpu=True) * row_ups[j, 0]
                             out[row, column + j] = from_float32(x, p.dtype)
             if group == p.groups - 1:
                 for i, j in T.grid(m - past, p.n):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.gated_matmul.accumulators import FAST_ACTIVATION, is_one_product
+from tkc.kernels.gated_matmul.accumulators import is_one_product
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.tiles import (
     TileCounts,
@@ -16,7 +16,7 @@ from tkc.kernels.grouped_matmul.tiles import (
     start,
     tile_counts,
 )
-from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WGMMA_ROWS
 from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import SCHEDULING_REGISTERS, WARPGROUP, computing_registers

@@ -7,7 +7,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul import persistent, split
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
-from tkc.kernels.matmul.epilogue import activated, store
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated, load_ahead, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
@@ -31,7 +31,6 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
 
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
-    out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     tma = loadable_by_tma((p.k, p.k if transposed else p.n))
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
@@ -47,6 +46,8 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
         out_2: types.out_2,
         out_3: types.out_3,
     ):
+        if p.activation is not None:
+            T.annotate_compile_flags(FAST_ACTIVATION)
         m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         grid = (tiles_across(p, c.block_n), T.ceildiv(m, c.block_m))
         with T.Kernel(*grid, threads=c.threads) as (column_tile, row_tile):
@@ -55,9 +56,10 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared(b_tile, p.dtype)
-            out_shared = T.alloc_shared((c.block_m, c.block_n), out_dtype)
+            out_shared = T.alloc_shared((c.block_m, c.block_n), p.stored_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+            tile_bias, tile_residual = load_ahead(p, c, bias, residual, row, column)
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(p.k, c.block_k), num_stages=c.stages):
                 T.copy(a[row, step * c.block_k], a_shared, disable_tma=not tma)
@@ -67,14 +69,13 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                     T.copy(b[step * c.block_k, column], b_shared, disable_tma=not tma)
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             admit_next_kernel(target)
-            store(p, acc, bias, residual, out_shared, outputs, row, column)
+            store(p, acc, tile_bias, tile_residual, residual, out_shared, outputs, row, column)
 
     return matmul
 
 
 def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS, storage_dtype)
-    out_dtype = p.out_dtype or p.dtype
 
     def products(a: Buffer, rows: list[PrimExpr], b: Buffer, column: PrimExpr) -> Product:
         def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
@@ -103,10 +104,10 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             for row, row_sums in zip(rows, sums, strict=True):
                 for j in T.serial(c.block_n):
                     x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
-                    y = activated(x, p.activation)
-                    y = y + to_float32(residual[row, column + j], out_dtype) if p.residual else y
+                    y = activated(x, p.activation, on_cpu=True)
+                    y = y + to_float32(residual[row, column + j], p.stored_dtype) if p.residual else y
                     for i, (begin, end) in enumerate(p.ranges):
                         if holds(p, column + j, begin, end):
-                            outputs[i][row, column - begin + j] = from_float32(y, out_dtype)
+                            outputs[i][row, column - begin + j] = from_float32(y, p.stored_dtype)
 
     return matmul

@@ -1,4 +1,4 @@
-"""What follows the sums of a matrix product on CUDA: bias, activation, residual, and the store."""
+"""What follows the sums of a matrix product: activations, and on CUDA bias, residual, and the store."""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +8,28 @@ from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.matmul.columns import holds
 from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling
+
+# Of a residual, what a thread can hold while its sums come to be: 32 registers, beside 64 of these.
+_HELD_BYTES = 128
+
+# The hardware's exponential and division, for kernels with an activation. Nothing else runs during the epilogue, and
+# two or three of the last bits of float32 are nothing beside 16-bit outputs, and little beside what sums err by.
+FAST_ACTIVATION = "--use_fast_math"
+
+# erfc(z) = polynomial(t) exp(-z²), t = 1 / (1 + scale z), for z of 0 and more, to 1.5e-7: Abramowitz and Stegun,
+# "Handbook of Mathematical Functions", 1964, 7.1.26. Highest power first; there is no constant term.
+_ERFC_SCALE = 0.3275911
+_ERFC_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
-def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
+def activated(x: PrimExpr, activation: str | None, on_cpu: bool = False) -> PrimExpr:
     """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
     match activation:
         case "relu":
             return T.if_then_else(x < 0, 0.0, x)  # unlike max(x, 0) keeps NaN, as PyTorch does
         case "gelu":
-            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5)))
+            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5))) if on_cpu else _gelu(x)
         case "gelu_tanh":
             return x / (1.0 + T.exp(-2.0 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
         case "silu":
@@ -24,11 +37,53 @@ def activated(x: PrimExpr, activation: str | None) -> PrimExpr:
     return x
 
 
+def _gelu(x: PrimExpr) -> PrimExpr:
+    """``x Φ(x)``, where ``Φ(-|x|) = erfc(|x| / √2) / 2``; with exact functions within 5e-7, as is PyTorch's in float32.
+
+    ``erff`` takes twice the instructions, of both its branches: in a product 1,024 deep, as long as the product.
+    """
+    t = 1.0 / (1.0 + _ERFC_SCALE * math.sqrt(0.5) * T.abs(x))
+    polynomial = 0.0
+    for coefficient in _ERFC_POLYNOMIAL:
+        polynomial = polynomial * t + coefficient / 2
+    tail = polynomial * t * T.exp2(-0.5 * math.log2(math.e) * x * x)
+    return x * T.if_then_else(x < 0, tail, 1.0 - tail)
+
+
+def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:
+    """Whether a thread has the registers for its part of a residual beside that of the sums."""
+    itemsize = ITEM_BYTES[p.stored_dtype]
+    return p.residual and c.block_m * c.block_n * itemsize <= _HELD_BYTES * c.threads
+
+
+@T.macro
+def load_ahead(
+    p: MatmulParameters,
+    c: Tiling,
+    bias: Buffer | None,
+    residual: Buffer | None,
+    row: PrimExpr,
+    column: PrimExpr,
+) -> tuple[Buffer, Buffer | None]:
+    """The bias and the residual of the tile at ``row`` and ``column``, on their way to registers while products run.
+
+    ``None`` for a residual for which there are not enough.
+    """
+    tile_bias = T.alloc_fragment((c.block_n,), p.dtype)
+    tile_residual = T.alloc_fragment((c.block_m, c.block_n), p.stored_dtype)
+    if p.bias:
+        T.copy(bias[column : column + c.block_n], tile_bias)
+    if _holds_residual(p, c):
+        T.copy(residual[row : row + c.block_m, column : column + c.block_n], tile_residual)
+    return tile_bias, tile_residual if _holds_residual(p, c) else None
+
+
 @T.macro
 def store(
     p: MatmulParameters,
     sums: Buffer,
-    bias: Buffer | None,
+    tile_bias: Buffer,
+    tile_residual: Buffer | None,
     residual: Buffer | None,
     staged: Buffer,
     outputs: Sequence[Buffer | None],
@@ -36,17 +91,19 @@ def store(
     column: PrimExpr,
 ) -> None:
     """Finish the tile ``sums`` (float32, in registers) and store it at ``row`` and ``column`` by way of ``staged``, in
-    the one of ``outputs`` that has the column."""
+    the one of ``outputs`` that has the column. A residual that is not ``tile_residual`` is loaded now."""
     rows, columns = sums.shape
-    if p.residual:
+    late = p.residual if tile_residual is None else False
+    added = staged if late else tile_residual
+    if late:
         T.copy(residual[row, column], staged)
     if p.bias or p.activation:
         for i, j in T.Parallel(rows, columns):
-            x = sums[i, j] + T.cast(bias[column + j], "float32") if p.bias else sums[i, j]
+            x = sums[i, j] + T.cast(tile_bias[j], "float32") if p.bias else sums[i, j]
             sums[i, j] = activated(x, p.activation)
     if p.residual:
         for i, j in T.Parallel(rows, columns):
-            sums[i, j] += T.cast(staged[i, j], "float32")
+            sums[i, j] += T.cast(added[i, j], "float32")
     T.copy(sums, staged)
     for i, (begin, end) in enumerate(p.ranges):
         if holds(p, column, begin, end):

@@ -7,7 +7,7 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
-from tkc.kernels.matmul.epilogue import activated
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
@@ -20,12 +20,13 @@ class _Shared:
     """What the warpgroups share: slices of the operands, parts of the output, and barriers.
 
     These say that a slice is ``loaded``, and that it is ``free`` again. Slices of a residual follow those of a tile's
-    operands, and lie where the left one's do.
+    operands, and lie where the left one's do. Of the ``bias``, each warpgroup has its tile's columns.
     """
 
     a: Buffer
     b: Buffer
     staged: Buffer
+    bias: Buffer
     loaded: Buffer
     free: Buffer
 
@@ -38,13 +39,13 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     stores its own rows, by parts, each on its way while the next is computed: none waits for another.
     """
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
-    out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
     width = c.stored_columns
     parts = c.block_n // width
     added = tuple(range(0, c.block_n, c.block_k)) if p.residual else ()  # where each slice of the residual begins
+    bias_columns = -(-c.block_n // WARPGROUP) * WARPGROUP  # each thread of a warpgroup loads as many
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups
 
@@ -59,13 +60,13 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         return slice_ % c.stages, slice_ // c.stages % 2
 
     @T.macro
-    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, column: PrimExpr):
-        """Bias and activation, for columns of the tile that begins at ``column``, from its ``first`` on."""
+    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, warpgroup: int):
+        """Bias and activation, for columns of a tile from its ``first`` on."""
         if p.bias or p.activation:
             for i, j in T.Parallel(rows, columns):
                 x = acc[i, first + j]
                 if p.bias:
-                    x = x + T.cast(bias[column + first + j], "float32")
+                    x = x + T.cast(bias[warpgroup, first + j], "float32")
                 acc[i, first + j] = activated(x, p.activation)
 
     @T.macro
@@ -76,21 +77,26 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         top = warpgroup * rows
         own = slice(top, top + rows)
         acc = T.alloc_fragment((rows, c.block_n), "float32")
+        own_bias = T.alloc_fragment((bias_columns,), p.dtype)
         row = T.alloc_var("int32")
         column = T.alloc_var("int32")
         for turn in T.serial(turns):
             begin = place(turn * c.blocks + block, row_tiles)
             row = begin[0] + top
             column = begin[1]
+            if p.bias:  # it comes while the products run
+                T.copy(args.bias[column : column + bias_columns], own_bias)
             T.clear(acc)
             for step in T.serial(steps):
                 at, parity = slot(turn, step)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
                 T.gemm(s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
                 T.mbarrier_arrive(s.free[at])
+            if p.bias:
+                T.copy(own_bias, s.bias[warpgroup, :])
             for nth, first in enumerate(added):
                 columns = min(c.block_k, c.block_n - first)
-                activate(acc, first, columns, args.bias, column)
+                activate(acc, first, columns, s.bias, warpgroup)
                 at, parity = slot(turn, steps + nth)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
                 for i, j in T.Parallel(rows, columns):
@@ -101,9 +107,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                 turned = (turn * parts + part) % STORES_IN_FLIGHT
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
                 if not p.residual:
-                    activate(acc, first, width, args.bias, column)
+                    activate(acc, first, width, s.bias, warpgroup)
                 for i, j in T.Parallel(rows, width):
-                    s.staged[turned, top + i, j] = T.cast(acc[i, first + j], out_dtype)
+                    s.staged[turned, top + i, j] = T.cast(acc[i, first + j], p.stored_dtype)
                 for i, (begin, end) in enumerate(p.ranges):
                     if holds(p, column, begin, end):
                         T.tma_copy(
@@ -123,16 +129,19 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         out_2: types.out_2,
         out_3: types.out_3,
     ):
+        if p.activation is not None:
+            T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
         with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
-            staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), out_dtype)
+            staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.stored_dtype)
+            tile_bias = T.alloc_shared((warpgroups, bias_columns), p.dtype)
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
             row_tiles = T.ceildiv(m, c.block_m)
             turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
-            shared = _Shared(a_shared, b_shared, staged, loaded, free)
+            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free)
             args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
             row = T.alloc_var("int32")

@@ -36,5 +36,5 @@ def matmul(
         out = ACTIVATIONS[parameters.activation](out)
     if parameters.residual:
         out = out + next(operands).float()
-    out = out.to(getattr(torch, parameters.out_dtype or parameters.dtype))
+    out = out.to(getattr(torch, parameters.stored_dtype))
     return tuple(out[:, begin:end].contiguous() for begin, end in parameters.ranges)

@@ -34,6 +34,11 @@ class MatmulParameters:
     outputs: tuple[int, ...] = ()
 
     @property
+    def stored_dtype(self) -> str:
+        """The dtype of the outputs and of a residual."""
+        return self.out_dtype or self.dtype
+
+    @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Where each output's columns begin and end."""
         return tuple(pairwise(accumulate(self.outputs or (self.n,), initial=0)))
@@ -120,13 +125,12 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         if p.bias:
             tensors.append(TensorType("bias", (p.n,), p.dtype))
         if p.residual:
-            tensors.append(TensorType("residual", ("m", p.n), p.out_dtype or p.dtype))
+            tensors.append(TensorType("residual", ("m", p.n), p.stored_dtype))
         return tuple(tensors)
 
     def outputs(self, parameters: MatmulParameters) -> tuple[TensorType, ...]:
-        dtype = parameters.out_dtype or parameters.dtype
         return tuple(
-            TensorType(name, ("m", end - begin), dtype)
+            TensorType(name, ("m", end - begin), parameters.stored_dtype)
             for name, (begin, end) in zip(OUTPUT_NAMES, parameters.ranges, strict=False)
         )
 
@@ -150,7 +154,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]
-        operands, out = ITEM_BYTES[p.dtype], ITEM_BYTES[p.out_dtype or p.dtype]
+        operands, out = ITEM_BYTES[p.dtype], ITEM_BYTES[p.stored_dtype]
         read = (m * p.k + p.k * p.n + p.bias * p.n) * operands + p.residual * m * p.n * out
         return Work(flops=2.0 * m * p.n * p.k, bytes=float(read + m * p.n * out))
 

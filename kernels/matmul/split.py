@@ -9,7 +9,7 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, tiles_across
-from tkc.kernels.matmul.epilogue import store
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, load_ahead, store
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.overlap import admit_next_kernel
@@ -20,7 +20,6 @@ from tkc.kernels.tensor_types import tensor_types
 def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     """The kernel over the same tensors as the one that is not split."""
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
-    out_dtype = p.out_dtype or p.dtype
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     # Steps past the end of k, of the last block, add zeros: TMA reads these where there is nothing.
@@ -38,6 +37,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
         out_2: types.out_2,
         out_3: types.out_3,
     ):
+        if p.activation is not None:
+            T.annotate_compile_flags(FAST_ACTIVATION)
         m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(
             c.splits,
@@ -53,10 +54,11 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             partial = T.alloc_shared((c.block_m, c.block_n), "float32")
             received = T.alloc_shared((c.splits, rows, c.block_n), "float32")
             all_received = T.alloc_cluster_barrier([c.splits])
-            out_shared = T.alloc_shared((rows, c.block_n), out_dtype)
+            out_shared = T.alloc_shared((rows, c.block_n), p.stored_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             total = T.alloc_fragment((rows, c.block_n), "float32")
             row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+            tile_bias, _ = load_ahead(p, c, bias, residual, row, column)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=c.stages):
                 depth = (part * steps + step) * c.block_k
@@ -87,6 +89,6 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             for source in T.serial(c.splits):
                 for i, j in T.Parallel(rows, c.block_n):
                     total[i, j] += received[source, i, j]
-            store(p, total, bias, residual, out_shared, outputs, row + part * rows, column)
+            store(p, total, tile_bias, None, residual, out_shared, outputs, row + part * rows, column)
 
     return matmul

@@ -82,6 +82,22 @@ def check(
                 assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
 
 
+def check_extreme_values(builder: KernelBuilder, activation: str, target: Target) -> None:
+    """Of products that are nothing but their bias, PyTorch's values, those that are not finite among them."""
+    magnitudes = torch.tensor([0, 1e-30, 0.5, 1, 3, 5.5, 6, 9, 20, 80, 88, 89, 1e4, 1e20, 3e38, torch.inf])
+    values = torch.cat([magnitudes, -magnitudes, torch.tensor([torch.nan])])
+    dtype, device = ("bfloat16", "cuda") if target.is_cuda else ("float32", "cpu")
+    parameters = MatmulParameters(len(values), 64, dtype, bias=True, activation=activation, out_dtype="float32")
+    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
+    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    a, b = torch.zeros(3, 64), torch.randn(len(values), 64)
+    tensors = [tensor.to(device, getattr(torch, dtype)) for tensor in (a, b, values)]
+    (expected,) = SPEC.reference(parameters, *tensors)
+    out = torch.empty_like(expected)
+    kernel(*tensors, out)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:
@@ -96,6 +112,12 @@ def test_cpu_activations_agree_with_pytorch(builder: KernelBuilder, activation: 
     """The activation comes after the bias and before the residual."""
     parameters = MatmulParameters(n=5, k=9, dtype="float32", bias=True, activation=activation, residual=True)
     check(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU, rows=(6,))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_cpu_activations_of_extreme_values(builder: KernelBuilder, activation: str) -> None:
+    """As PyTorch's: where they saturate, and of what is not finite."""
+    check_extreme_values(builder, activation, CPU)
 
 
 @pytest.mark.parametrize(("layout", "outputs"), [("nk", (9, 2, 13)), ("kn", (96, 40, 24))])
@@ -251,6 +273,27 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tiling", "ahead"),
+    [
+        (Tiling(128, 256, 64, stages=4, threads=256, blocks=132), ("bias",)),
+        (Tiling(128, 256, 64, stages=4, threads=256), ("bias",)),
+        (Tiling(128, 128, 64, stages=6, threads=256), ("bias", "residual")),
+        (Tiling(16, 64, 256, stages=4, threads=128), ("bias", "residual")),
+    ],
+)
+def test_what_is_added_comes_while_products_run(tiling: Tiling, ahead: tuple[str, ...]) -> None:
+    """A tile's bias, and a residual for which there are registers, are asked for before its products, not after."""
+    parameters = MatmulParameters(1024, 512, "bfloat16", bias=True, residual=True)
+    assert tiling in SPEC.configurations(parameters, HOPPER)
+    source = cuda_source(request_for(parameters, tiling, HOPPER))
+    body = source[source.index("{", source.index("__launch_bounds__")) :]
+    products = [match.start() for match in re.finditer(r"tl::\w*mma\w*<", body)]
+    for name in ahead:
+        loads = [match.start() for match in re.finditer(rf"(?<!\w){name}(\[| \+)", body)]
+        assert loads and max(loads) < max(products), name
+
+
+@pytest.mark.parametrize(
     ("kernel", "parameters", "tiling", "parts"),
     [
         ("matmul", MatmulParameters(512, 512, "bfloat16"), Tiling(block_n=160, blocks=8), 4),
@@ -342,6 +385,13 @@ def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: Matm
     """Every configuration for this GPU, every epilogue part, and sizes that no tile divides."""
     target = gpu_target()
     check(builder, parameters, SPEC.configurations(parameters, target), target, ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_gpu_activations_of_extreme_values(builder: KernelBuilder, activation: str) -> None:
+    """The hardware's exponential and division, and a GELU without ``erff``, end where PyTorch's functions do."""
+    check_extreme_values(builder, activation, gpu_target())
 
 
 @pytest.mark.gpu

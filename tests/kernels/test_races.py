@@ -17,16 +17,17 @@ from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 
 RUNS = 40
-PRODUCTS = {
-    "matmul": MatmulParameters(2048, 768, "bfloat16"),
-    "matmul.gated": GatedMatmulParameters(768, 768, "bfloat16"),
-    "matmul.grouped": GroupedMatmulParameters(128, 2048, 768, "bfloat16"),
-    "matmul.scaled": ScaledMatmulParameters(2048, 768, "bfloat16"),
-}
+PRODUCTS = (
+    ("matmul", MatmulParameters(2048, 768, "bfloat16")),
+    ("matmul", MatmulParameters(2048, 768, "bfloat16", bias=True, activation="gelu", residual=True)),
+    ("matmul.gated", GatedMatmulParameters(768, 768, "bfloat16")),
+    ("matmul.grouped", GroupedMatmulParameters(128, 2048, 768, "bfloat16")),
+    ("matmul.scaled", ScaledMatmulParameters(2048, 768, "bfloat16")),
+)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("name", "parameters"), PRODUCTS.items(), ids=PRODUCTS.keys())
+@pytest.mark.parametrize(("name", "parameters"), PRODUCTS, ids=str)
 def test_every_run_of_every_configuration_agrees(builder: KernelBuilder, name: str, parameters: Any) -> None:
     """Over so many tiles of so few slices that memory changes hands millions of times."""
     case = Case(name, parameters, {"m": 32768})

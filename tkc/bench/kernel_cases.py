@@ -71,6 +71,16 @@ _QWEN3_30B_A3B = ((5120, 2048), (2048, 4096), (128, 2048))
 # The columns of those that are query, key and value, which models compute in one product.
 _OUTPUTS = {6144: (4096, 1024, 1024), 10240: (8192, 1024, 1024), 5120: (4096, 512, 512)}
 
+# With what follows them in a kernel: attention's output and the feed-forward layer's are added to a residual, in
+# Llama-3-8B, in Qwen3-30B-A3B, and in BERT-large with a bias, whose first feed-forward product ends in GELU.
+_EPILOGUES = (
+    MatmulParameters(4096, 4096, "bfloat16", residual=True),
+    MatmulParameters(4096, 14336, "bfloat16", residual=True),
+    MatmulParameters(2048, 4096, "bfloat16", residual=True),
+    MatmulParameters(1024, 4096, "bfloat16", bias=True, residual=True),
+    MatmulParameters(4096, 1024, "bfloat16", bias=True, activation="gelu"),
+)
+
 _TOKENS = (1, 16, 128, 2048, 8192, 65536)
 _MOST_OUTPUTS = 2**30  # of a product: what a GPU has room for, with what it is compared with
 
@@ -96,6 +106,11 @@ def _products() -> list[Case]:
         for n, k in (*_LLAMA_3_8B, *_LLAMA_3_70B, *_QWEN3_30B_A3B)
         for m in _TOKENS
         if m * n <= _MOST_OUTPUTS
+    ]
+    dense += [
+        Case("matmul", parameters, {"m": m}, references.matmul)
+        for parameters in _EPILOGUES
+        for m in (16, 128, 2048, 8192, 16384)
     ]
     scaled = [
         Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}, references.block_scaled_reference())

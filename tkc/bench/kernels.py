@@ -127,7 +127,8 @@ def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, no
 
 
 _TOLD = (
-    *("kind", "n", "k", "outputs", "gated", "rows", "num_experts", "num_groups", "channels", "scale"),
+    *("kind", "n", "k", "outputs", "activation", "residual", "gated", "rows"),
+    *("num_experts", "num_groups", "channels", "scale"),
     *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
 )  # the parameters by which rows are told apart
 
@@ -135,5 +136,6 @@ _TOLD = (
 def row_name(case: Case) -> str:
     """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out."""
     parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
-    told = {name: v for name, v in parameters.items() if v is not None and v != () and not isinstance(v, float)}
+    absent = (None, False, ())
+    told = {name: v for name, v in parameters.items() if v not in absent and not isinstance(v, float)}
     return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])
