@@ -13,7 +13,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -204,6 +204,16 @@ class KernelDispatch:
         from tkc.kernels import SPECS
 
         return SPECS[self.kernel]
+
+    def serving(self, least: int, most: int) -> KernelDispatch:
+        """The same with the choices alone that sizes from ``least`` to ``most`` come to."""
+        serves_from = (0, *(choice.most + 1 for choice in self.choices if choice.most is not None))
+        kept = [
+            choice
+            for first, choice in zip(serves_from, self.choices, strict=True)
+            if first <= most and (choice.most is None or choice.most >= least)
+        ]
+        return replace(self, choices=(*kept[:-1], Choice(kept[-1].configuration)))
 
     @property
     def requests(self) -> tuple[KernelRequest, ...]:

@@ -206,6 +206,9 @@ class _Writer:
             sizes = bound_sizes(dispatch.spec.inputs(dispatch.parameters), inputs, call.sizes, self.graph.analyzer)
         except UnfitInput as error:
             return Refusal(str(error))
+        if (size := sizes.get(str(dispatch.spec.dispatch_size))) is not None:
+            bound = self.graph.analyzer.const_int_bound(size)
+            dispatch = dispatch.serving(int(bound.min_value), int(bound.max_value))
         bindings = self._bindings(call, dispatch, output_types(dispatch, sizes))
         made = {binding.var for binding in bindings}
         reads = [var for binding in bindings for var in relax.analysis.free_vars(binding.value) if var not in made]

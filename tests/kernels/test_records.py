@@ -10,6 +10,7 @@ import pytest
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.records import FILE, KernelRecord, RecordedChoices, read_records, write_records
 
 TARGET = Target.parse("cuda:sm_90a")
@@ -172,3 +173,21 @@ def test_a_dispatch_serves_every_size() -> None:
     one = SPECS["attention.prefill"].configurations(head, TARGET)[0]
     with pytest.raises(ValueError, match="one configuration for all sizes"):
         KernelDispatch("attention.prefill", head, (Choice(one, 8), Choice(one)), TARGET)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "served"),
+    [
+        (1, 8, [(SMALL, None)]),
+        (8, 9, [(SMALL, 8), (MIDDLE, None)]),
+        (9, 64, [(MIDDLE, None)]),
+        (64, 64, [(MIDDLE, None)]),
+        (65, 10**9, [(LARGE, None)]),
+        (-(2**63), 2**63 - 1, [(SMALL, 8), (MIDDLE, 64), (LARGE, None)]),
+    ],
+)
+def test_a_dispatch_of_fewer_sizes(least: int, most: int, served: list[tuple[Tiling, int | None]]) -> None:
+    """The choices that these sizes come to, of which the last has no limit."""
+    choices = (Choice(SMALL, 8), Choice(MIDDLE, 64), Choice(LARGE))
+    found = KernelDispatch("matmul", PARAMETERS, choices, TARGET).serving(least, most).choices
+    assert [(choice.configuration, choice.most) for choice in found] == served

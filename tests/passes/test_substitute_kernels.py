@@ -139,6 +139,17 @@ def test_the_size_chooses_among_configurations() -> None:
     assert called == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize(("tokens", "chosen"), [(3, "small"), (4, "small"), (5, "large")])
+def test_a_size_that_is_known_has_one_kernel(tokens: int, chosen: str) -> None:
+    """No other is built, and none is chosen at run time."""
+    configurations = {"small": SwiGLUConfiguration(1), "large": SwiGLUConfiguration(7)}
+    choices = (Choice(configurations["small"], 4), Choice(configurations["large"]))
+    module = imported(gated, torch.randn(tokens, 16), symbolic=())
+    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: choices)(module)
+    ((_, request, _),) = kernel_requests(module)
+    assert request.configuration == configurations[chosen]
+
+
 def test_a_call_is_placed_after_all_that_it_reads() -> None:
     """Bindings that the call needs move before it when it also replaces something earlier."""
 
