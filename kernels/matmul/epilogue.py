@@ -40,7 +40,7 @@ def activated(x: PrimExpr, activation: str | None, on_cpu: bool = False) -> Prim
 def _gelu(x: PrimExpr) -> PrimExpr:
     """``x Φ(x)``, where ``Φ(-|x|) = erfc(|x| / √2) / 2``; with exact functions within 5e-7, as is PyTorch's in float32.
 
-    ``erff`` takes twice the instructions, of both its branches: in a product 1,024 deep, as long as the product.
+    ``erff`` takes twice the instructions, of both its branches, while the tensor cores wait.
     """
     t = 1.0 / (1.0 + _ERFC_SCALE * math.sqrt(0.5) * T.abs(x))
     polynomial = 0.0
@@ -67,7 +67,7 @@ def load_ahead(
 ) -> tuple[Buffer, Buffer | None]:
     """The bias and the residual of the tile at ``row`` and ``column``, on their way to registers while products run.
 
-    ``None`` for a residual for which there are not enough.
+    Instead of a residual for which there are not enough, ``None``.
     """
     tile_bias = T.alloc_fragment((c.block_n,), p.dtype)
     tile_residual = T.alloc_fragment((c.block_m, c.block_n), p.stored_dtype)
