@@ -11,7 +11,7 @@ import math
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target, codegen
+from tvm.target import Target
 
 from tkc.schedules.blocks import (
     child_blocks,
@@ -26,6 +26,7 @@ from tkc.schedules.blocks import (
 )
 from tkc.schedules.cpu_matmul import is_matmul, schedule_matmul
 from tkc.schedules.pad_reduction import pad_reductions
+from tkc.schedules.target import vector_bits
 
 # Waking the other cores costs microseconds; below this many elements one core is done sooner.
 _SERIAL_ELEMENTS = 4096
@@ -67,7 +68,7 @@ def _normalized(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
 
 def _lanes(target: Target) -> int:
     """How many 32-bit numbers a vector holds."""
-    return max(codegen.llvm_get_vector_width(target) // 32, 1)
+    return max(vector_bits(target) // 32, 1)
 
 
 def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from tvm import DataType, s_tir, tirx
 from tvm.s_tir.dlight.gpu.matmul import get_index_map
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target, codegen
+from tvm.target import Target
 
 from tkc.schedules.blocks import attempt, divides_by_sizes, is_injective, partition_tail, reads_along, static
+from tkc.schedules.target import vector_bits
 
 _LOW_PRECISION = ("float16", "bfloat16")
 _UNROLL_REDUCTION = 4
@@ -40,11 +41,11 @@ def matmul_tile(target: Target, dtype: str, rows: int | None, columns: int | Non
 
     Two vectors wide, and as high as the vector registers (three are left for the operands) and the stack allow.
     """
-    vector_bits = codegen.llvm_get_vector_width(target)
-    registers = 32 if vector_bits >= 512 else 16
-    lanes = max(vector_bits // DataType(dtype).bits, 1)
+    bits = vector_bits(target)
+    registers = 32 if bits >= 512 else 16
+    lanes = max(bits // DataType(dtype).bits, 1)
     width = 2 * lanes if columns is None or columns > lanes else lanes
-    height = min((registers - 3) // 2, (_STACK_BYTES - 1) // (2 * vector_bits // 8))
+    height = min((registers - 3) // 2, (_STACK_BYTES - 1) // (2 * bits // 8))
     tiles = 2 if columns is None or -(-columns // width) % 2 == 0 else 1
     return MatmulTile(height if rows is None else min(height, rows), width, tiles * width)
 

@@ -18,6 +18,9 @@ _CUDA_LIMITS = {
     "thread_warp_size": 32,
 }
 
+# By LLVM's names of instruction sets, the widest first.
+_X86_VECTORS = ((512, "avx512f"), (256, "avx"), (128, "sse2"))
+
 
 def tvm_target(target: Target) -> tvm.target.Target:
     """TVM's target for ``target``; for a GPU with this machine's CPU as the host.
@@ -27,6 +30,14 @@ def tvm_target(target: Target) -> tvm.target.Target:
     if not target.is_cuda:
         return _cpu()
     return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_CUDA_LIMITS}, host=_cpu())
+
+
+def vector_bits(target: tvm.target.Target) -> int:
+    """Bits of a vector register; TVM 0.25 says 512 of every x86 CPU, and tiles of that size do not stay in registers."""
+    for bits, feature in _X86_VECTORS:
+        if codegen.llvm_cpu_has_features(feature, target):
+            return bits
+    return int(codegen.llvm_get_vector_width(target))
 
 
 def _cpu() -> tvm.target.Target:
