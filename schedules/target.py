@@ -33,7 +33,7 @@ def tvm_target(target: Target) -> tvm.target.Target:
 
 
 def vector_bits(target: tvm.target.Target) -> int:
-    """Bits of a vector register; TVM 0.25 says 512 of every x86 CPU, and tiles of that size do not stay in registers."""
+    """Bits of a vector register. TVM 0.25 says 512 of every x86 CPU; tiles of that size do not stay in registers."""
     for bits, feature in _X86_VECTORS:
         if codegen.llvm_cpu_has_features(feature, target):
             return bits
