@@ -54,7 +54,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
         wanted = _splits(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
         blocks_each = T.max(T.ceildiv(key_blocks, wanted), 1)
         splits = T.max(T.ceildiv(key_blocks, blocks_each), 1)  # of which none is empty
-        # The same number, but not for TileLang's passes, which would prove things of block indices below it for 14 s.
+        # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
         with T.Kernel(extent, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
             kv_head = tile // head_tiles

@@ -32,6 +32,8 @@ from tkc.schedules.sizes import (
 from tkc.schedules.target import tvm_target
 
 TARGET = tvm_target(CPU)
+# MetaSchedule's space depends on the instruction set: schedules are drawn from the same one on every machine.
+DRAWN_FOR = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2, "fast-math-reassoc": True})
 
 
 def compiled(func: tirx.PrimFunc) -> Callable[[Sequence[torch.Tensor], tuple[int, ...], int], torch.Tensor]:
@@ -68,17 +70,14 @@ def test_specialized_is_what_a_static_model_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_static_schedule_is_right_at_every_size(name: str) -> None:
-    """Random schedules of MetaSchedule's space for one size, replayed on the function of every size, which most fit.
-
-    Which are drawn depends on the machine's instruction set, and of softmax's some do not fit.
-    """
+    """Random schedules of MetaSchedule's space for one size, replayed on the function of every size."""
     case = CASES[name]
     symbolic = case.function(size("n"))
-    traces = random_traces(specialize(symbolic, {"n": TUNED_AT}), TARGET, 12)
+    traces = random_traces(specialize(symbolic, {"n": TUNED_AT}), DRAWN_FOR, 3)
     schedules = [retarget(trace, symbolic, TARGET) for trace in traces]
     retargeted = [sch for sch in schedules if sch is not None]
-    assert 2 * len(retargeted) > len(traces)
-    for sch in retargeted[:3]:
+    assert len(retargeted) == len(traces)
+    for sch in retargeted:
         check_at_every_size(case, with_known_tiles(sch.mod["main"], TARGET))
 
 
