@@ -26,7 +26,7 @@ from tkc.schedules.blocks import (
 )
 from tkc.schedules.cpu_matmul import is_matmul, schedule_matmul
 from tkc.schedules.pad_reduction import pad_reductions
-from tkc.schedules.target import vector_bits
+from tkc.schedules.target import vector_lanes
 
 # Waking the other cores costs microseconds; below this many elements one core is done sooner.
 _SERIAL_ELEMENTS = 4096
@@ -63,12 +63,7 @@ def _normalized(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     blocks = [sch.get(block) for block in child_blocks(sch)]
     if not blocks or not all(is_injective(block) or is_reduction(block) for block in blocks):
         return None
-    return s_tir.Schedule(pad_reductions(sch.mod["main"], 2 * _lanes(target), is_matmul))
-
-
-def _lanes(target: Target) -> int:
-    """How many 32-bit numbers a vector holds."""
-    return max(vector_bits(target) // 32, 1)
+    return s_tir.Schedule(pad_reductions(sch.mod["main"], 2 * vector_lanes(target, "float32"), is_matmul))
 
 
 def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:
@@ -138,7 +133,7 @@ def _common_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
 
 def _schedule_rows(sch: s_tir.Schedule, blocks: list[SBlockRV], rows: int, target: Target) -> None:
     """Compute ``blocks`` inside the first ``rows`` loops of the last one, those in parallel, with vectors inside."""
-    lanes = _lanes(target)
+    lanes = vector_lanes(target, "float32")
     worth_parallel = any(_elements(sch, block) > _SERIAL_ELEMENTS for block in blocks)
     stages = [stage for block in blocks for stage in _split_reduction(sch, block, 2 * lanes)]
     *producers, last = stages

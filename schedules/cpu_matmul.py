@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import DataType, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight.gpu.matmul import get_index_map
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from tkc.schedules.blocks import attempt, divides_by_sizes, is_injective, partition_tail, reads_along, static
-from tkc.schedules.target import vector_bits
+from tkc.schedules.target import vector_bits, vector_lanes
 
 _LOW_PRECISION = ("float16", "bfloat16")
 _UNROLL_REDUCTION = 4
@@ -43,7 +43,7 @@ def matmul_tile(target: Target, dtype: str, rows: int | None, columns: int | Non
     """
     bits = vector_bits(target)
     registers = 32 if bits >= 512 else 16
-    lanes = max(bits // DataType(dtype).bits, 1)
+    lanes = vector_lanes(target, dtype)
     width = 2 * lanes if columns is None or columns > lanes else lanes
     height = min((registers - 3) // 2, (_STACK_BYTES - 1) // (2 * bits // 8))
     tiles = 2 if columns is None or -(-columns // width) % 2 == 0 else 1

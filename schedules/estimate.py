@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from tkc.schedules.blocks import nodes, static
 from tkc.schedules.sizes import size_variables, specialize
-from tkc.schedules.target import vector_bits
+from tkc.schedules.target import vector_lanes
 
 # Stands for a size that is known only at run time; relative to one another, functions cost much the same at others.
 _NOMINAL_SIZE = 128
@@ -43,7 +43,7 @@ def _rates(target: Target) -> _Rates:
     if target.kind.name == "cuda":
         return _Rates(60e12, 3e12)  # a data center GPU of the Hopper generation, on its ordinary cores
     cores = int(target.attrs.get("num-cores", os.cpu_count() or 1))
-    lanes = max(vector_bits(target) // 32, 1)
+    lanes = vector_lanes(target, "float32")
     # Two fused multiply-adds a cycle at 2.5 GHz; two channels of memory of 20 GB/s.
     return _Rates(cores * lanes * 4 * 2.5e9, 40e9)
 

@@ -40,6 +40,11 @@ def vector_bits(target: tvm.target.Target) -> int:
     return int(codegen.llvm_get_vector_width(target))
 
 
+def vector_lanes(target: tvm.target.Target, dtype: str) -> int:
+    """How many numbers of ``dtype`` a vector register holds, one at the least."""
+    return max(vector_bits(target) // tvm.DataType(dtype).bits, 1)
+
+
 def _cpu() -> tvm.target.Target:
     return tvm.target.Target(
         {
