@@ -62,6 +62,7 @@ _TILINGS = {
         Tiling(128, 160, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 192, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 224, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 64, 128, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 256, 64, stages=4, threads=256),
         Tiling(256, 128, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=6, threads=256),
