@@ -53,7 +53,7 @@ def _gelu(x: PrimExpr) -> PrimExpr:
 def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:
     """Whether a thread has the registers for its part of a residual beside that of the sums."""
     itemsize = ITEM_BYTES[p.stored_dtype]
-    return p.residual and c.block_m * c.block_n * itemsize <= _HELD_BYTES * c.threads
+    return p.residual and c.finished_rows * c.block_n * itemsize <= _HELD_BYTES * c.threads
 
 
 @T.macro
@@ -65,16 +65,17 @@ def load_ahead(
     row: PrimExpr,
     column: PrimExpr,
 ) -> tuple[Buffer, Buffer | None]:
-    """The bias and the residual of the tile at ``row`` and ``column``, on their way to registers while products run.
+    """The bias and the residual of what a block finishes at ``row`` and ``column``, on their way to registers while
+    products run.
 
     Instead of a residual for which there are not enough, ``None``.
     """
     tile_bias = T.alloc_fragment((c.block_n,), p.dtype)
-    tile_residual = T.alloc_fragment((c.block_m, c.block_n), p.stored_dtype)
+    tile_residual = T.alloc_fragment((c.finished_rows, c.block_n), p.stored_dtype)
     if p.bias:
         T.copy(bias[column : column + c.block_n], tile_bias)
     if _holds_residual(p, c):
-        T.copy(residual[row : row + c.block_m, column : column + c.block_n], tile_residual)
+        T.copy(residual[row : row + c.finished_rows, column : column + c.block_n], tile_residual)
     return tile_bias, tile_residual if _holds_residual(p, c) else None
 
 

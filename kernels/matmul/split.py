@@ -24,7 +24,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     # Steps past the end of k, of the last block, add zeros: TMA reads these where there is nothing.
     steps = T.ceildiv(T.ceildiv(p.k, c.block_k), c.splits)
-    rows = c.block_m // c.splits
+    rows = c.finished_rows
 
     @T.prim_func
     def matmul(
@@ -58,7 +58,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             total = T.alloc_fragment((rows, c.block_n), "float32")
             row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
-            tile_bias, _ = load_ahead(p, c, bias, residual, row, column)
+            own_row = row + part * rows
+            tile_bias, tile_residual = load_ahead(p, c, bias, residual, own_row, column)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=c.stages):
                 depth = (part * steps + step) * c.block_k
@@ -89,6 +90,6 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             for source in T.serial(c.splits):
                 for i, j in T.Parallel(rows, c.block_n):
                     total[i, j] += received[source, i, j]
-            store(p, total, tile_bias, None, residual, out_shared, outputs, row + part * rows, column)
+            store(p, total, tile_bias, tile_residual, residual, out_shared, outputs, own_row, column)
 
     return matmul

@@ -66,6 +66,11 @@ class Tiling:
         return max(inputs, sums) + _SHARED_MEMORY_MARGIN
 
     @property
+    def finished_rows(self) -> int:
+        """Rows of a tile that one block stores: those of a cluster share them."""
+        return self.block_m // self.splits
+
+    @property
     def stored_columns(self) -> int:
         """Columns of the tile that a persistent block stores at a time, which divide it."""
         widest = min(_STORED // self.block_m, self.block_n)

@@ -126,19 +126,21 @@ def test_a_configuration_that_is_no_longer_offered_is_not_chosen() -> None:
 
 
 def test_sizes_without_an_offered_configuration_take_the_next_kernels() -> None:
-    """A residual takes no clusters, with which the kernel without one is fastest at few rows."""
-    clustered = next(c for c in MATMUL.configurations(PARAMETERS, TARGET) if c.splits > 1)
+    """Blocks that stay, with which one kernel is fastest at few rows, store no float32."""
+    lasting, large = (
+        next(c for c in MATMUL.configurations(PARAMETERS, TARGET) if (c.blocks > 0) == stays) for stays in (True, False)
+    )
     wide = dataclasses.replace(PARAMETERS, n=8192)
-    records = [record(16, clustered), record(1024, LARGE), record(16, SMALL, wide), record(64, MIDDLE, wide)]
-    added = dataclasses.replace(PARAMETERS, residual=True)
+    records = [record(16, lasting), record(1024, large), record(16, SMALL, wide), record(64, MIDDLE, wide)]
+    exact = dataclasses.replace(PARAMETERS, out_dtype="float32")
     choose = RecordedChoices(records)
-    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(clustered, 128), Choice(LARGE))
-    assert choose(MATMUL, added, TARGET) == (Choice(SMALL, 128), Choice(LARGE))  # 64 rows were not measured here
-    assert RecordedChoices(records[:2])(MATMUL, added, TARGET) == (Choice(LARGE),)
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(lasting, 128), Choice(large))
+    assert choose(MATMUL, exact, TARGET) == (Choice(SMALL, 128), Choice(large))  # 64 rows were not measured here
+    assert RecordedChoices(records[:2])(MATMUL, exact, TARGET) == (Choice(large),)
     elsewhere = [dataclasses.replace(record(m, SMALL, wide), device="another GPU") for m in (16, 1024)]
     choose = RecordedChoices([*records[:2], *elsewhere], "GPU")
-    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(clustered, 128), Choice(LARGE)) and not choose.other_devices
-    choose(MATMUL, added, TARGET)
+    assert choose(MATMUL, PARAMETERS, TARGET) == (Choice(lasting, 128), Choice(large)) and not choose.other_devices
+    choose(MATMUL, exact, TARGET)
     assert choose.other_devices == {"another GPU"}
 
 
