@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import Row
 from tkc.bench.tile_kernels_client import TileKernels
-from tkc.bench.timing import Timing, kernel_timings
+from tkc.bench.timing import Timing, kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
@@ -51,23 +51,16 @@ def bench_kernels(
 
 
 def device_rows(device: torch.device) -> list[Row]:
-    """What the device can do at most: the speed of a copy, bytes read plus written, and PyTorch's matrix rate.
-
-    They are measured as kernels are: with pauses between calls, a GPU that its power limits multiplies faster.
-    """
-
-    def milliseconds(call: Callable[[], object]) -> float:
-        return kernel_timings({"": [call]}, device)[""].milliseconds
-
+    """What the device can do at most: the speed of a copy, bytes read plus written, and PyTorch's matrix rate."""
     on_gpu = device.type == "cuda"
     source = torch.ones(2**28 if on_gpu else 2**25, dtype=torch.float32, device=device)
     copy = torch.empty_like(source)
     with watched(device) as copying_state:
-        copying = milliseconds(lambda: copy.copy_(source))
+        copying = median_milliseconds(lambda: copy.copy_(source), device)
     edge, dtype = (8192, torch.bfloat16) if on_gpu else (1024, torch.float32)
     a, b = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
     with watched(device) as multiplying_state:
-        multiplying = milliseconds(lambda: a @ b)
+        multiplying = median_milliseconds(lambda: a @ b, device)
     return [
         Row(COPY, {"PyTorch": copying}, notes={"TB/s": 2.0 * source.nbytes / copying / 1e9, **copying_state}),
         Row(
