@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,32 @@ def test_a_wrong_configuration_never_wins(
 def test_what_is_hardly_faster_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configurations that measure alike are told apart by their order, not by noise."""
     for faster, winner in ((0.995, CONFIGURATIONS[0]), (0.9, CONFIGURATIONS[-1])):
-        times = iter([1.0] * (len(CONFIGURATIONS) - 1) + [faster])
-        monkeypatch.setattr(kernel_tuning, "median_milliseconds", lambda *_: 0.0)
-        monkeypatch.setattr(kernel_tuning, "kernel_timings", lambda *_, times=times: {"": Timing(next(times), 0.0)})
-        monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: [Case("matmul", PARAMETERS, {"m": 16})])
-        (record,) = kernel_tuning.tune_kernels([], CPU, tmp_path)
-        assert record.request.configuration == winner
+        times = [1.0] * (len(CONFIGURATIONS) - 1) + [faster]
+        assert _winner(tmp_path, monkeypatch, times, times) == (winner, min(times) if faster == 0.9 else 1.0)
+
+
+def test_what_comes_close_is_measured_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And wins if it is faster then, but not what was far behind."""
+    assert _winner(tmp_path, monkeypatch, [1.0, 1.05], [2.0, 1.5]) == (CONFIGURATIONS[1], 1.5)
+    assert _winner(tmp_path, monkeypatch, [1.0, 1.2], [2.0, 1.5]) == (CONFIGURATIONS[0], 1.0)
+
+
+def _winner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, alone: list[float], by_turns: list[float]
+) -> tuple[Any, float]:
+    """The recorded configuration and its time, where each of them takes so long alone, and then so long by turns."""
+    times = iter(alone)
+
+    def timings(contenders: Mapping[str, Any], *_: Any) -> dict[str, Timing]:
+        if len(contenders) == 1:
+            return {name: Timing(next(times), 0.0) for name in contenders}
+        return {str(c): Timing(t, 0.0) for c, t in zip(CONFIGURATIONS, by_turns, strict=True) if str(c) in contenders}
+
+    monkeypatch.setattr(kernel_tuning, "median_milliseconds", lambda *_: 0.0)
+    monkeypatch.setattr(kernel_tuning, "kernel_timings", timings)
+    monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: [Case("matmul", PARAMETERS, {"m": 16})])
+    (record,) = kernel_tuning.tune_kernels([], CPU, folder)
+    return record.request.configuration, record.milliseconds
 
 
 def test_a_builder_that_builds_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,11 +233,11 @@ def tuning_cases() -> list[Case]:
     products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
     products += [MatmulParameters(n, k, "bfloat16", residual=True) for n, k in added]
     products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
-    # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192.
+    # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192, and for many more.
     found = [
         Case("matmul", parameters, {"m": m})
         for parameters in products
-        for m in (*rows, *((4096,) if parameters.n < 256 else ()))
+        for m in (*rows, *((4096, 65536) if parameters.n < 256 else ()))
     ]
     scaled = [(4096, 4096), (7168, 2048), (4096, 7168), (24576, 1536)]
     found += [Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}) for n, k in scaled for m in rows]
