@@ -26,7 +26,7 @@ from tkc.kernels.spec import as_json
 _LOG = logging.getLogger(__name__)
 _SECONDS = 0.02  # of measuring each configuration for the first time
 _FINAL_SECONDS = 0.25  # of each that may be the fastest: time enough for a GPU to come to its power limit and slow down
-_CLOSE = 1.1  # times the fastest so far: may be the fastest when measured for longer
+_CLOSE = 1.25  # times the fastest so far: may be the fastest when measured for longer
 _BETTER = 0.99  # of the best time so far: by less, measurements differ, and what comes first stays
 _HOPELESS = 2.0  # times the best so far, in a single run: not worth measuring
 # FP8 outputs may differ by one step of their 3 or 2 bits of mantissa, 16-bit ones by their rounding.

@@ -62,8 +62,8 @@ def test_what_is_hardly_faster_does_not_win(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_comes_close_is_measured_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And wins if it is faster then, but not what was far behind."""
-    assert _winner(tmp_path, monkeypatch, [1.0, 1.05], [2.0, 1.5]) == (CONFIGURATIONS[1], 1.5)
-    assert _winner(tmp_path, monkeypatch, [1.0, 1.2], [2.0, 1.5]) == (CONFIGURATIONS[0], 1.0)
+    assert _winner(tmp_path, monkeypatch, [1.0, 1.2], [2.0, 1.5]) == (CONFIGURATIONS[1], 1.5)
+    assert _winner(tmp_path, monkeypatch, [1.0, 1.3], [2.0, 1.5]) == (CONFIGURATIONS[0], 1.0)
 
 
 def _winner(
