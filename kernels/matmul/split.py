@@ -1,8 +1,9 @@
 """The matrix product for few rows on Hopper: a cluster of blocks shares the depth of a tile.
 
-With few rows there are too few tiles to keep the device reading weights. Each block of a cluster sums over its part of
-the depth, sends every peer the rows of the tile that are the peer's to finish (through distributed shared memory), and
-adds up what it was sent.
+With few rows there are too few tiles to keep the device reading weights; with 128 there are enough, but narrow ones,
+for each of which all rows are read, where blocks that share a tile twice as wide read half of each row. Each block of a
+cluster sums over its part of the depth, sends every peer the rows of the tile that are the peer's to finish (through
+distributed shared memory), and adds up what it was sent.
 """
 
 import tilelang.language as T
