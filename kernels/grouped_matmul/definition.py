@@ -123,6 +123,7 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
         with T.Kernel(p.groups) as group:
             begin = T.min(start(offsets, group), m)
             past = T.min(offsets[group], m)
+            numbers = T.alloc_local((c.block_m,), "int32")
             for column_tile, row_tile in T.grid(T.ceildiv(p.n, c.block_n), T.ceildiv(past - begin, c.block_m)):
                 # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.
                 column = T.min(column_tile * c.block_n, p.n - c.block_n)
@@ -131,7 +132,10 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                     T.assume(T.And(row >= 0, row < m))
                 sources = targets
                 if p.rows is not None:
-                    sources = [T.max(T.min(T.cast(rows[row], "int32"), tokens - 1), 0) for row in targets]
+                    # Read and clamped once: wherever a row's values are, C compilers would vectorize nothing.
+                    for i, row in enumerate(targets):
+                        numbers[i] = T.max(T.min(T.cast(rows[row], "int32"), tokens - 1), 0)
+                    sources = [numbers[i] for i in range(c.block_m)]
                 sums = register_tile(c, p.k, products(a, sources, b, group, column))
                 if p.gated is None:
                     for row, row_sums in zip(targets, sums, strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import timeit
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -91,6 +93,32 @@ def test_cpu_kernels_fetch_rows_by_number(builder: KernelBuilder, rows: str, gat
     kernels = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU)
     for sizes, rest in (((3, 0, 17), 0), ((0, 9, 2), 3)):
         check(kernels, parameters, sizes, rest, "cpu")
+
+
+@pytest.mark.speed
+def test_rows_fetched_by_number_cost_the_cpu_little(builder: KernelBuilder) -> None:
+    """Less than as much again as rows in order; numbers read and clamped at each value's use cost four times as much.
+
+    By turns, and the best ratio of three counts, since others may use the machine's cores.
+    """
+    in_order = GroupedMatmulParameters(groups=8, n=192, k=256, dtype="float32", gated="silu")
+    times: dict[str | None, list[float]] = {None: [], "int64": []}
+    runs = {rows: _cpu_run(builder, replace(in_order, rows=rows)) for rows in times}
+    for _ in range(3):
+        for rows, run in runs.items():
+            times[rows].append(min(timeit.repeat(run, number=1, repeat=3)))
+    ratios = [fetched / plain for plain, fetched in zip(*times.values(), strict=True)]
+    assert min(ratios) < 2, times
+
+
+def _cpu_run(builder: KernelBuilder, parameters: GroupedMatmulParameters) -> Callable[[], object]:
+    """A call of the default kernel for 64 rows of each group."""
+    (kernel,) = build(builder, parameters, SPEC.configurations(parameters, CPU)[:1], CPU).values()
+    m = 64 * parameters.groups
+    numbers = [] if parameters.rows is None else [torch.randperm(m)]
+    offsets = torch.arange(64, m + 1, 64, dtype=torch.int32)
+    out = torch.empty(m, parameters.n)
+    return partial(kernel, torch.randn(m, parameters.k), *numbers, torch.randn(parameters.weight_shape), offsets, out)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
