@@ -114,8 +114,9 @@ def _winner(
 def _final_times(
     case: Case, functions: Mapping[KernelRequest, Any], target: Target, device: torch.device
 ) -> dict[Any, float]:
-    """Milliseconds of the configurations that may be the fastest, as offered: each alone first, these by turns then."""
+    """Milliseconds, by turns, of the configurations that came close when each was measured alone, in their order."""
     prepared = Prepared(case, device)
+    fastest = math.inf
     close: dict[Any, tuple[float, list[Callable[[], object]]]] = {}
     for configuration in prepared.spec.configurations(case.parameters, target):
         function = functions.get(KernelRequest(case.kernel, case.parameters, configuration, target))
@@ -125,15 +126,14 @@ def _final_times(
         if error > max(_TOLERANCE.get(t.dtype, 1e-5) for t in prepared.spec.outputs(case.parameters)):
             _LOG.warning("%s is wrong by %.1e at %s: %s", case.kernel, error, dict(case.sizes), configuration)
             continue
-        fastest = min((milliseconds for milliseconds, _ in close.values()), default=math.inf)
         if close and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * fastest:
             continue
         milliseconds = kernel_timings({"": calls}, device, _SECONDS)[""].milliseconds
         fastest = min(fastest, milliseconds)
         close[configuration] = milliseconds, calls
         close = {c: measured for c, measured in close.items() if measured[0] <= _CLOSE * fastest}
-    if len(close) < 2:
-        return {configuration: milliseconds for configuration, (milliseconds, _) in close.items()}
+    if not close:
+        return {}
     contenders = {str(configuration): calls for configuration, (_, calls) in close.items()}
     timings = kernel_timings(contenders, device, _FINAL_SECONDS)
     return {configuration: timings[str(configuration)].milliseconds for configuration in close}

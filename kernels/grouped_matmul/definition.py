@@ -132,7 +132,7 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                     T.assume(T.And(row >= 0, row < m))
                 sources = targets
                 if p.rows is not None:
-                    # Read and clamped once: wherever a row's values are, C compilers would vectorize nothing.
+                    # Read and clamped once: at every use of a row's values, they keep C compilers from vectorizing.
                     for i, row in enumerate(targets):
                         numbers[i] = T.max(T.min(T.cast(rows[row], "int32"), tokens - 1), 0)
                     sources = [numbers[i] for i in range(c.block_m)]

@@ -97,7 +97,7 @@ def test_cpu_kernels_fetch_rows_by_number(builder: KernelBuilder, rows: str, gat
 
 @pytest.mark.speed
 def test_rows_fetched_by_number_cost_the_cpu_little(builder: KernelBuilder) -> None:
-    """Less than as much again as rows in order; numbers read and clamped at each value's use cost four times as much.
+    """Less than twice what rows in order take. Numbers read and clamped at every use took four to six times that.
 
     By turns, and the best ratio of three counts, since others may use the machine's cores.
     """

@@ -55,15 +55,14 @@ def test_a_wrong_configuration_never_wins(
 
 def test_what_is_hardly_faster_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configurations that measure alike are told apart by their order, not by noise."""
-    for faster, winner in ((0.995, CONFIGURATIONS[0]), (0.9, CONFIGURATIONS[-1])):
-        times = [1.0] * (len(CONFIGURATIONS) - 1) + [faster]
-        assert _winner(tmp_path, monkeypatch, times, times) == (winner, min(times) if faster == 0.9 else 1.0)
+    assert _winner(tmp_path, monkeypatch, [1.0, 0.995], [1.0, 0.995]) == (CONFIGURATIONS[0], 1.0)
+    assert _winner(tmp_path, monkeypatch, [1.0, 0.9], [1.0, 0.9]) == (CONFIGURATIONS[1], 0.9)
 
 
 def test_what_comes_close_is_measured_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And wins if it is faster then, but not what was far behind."""
     assert _winner(tmp_path, monkeypatch, [1.0, 1.2], [2.0, 1.5]) == (CONFIGURATIONS[1], 1.5)
-    assert _winner(tmp_path, monkeypatch, [1.0, 1.3], [2.0, 1.5]) == (CONFIGURATIONS[0], 1.0)
+    assert _winner(tmp_path, monkeypatch, [1.0, 1.3], [2.0, 1.5]) == (CONFIGURATIONS[0], 2.0)
 
 
 def _winner(
@@ -73,8 +72,8 @@ def _winner(
     times = iter(alone)
 
     def timings(contenders: Mapping[str, Any], *_: Any) -> dict[str, Timing]:
-        if len(contenders) == 1:
-            return {name: Timing(next(times), 0.0) for name in contenders}
+        if "" in contenders:
+            return {"": Timing(next(times), 0.0)}
         return {str(c): Timing(t, 0.0) for c, t in zip(CONFIGURATIONS, by_turns, strict=True) if str(c) in contenders}
 
     monkeypatch.setattr(kernel_tuning, "median_milliseconds", lambda *_: 0.0)
