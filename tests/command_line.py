@@ -25,6 +25,7 @@ def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[st
     try:
         with (
             patch.object(sys, "argv", words),
+            patch.object(sys, "unraisablehook", sys.unraisablehook),  # the command makes this its own, too
             redirect_stdout(output),
             redirect_stderr(errors),
             pytest.raises(SystemExit) as exit_,

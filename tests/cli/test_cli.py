@@ -139,6 +139,27 @@ def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Pat
     assert (output / "manifest.json").is_file()
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_interrupt_hides_what_destructors_raise_after_it(interrupted: bool) -> None:
+    """Objects half made may fail to be taken down; without an interrupt such a failure is told."""
+    script = (
+        "import os, signal, tkc.cli.app\n"
+        "from tkc.cli import main\n"
+        "class HalfMade:\n"
+        "    def __init__(self):\n"
+        f"        if {interrupted}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    def __del__(self):\n"
+        "        self.folder\n"
+        "tkc.cli.app.app = HalfMade\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    if interrupted:
+        assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    else:
+        assert "AttributeError" in done.stderr
+
+
 def _command(process: psutil.Process) -> str:
     """The process's command line; empty if it has ended meanwhile."""
     try:

@@ -16,15 +16,23 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 class _Interrupt:
-    """Notes that ``Ctrl-C`` was pressed: a library interrupted midway may raise any error instead of passing it on."""
+    """Notes that ``Ctrl-C`` was pressed: a library interrupted midway may raise any error instead of passing it on.
+
+    Nor does it then print what fails in destructors of objects whose making was interrupted.
+    """
 
     def __init__(self) -> None:
         self.happened = False
         signal.signal(signal.SIGINT, self._handle)
+        sys.unraisablehook = self._report_unraisable
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         self.happened = True
         raise KeyboardInterrupt
+
+    def _report_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if not self.happened:
+            sys.__unraisablehook__(unraisable)
 
 
 def main() -> None:
