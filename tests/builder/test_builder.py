@@ -114,7 +114,7 @@ def test_where_tilelang_does_not_load_the_error_names_the_log(
 ) -> None:
     """As where a library that it needs is missing; the log says which."""
     (tmp_path / "tilelang.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
     with (
         KernelBuilder(cache) as builder,
         pytest.raises(KernelBuildError, match=r"loads TileLang died with exit code 1") as raised,
@@ -123,6 +123,17 @@ def test_where_tilelang_does_not_load_the_error_names_the_log(
     log = Path(str(raised.value).rpartition("log: ")[2])
     assert "libcuda.so.1" in log.read_text()
     log.unlink()
+
+
+def test_builders_take_no_modules_from_the_current_folder(
+    cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another checkout there would build its kernels, and the cache would take them for this one's."""
+    (tmp_path / "tkc").mkdir()
+    (tmp_path / "tkc" / "__init__.py").write_text("raise ImportError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    with KernelBuilder(cache) as builder:
+        run(builder.build([request()])[request()])
 
 
 def test_a_hanging_builder_is_stopped_at_the_time_limit(cache: KernelCache) -> None:

@@ -28,11 +28,11 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tkc.builder.worker"],
+                [sys.executable, "-P", "-m", "tkc.builder.worker"],
                 stdin=theirs.fileno(),
                 stdout=handle,
                 stderr=handle,
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | _ENVIRONMENT | {"PYTHONPATH": _module_folders()},
                 start_new_session=True,
             )
         os.close(handle)
@@ -76,3 +76,8 @@ class ForkServer:
             raise
         found: dict[str, int] = json.loads(answer)
         return found
+
+
+def _module_folders() -> str:
+    """Where this process finds its modules: with ``-P``, the server finds the same ones, whatever folder it is in."""
+    return os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
