@@ -17,10 +17,20 @@ _HELD_BYTES = 128
 # two or three of the last bits of float32 are nothing beside 16-bit outputs, and little beside what sums err by.
 FAST_ACTIVATION = "--use_fast_math"
 
-# erfc(z) = polynomial(t) exp(-z²), t = 1 / (1 + scale z), for z of 0 and more, to 1.5e-7: Abramowitz and Stegun,
-# "Handbook of Mathematical Functions", 1964, 7.1.26. Highest power first; there is no constant term.
-_ERFC_SCALE = 0.3275911
-_ERFC_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+# log2 Φ(-m), Φ the distribution function of the normal distribution, as a polynomial of m, highest power first: of its
+# degree the one with the least largest error, 6.6e-5, for m from 0 to 6 (a linear program over 6,001 points).
+LOG2_NORMAL_TAIL = (
+    2.2989935e-05,
+    -0.00061109793,
+    0.0071955528,
+    -0.051185302,
+    -0.46127196,
+    -1.1501742,
+    -1.0000648,
+)
+
+# Where 2 to the polynomial is zero in float32, as Φ(-m) is from here on; further out the polynomial rises.
+NORMAL_TAIL_END = 14.0
 
 
 def activated(x: PrimExpr, activation: str | None, on_cpu: bool = False) -> PrimExpr:
@@ -31,23 +41,26 @@ def activated(x: PrimExpr, activation: str | None, on_cpu: bool = False) -> Prim
         case "gelu":
             return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5))) if on_cpu else _gelu(x)
         case "gelu_tanh":
-            return x / (1.0 + T.exp(-2.0 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+            scale = -2.0 * math.sqrt(2 / math.pi) * math.log2(math.e)
+            return x / (1.0 + T.exp2(x * (scale + 0.044715 * scale * x * x)))
         case "silu":
             return x / (1.0 + T.exp(-x))
     return x
 
 
 def _gelu(x: PrimExpr) -> PrimExpr:
-    """``x Φ(x)``, where ``Φ(-|x|) = erfc(|x| / √2) / 2``; with exact functions within 5e-7, as is PyTorch's in float32.
+    """``x Φ(x)`` as ``max(x, 0) - |x| Φ(-|x|)``; with an exact ``exp2`` within 7e-6, and to 5e-5 of its value down to
+    -6, where it is 6e-9. At minus infinity, where PyTorch's is not a number, it is zero.
 
-    ``erff`` takes twice the instructions, of both its branches, while the tensor cores wait.
+    Rounding errs by up to 5e-4 of a float16, 4e-3 of a bfloat16. ``erff`` takes four times the instructions, of both
+    its branches, while the tensor cores wait; forms that divide use the special function unit twice, where one use
+    takes as long as eight additions.
     """
-    t = 1.0 / (1.0 + _ERFC_SCALE * math.sqrt(0.5) * T.abs(x))
-    polynomial = 0.0
-    for coefficient in _ERFC_POLYNOMIAL:
-        polynomial = polynomial * t + coefficient / 2
-    tail = polynomial * t * T.exp2(-0.5 * math.log2(math.e) * x * x)
-    return x * T.if_then_else(x < 0, tail, 1.0 - tail)
+    magnitude = T.min(T.abs(x), NORMAL_TAIL_END)
+    logarithm = 0.0
+    for coefficient in LOG2_NORMAL_TAIL:
+        logarithm = logarithm * magnitude + coefficient
+    return T.if_then_else(x < 0, 0.0, x) - magnitude * T.exp2(logarithm)
 
 
 def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:
