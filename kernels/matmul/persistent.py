@@ -59,6 +59,10 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         slice_ = turn * (steps + len(added)) + step
         return slice_ % c.stages, slice_ // c.stages % 2
 
+    def added_from(part: int) -> list[tuple[int, int]]:
+        """The slices of the residual that begin in a ``part`` of the tile: their numbers, and where they do."""
+        return [(nth, left) for nth, left in enumerate(added) if left // width == part]
+
     @T.macro
     def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, warpgroup: int):
         """Bias and activation, for columns of a tile from its ``first`` on."""
@@ -94,16 +98,16 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                 T.mbarrier_arrive(s.free[at])
             if p.bias:
                 T.copy(own_bias, s.bias[warpgroup, :])
-            for nth, first in enumerate(added):
-                columns = min(c.block_k, c.block_n - first)
-                activate(acc, first, columns, s.bias, warpgroup)
-                at, parity = slot(turn, steps + nth)
-                T.mbarrier_wait_parity(s.loaded[at], parity)
-                for i, j in T.Parallel(rows, columns):
-                    acc[i, first + j] += T.cast(s.a[at, top + i, j], "float32")
-                T.mbarrier_arrive(s.free[at])
-            for part in T.unroll(parts):
-                first = part * width
+            for part, first in enumerate(range(0, c.block_n, width)):
+                # What this part is the first to need: parts are stored while later slices are still to come.
+                for nth, left in added_from(part):
+                    columns = min(c.block_k, c.block_n - left)
+                    activate(acc, left, columns, s.bias, warpgroup)
+                    at, parity = slot(turn, steps + nth)
+                    T.mbarrier_wait_parity(s.loaded[at], parity)
+                    for i, j in T.Parallel(rows, columns):
+                        acc[i, left + j] += T.cast(s.a[at, top + i, j], "float32")
+                    T.mbarrier_arrive(s.free[at])
                 turned = (turn * parts + part) % STORES_IN_FLIGHT
                 T.tma_store_wait(STORES_IN_FLIGHT - 1)
                 if not p.residual:
@@ -172,11 +176,11 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                                 barrier=loaded[at],
                             )
                         T.mbarrier_arrive(loaded[at])
-                    for nth, first in enumerate(added):
+                    for nth, left in enumerate(added):
                         at, parity = slot(turn, steps + nth)
                         T.mbarrier_wait_parity(free[at], parity ^ 1)
                         T.tma_copy(
-                            residual[row : row + c.block_m, column + first : column + first + c.block_k],
+                            residual[row : row + c.block_m, column + left : column + left + c.block_k],
                             a_shared[at, :, :],
                             barrier=loaded[at],
                         )
