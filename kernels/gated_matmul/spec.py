@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting
+from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -100,7 +101,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
     def configurations(self, parameters: GatedMatmulParameters, target: Target) -> tuple[GatedMatmulConfiguration, ...]:
         p = parameters
         if not target.is_cuda:
-            return CPU_TILINGS[p.weight_layout]
+            return cpu_tilings(p.weight_layout, p.dtype)
         strides = (p.k, p.k if p.weight_layout == "nk" else (2 * p.n if p.packed else p.n))
         return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target, weights=2)
 

@@ -132,9 +132,10 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                     T.assume(T.And(row >= 0, row < m))
                 sources = targets
                 if p.rows is not None:
-                    # Read and clamped once: at every use of a row's values, they keep C compilers from vectorizing.
+                    # Read and clamped once, and not checked again: at each use of a value, that takes half the time.
                     for i, row in enumerate(targets):
                         numbers[i] = T.max(T.min(T.cast(rows[row], "int32"), tokens - 1), 0)
+                        T.assume(T.And(numbers[i] >= 0, numbers[i] < tokens))
                     sources = [numbers[i] for i in range(c.block_m)]
                 sums = register_tile(c, p.k, products(a, sources, b, group, column))
                 if p.gated is None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -140,7 +141,7 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     ) -> tuple[GroupedMatmulConfiguration, ...]:
         p = parameters
         if not target.is_cuda:
-            return CPU_TILINGS[p.weight_layout[1:]]
+            return cpu_tilings(p.weight_layout[1:], p.dtype)
         tilings, weights = (_TILINGS, 1) if p.gated is None else (_GATED_TILINGS, 2)
         generation = 90 if target.compute_capability == 90 else 80
         found = fitting(tilings[generation], p.n, (p.k, p.weight_shape[-1]), target, weights)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tkc.kernels.matmul.tiling import CPU_TILINGS, ITEM_BYTES, Tiling, fitting, loadable_by_tma
+from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -141,7 +142,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
         p = parameters
         if not target.is_cuda:
-            return CPU_TILINGS[p.weight_layout]
+            return cpu_tilings(p.weight_layout, p.dtype)
         # Tiles suit the widest output, which most of them belong to.
         widths = p.outputs or (p.n,)
         strides = (p.k, p.k if p.weight_layout == "nk" else p.n)

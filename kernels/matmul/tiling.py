@@ -119,10 +119,3 @@ def fitting(
     )
     narrowest = min(tiling.block_n for tiling in usable)
     return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))
-
-
-# A vector register's lanes run along whatever the weight is contiguous in: k, or n.
-CPU_TILINGS = {
-    "nk": (Tiling(4, 4, 16, stages=1, threads=1), Tiling(4, 2, 16, stages=1, threads=1)),
-    "kn": (Tiling(6, 64, 1, stages=1, threads=1), Tiling(8, 32, 1, stages=1, threads=1)),
-}

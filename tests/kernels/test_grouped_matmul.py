@@ -97,7 +97,7 @@ def test_cpu_kernels_fetch_rows_by_number(builder: KernelBuilder, rows: str, gat
 
 @pytest.mark.speed
 def test_rows_fetched_by_number_cost_the_cpu_little(builder: KernelBuilder) -> None:
-    """Less than twice what rows in order take. Numbers read and clamped at every use took four to six times that.
+    """Less than half more than rows in order take. Numbers clamped or checked at every use took two to six times that.
 
     By turns, and the best ratio of three counts, since others may use the machine's cores.
     """
@@ -108,7 +108,7 @@ def test_rows_fetched_by_number_cost_the_cpu_little(builder: KernelBuilder) -> N
         for rows, run in runs.items():
             times[rows].append(min(timeit.repeat(run, number=1, repeat=3)))
     ratios = [fetched / plain for plain, fetched in zip(*times.values(), strict=True)]
-    assert min(ratios) < 2, times
+    assert min(ratios) < 1.5, times
 
 
 def _cpu_run(builder: KernelBuilder, parameters: GroupedMatmulParameters) -> Callable[[], object]:
