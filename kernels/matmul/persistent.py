@@ -59,7 +59,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         slice_ = turn * (steps + len(added)) + step
         return slice_ % c.stages, slice_ // c.stages % 2
 
-    def added_from(part: int) -> list[tuple[int, int]]:
+    def residual_slices(part: int) -> list[tuple[int, int]]:
         """The slices of the residual that begin in a ``part`` of the tile: their numbers, and where they do."""
         return [(nth, left) for nth, left in enumerate(added) if left // width == part]
 
@@ -100,7 +100,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                 T.copy(own_bias, s.bias[warpgroup, :])
             for part, first in enumerate(range(0, c.block_n, width)):
                 # What this part is the first to need: parts are stored while later slices are still to come.
-                for nth, left in added_from(part):
+                for nth, left in residual_slices(part):
                     columns = min(c.block_k, c.block_n - left)
                     activate(acc, left, columns, s.bias, warpgroup)
                     at, parity = slot(turn, steps + nth)

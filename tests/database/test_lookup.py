@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
@@ -117,10 +116,7 @@ def test_the_default_rules_time_is_found_however_many_are_faster(tmp_path: Path)
 
 @pytest.mark.speed
 def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
-    """100,000 of 100 functions: read in 5 s, opened in one with an index, a function looked up in a millisecond.
-
-    On a slow machine, reading may take ten times what parsing alone does there, and a lookup a 500th of that.
-    """
+    """100,000 of 100 functions: read in 5 s, opened in one with an index, a function looked up in a millisecond."""
     folder = target_folder(tmp_path, CPU)
     store = RecordStore(folder)
     functions = [product(rows) for rows in range(4, 104)]
@@ -142,11 +138,6 @@ def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
     found = [lookup.find(function) for function in wanted]
     looked_up = (time.perf_counter() - begun) / len(wanted)
     assert [each is not None for each in found] == [True] * 20 + [False] * 20
-    begun = time.perf_counter()
-    with (folder / "database_tuning_record.json").open() as file:
-        for line in file:
-            json.loads(line)
-    parsed = time.perf_counter() - begun
-    assert read - start < max(5.0, 10 * parsed) and opened - read < 1.0 and looked_up < max(1e-3, parsed / 500)
+    assert read - start < 5.0 and opened - read < 1.0 and looked_up < 1e-3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1e6  # KiB
     assert os.path.getsize(folder / FILE) < os.path.getsize(folder / "database_tuning_record.json")
