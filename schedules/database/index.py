@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from heapq import nsmallest
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
+from pydantic_core import from_json
 from tvm.s_tir.meta_schedule.database import Workload
 
 from tkc.schedules.database.store import (
@@ -24,6 +25,7 @@ from tkc.schedules.database.store import (
 from tkc.schedules.database.workloads import anchor_key, exact_key
 
 FILE = "index.sqlite"
+_FORMAT = 2  # raised where the same files give other tables, so that older indexes are made again
 _PATIENCE = 30.0  # seconds that one process waits for another to bring the index up to date
 _TABLES = """
 CREATE TABLE read (file TEXT PRIMARY KEY, inode INTEGER, modified INTEGER, size INTEGER, lines INTEGER);
@@ -31,7 +33,7 @@ CREATE TABLE versions (text TEXT);
 CREATE TABLE workload (place INTEGER PRIMARY KEY, exact TEXT, anchor TEXT, start INTEGER, length INTEGER);
 CREATE TABLE device (record TEXT PRIMARY KEY, name TEXT);
 CREATE TABLE record (
-    workload INTEGER, seconds REAL, arguments TEXT, device TEXT, by_rules INTEGER, start INTEGER, length INTEGER
+    workload INTEGER, arguments TEXT, device TEXT, by_rules INTEGER, seconds REAL, start INTEGER, length INTEGER
 );
 CREATE INDEX by_exact ON workload (exact);
 CREATE INDEX by_anchor ON workload (anchor);
@@ -136,9 +138,9 @@ class Index:
                     cursor.execute("INSERT INTO versions VALUES (?)", (_versions(),))
                 # Records before their provenance: what was written of the latter is complete for the former.
                 records, workloads = list(self._added(cursor, RECORDS)), list(self._added(cursor, WORKLOADS))
-                self._add_devices(cursor)
+                devices = self._add_devices(cursor)
                 _add_workloads(cursor, workloads)
-                _add_records(cursor, records)
+                _add_records(cursor, records, devices)
                 cursor.execute(_DROP_SLOWER, (_BEST,))
 
     def _only_grew(self, cursor: sqlite3.Cursor) -> bool:
@@ -169,13 +171,17 @@ class Index:
                 start, number = start + len(line), number + 1
         cursor.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?, ?)", (name, inode, modified, start, number))
 
-    def _add_devices(self, cursor: sqlite3.Cursor) -> None:
+    def _add_devices(self, cursor: sqlite3.Cursor) -> dict[str, str]:
+        """Keep the devices in what was added to the provenance since, and return them by the records' identities."""
+        devices = {}
         for _, _, line in list(self._added(cursor, PROVENANCE)):
             try:
-                entry = json.loads(line)
-                cursor.execute("INSERT OR REPLACE INTO device VALUES (?, ?)", (entry["record"], entry["device"]))
+                entry = from_json(line)
+                devices[entry["record"]] = entry["device"]
             except (ValueError, TypeError, KeyError):
                 continue  # verifying reports it
+        cursor.executemany("INSERT OR REPLACE INTO device VALUES (?, ?)", devices.items())
+        return devices
 
 
 def _add_workloads(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) -> None:
@@ -186,24 +192,26 @@ def _add_workloads(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) ->
             cursor.execute("INSERT INTO workload VALUES (?, ?, ?, ?, ?)", (number, *keys, start, len(line.encode())))
 
 
-def _add_records(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) -> None:
+def _add_records(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]], devices: dict[str, str]) -> None:
+    """Only the few best of each group are inserted: inserting all to delete most took as long as reading the file."""
+    groups: dict[tuple[int, str, str, bool], list[tuple[float, int, int]]] = {}
     for _, start, line in lines:
         record = parse_record(line)
-        if record is None or not record.run_seconds:
+        if record is None or not (seconds := record.run_seconds):
             continue
-        device = cursor.execute("SELECT name FROM device WHERE record = ?", (record.identity,)).fetchone()
-        cursor.execute(
-            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                record.workload,
-                median(record.run_seconds),
-                record.arguments,
-                device[0] if device else "unknown",
-                record.by_rules,
-                start,
-                len(line.encode()),
-            ),
-        )
+        identity = record.identity
+        device = devices.get(identity) or _device_read_before(cursor, identity)
+        group = (record.workload, record.arguments, device, record.by_rules)
+        groups.setdefault(group, []).append((median(seconds), start, len(line.encode())))
+    cursor.executemany(
+        "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
+        ((*group, *place) for group, places in groups.items() for place in nsmallest(_BEST, places)),
+    )
+
+
+def _device_read_before(cursor: sqlite3.Cursor, identity: str) -> str:
+    row = cursor.execute("SELECT name FROM device WHERE record = ?", (identity,)).fetchone()
+    return row[0] if row else "unknown"
 
 
 def _state(path: Path) -> tuple[int, int, int]:
@@ -216,5 +224,5 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 def _versions() -> str:
-    """What the keys depend on."""
-    return f"tkc {version('tkc')}, apache-tvm {version('apache-tvm')}"
+    """What the keys and the tables depend on."""
+    return f"index {_FORMAT}, tkc {version('tkc')}, apache-tvm {version('apache-tvm')}"

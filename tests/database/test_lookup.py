@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from samples import CPU, commit, commit_default, product, record
+from samples import CPU, commit, commit_default, product, provenance, record
 
 from tkc.kernels.target import Target
 from tkc.schedules.database import Lookup, RecordStore, as_workload, target_folder
-from tkc.schedules.database.index import FILE
+from tkc.schedules.database.index import FILE, Index
 from tkc.schedules.database.provenance import this_device
-from tkc.schedules.database.store import record_line
+from tkc.schedules.database.store import RECORDS, record_line
 from tkc.schedules.database.workloads import same_function
 
 
@@ -82,6 +82,27 @@ def test_the_index_follows_the_files(tmp_path: Path) -> None:
     (folder / FILE).write_bytes(b"no database at all, but long enough to be taken for one" * 100)
     assert seconds_of(Lookup([tmp_path], CPU), 4) == [3.0]
     assert (folder / FILE).read_bytes().startswith(b"SQLite format 3")
+
+
+def test_an_index_made_in_steps_is_the_one_made_at_once(tmp_path: Path) -> None:
+    """Though it then compares with what it held, and knows the devices of records that it has not read yet."""
+    generator = random.Random(0)
+    folder = target_folder(tmp_path, CPU)
+    store = RecordStore(folder)
+    late = record(product(4), 0.5)
+    with store.changing():
+        line = record_line(store.workload_index(late.workload.mod), late.as_json())
+        store.append(line, provenance("a late one"))
+        (folder / RECORDS).write_text("")
+    for _ in range(12):
+        commit(store, product(generator.choice([4, 8])), generator.random(), device=generator.choice(["one", "two"]))
+        Index(folder)
+    with store.changing():
+        store.append(line, None)
+    in_steps = [Index(folder).best(place) for place in (0, 1)]
+    (folder / FILE).unlink()
+    assert [Index(folder).best(place) for place in (0, 1)] == in_steps
+    assert "a late one" in {entry.device for entry in in_steps[0]}
 
 
 def test_agrees_with_a_search_through_everything(tmp_path: Path) -> None:
