@@ -81,12 +81,24 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
 
             split_blocks = T.alloc_var("int32", blocks_each)  # lest it be computed wherever it is used
             first_block = split * split_blocks
-            # One block at the least, be it beyond the last key: the loop is also what waits for the queries.
+            # One block at the least, be it beyond the last key.
             blocks = T.max(1, T.min(split_blocks, key_blocks - first_block))
-            for block in T.Pipelined(blocks, num_stages=1):
+
+            # The next block's keys are copied while this one's scores become weights, its values while the next scores
+            # are computed. Each copy is a group, be it empty: one is on its way whenever another is waited for. (As a
+            # pipelined loop, TileLang would write the steps twice, and take twice as long for it.)
+            T.async_copy(rows(k, p.k_layout, batch, kv_head, first_block * block_keys, block_keys), k_tile)
+            T.async_copy(rows(v, p.v_layout, batch, kv_head, first_block * block_keys, block_keys), v_tile)
+            for block in T.serial(blocks):
                 first_key = (first_block + block) * block_keys
-                T.copy(rows(k, p.k_layout, batch, kv_head, first_key, block_keys), k_tile, disable_tma=True)
+                next_key = first_key + block_keys
+                T.ptx_wait_group(1)
+                T.sync_threads()
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_col, clear_accum=True)
+                if block + 1 < blocks:
+                    T.async_copy(rows(k, p.k_layout, batch, kv_head, next_key, block_keys), k_tile)
+                else:
+                    T.ptx_commit_group()
                 if masked or first_key + block_keys > keys:
                     for i, j in T.Parallel(block_rows, block_keys):
                         visible = first_key + j < keys
@@ -98,8 +110,13 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_rows, p.value_head_size):
                     acc[i, j] *= rescale[i]
-                T.copy(rows(v, p.v_layout, batch, kv_head, first_key, block_keys), v_tile, disable_tma=True)
+                T.ptx_wait_group(1)
+                T.sync_threads()
                 T.gemm(weights, v_tile, acc, policy=full_col)
+                if block + 1 < blocks:
+                    T.async_copy(rows(v, p.v_layout, batch, kv_head, next_key, block_keys), v_tile)
+                else:
+                    T.ptx_commit_group()
 
             for i, j in T.Parallel(block_rows, p.value_head_size):
                 if first_row + i < group:
