@@ -73,8 +73,6 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             rescale = T.alloc_fragment([block_rows], "float32")
             total = T.alloc_fragment([block_rows], "float32")
 
-            # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
-            T.copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile, disable_tma=True)
             T.clear(acc)
             T.clear(total)
             T.fill(maximum, -T.infinity("float32"))
@@ -84,6 +82,8 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             # One block at the least, be it beyond the last key.
             blocks = T.max(1, T.min(split_blocks, key_blocks - first_block))
 
+            # Rows beyond the group hold heads of the next one, or zeros; their results are dropped.
+            T.async_copy(heads(q, p.q_layout, batch, first_head, block_rows), q_tile)
             # The next block's keys are copied while this one's scores become weights, its values while the next scores
             # are computed. Each copy is a group, be it empty: one is on its way whenever another is waited for. (As a
             # pipelined loop, TileLang would write the steps twice, and take twice as long for it.)
