@@ -10,30 +10,38 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
-from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, DecodeConfiguration, block_heads
+from tkc.kernels.attention.spec import (
+    AttentionDecode,
+    AttentionParameters,
+    DecodeConfiguration,
+    block_heads,
+    decode_shared_memory,
+)
 from tkc.kernels.attention.splits import Results, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
-_RESIDENT = 4  # thread blocks that a multiprocessor runs at once
+_RESIDENT = 4  # thread blocks that a multiprocessor runs at once; with five, 7 to 15 % slower where keys are many
 _MOST_SUMS = 16 * 128  # elements of a tile's output that leave each of them registers enough
 _WAVES = 4  # of thread blocks, that end together well enough
 _LEAST_KEY_BLOCKS = 8  # that each thread block of so many has
+_SWIZZLED_ROWS = 8  # of a tile, after which the order of its columns repeats
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
     """The kernel over the spec's inputs, output and workspaces."""
-    return (_cuda if target.is_cuda else _cpu)(parameters, configuration)
+    return _cuda(parameters, configuration, target) if target.is_cuda else _cpu(parameters, configuration)
 
 
-def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
+def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> PrimFunc:
     spec = AttentionDecode()
     args = annotations((*spec.inputs(p), *spec.outputs(p), *spec.workspaces(p, c)))
     block_keys = c.block_keys
     group = p.num_heads // p.num_kv_heads
     block_rows = block_heads(p)
     head_tiles = T.ceildiv(group, block_rows)
+    resident = _RESIDENT if block_rows * p.value_head_size <= _MOST_SUMS else 1
     masked = p.mask is not None
     full_col = T.GemmWarpPolicy.FullCol
 
@@ -60,11 +68,11 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             kv_head = tile // head_tiles
             first_row = tile % head_tiles * block_rows
             first_head = kv_head * group + first_row
-            T.annotate_min_blocks_per_sm(_RESIDENT if block_rows * p.value_head_size <= _MOST_SUMS else 1)
+            T.annotate_min_blocks_per_sm(resident)
             # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each
             # other's waits; the warps that TileLang sets aside for bulk copies would take the registers those need.
             q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
-            k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
+            k_tile = T.alloc_shared([block_keys + _unused_keys(p, c, target, resident), p.head_size], p.dtype)
             v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
             weights = T.alloc_shared([block_rows, block_keys], p.dtype)
             scores = T.alloc_fragment([block_rows, block_keys], "float32")
@@ -87,16 +95,18 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
             # The next block's keys are copied while this one's scores become weights, its values while the next scores
             # are computed. Each copy is a group, be it empty: one is on its way whenever another is waited for. (As a
             # pipelined loop, TileLang would write the steps twice, and take twice as long for it.)
-            T.async_copy(rows(k, p.k_layout, batch, kv_head, first_block * block_keys, block_keys), k_tile)
+            T.async_copy(
+                rows(k, p.k_layout, batch, kv_head, first_block * block_keys, block_keys), k_tile[:block_keys, :]
+            )
             T.async_copy(rows(v, p.v_layout, batch, kv_head, first_block * block_keys, block_keys), v_tile)
             for block in T.serial(blocks):
                 first_key = (first_block + block) * block_keys
                 next_key = first_key + block_keys
                 T.ptx_wait_group(1)
                 T.sync_threads()
-                T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_col, clear_accum=True)
+                T.gemm(q_tile, k_tile[:block_keys, :], scores, transpose_B=True, policy=full_col, clear_accum=True)
                 if block + 1 < blocks:
-                    T.async_copy(rows(k, p.k_layout, batch, kv_head, next_key, block_keys), k_tile)
+                    T.async_copy(rows(k, p.k_layout, batch, kv_head, next_key, block_keys), k_tile[:block_keys, :])
                 else:
                     T.ptx_commit_group()
                 if masked or first_key + block_keys > keys:
@@ -130,6 +140,14 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
         combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits)
 
     return attention_decode
+
+
+def _unused_keys(p: AttentionParameters, c: DecodeConfiguration, target: Target, resident: int) -> int:
+    """Rows to add to the tile of keys, lest more blocks than ``resident`` fit into a multiprocessor's shared memory."""
+    if resident == 1:
+        return 0
+    missing = target.shared_memory // (resident + 1) - decode_shared_memory(p, c)
+    return max(0, -(-missing // (2 * p.head_size * _SWIZZLED_ROWS)) * _SWIZZLED_ROWS)
 
 
 def _splits(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:

@@ -181,7 +181,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
         # Each warp takes an equal part of the value columns, in units of 8.
         threads = 128 if parameters.value_head_size % 32 == 0 else 64
         return tuple(
-            replace(c, threads=threads) for c in _DECODE if _decode_shared_memory(parameters, c) <= target.shared_memory
+            replace(c, threads=threads) for c in _DECODE if decode_shared_memory(parameters, c) <= target.shared_memory
         )
 
 
@@ -261,7 +261,7 @@ def _prefill_registers(parameters: AttentionParameters, configuration: PrefillCo
     return c.block_queries * (c.block_keys * 3 // 2 + parameters.value_head_size) // c.threads
 
 
-def _decode_shared_memory(parameters: AttentionParameters, configuration: DecodeConfiguration) -> int:
+def decode_shared_memory(parameters: AttentionParameters, configuration: DecodeConfiguration) -> int:
     """Bytes of the queries, of a key and a value tile, and of the weights."""
     p, c = parameters, configuration
     tile = block_heads(p) * (p.head_size + c.block_keys) + c.block_keys * (p.head_size + p.value_head_size)
