@@ -25,6 +25,8 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     perturb_norms(model)
     executable = tkc.compile(model, (), case.inputs(*SIZES[0]), dynamic_shapes=case.dynamic_shapes, kernels="all")
     assert_agrees(executable, model, case)
+    named = {dim.__name__ for axes in case.dynamic_shapes.values() for dim in (axes or {}).values()}
+    assert set(executable.signature.sizes) == named
     used = {use.kernel for use in executable.report.uses}
     assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
     assert "merged matrix products" in {use.rule for use in executable.report.uses}

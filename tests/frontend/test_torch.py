@@ -39,9 +39,12 @@ def tensors(inputs: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (models.BERT, models.VIT, models.DEEPSEEK_V3), ids=lambda case: case.name)
 def test_transformer_agrees_with_pytorch(case: models.Case) -> None:
-    """One import serves every batch and sequence size, and computes what PyTorch does."""
+    """One import serves every batch and sequence size, and computes what PyTorch does before any pass of ours.
+
+    Of the others, ``test_compiled_models.py`` says so after all passes.
+    """
     model = case.model()
     imported = import_torch(model, (), case.inputs(2, 7), case.dynamic_shapes)
     named = {dim.__name__ for axes in case.dynamic_shapes.values() for dim in (axes or {}).values()}
