@@ -11,22 +11,21 @@ from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.spec import (
+    DECODE_RESIDENT,
     AttentionDecode,
     AttentionParameters,
     DecodeConfiguration,
     block_heads,
-    decode_shared_memory,
+    decode_key_rows,
+    resident_blocks,
 )
 from tkc.kernels.attention.splits import Results, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
-_RESIDENT = 4  # thread blocks that a multiprocessor runs at once; with five, 7 to 15 % slower where keys are many
-_MOST_SUMS = 16 * 128  # elements of a tile's output that leave each of them registers enough
 _WAVES = 4  # of thread blocks, that end together well enough
 _LEAST_KEY_BLOCKS = 8  # that each thread block of so many has
-_SWIZZLED_ROWS = 8  # of a tile, after which the order of its columns repeats
 
 
 def define(parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target) -> PrimFunc:
@@ -41,7 +40,6 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
     group = p.num_heads // p.num_kv_heads
     block_rows = block_heads(p)
     head_tiles = T.ceildiv(group, block_rows)
-    resident = _RESIDENT if block_rows * p.value_head_size <= _MOST_SUMS else 1
     masked = p.mask is not None
     full_col = T.GemmWarpPolicy.FullCol
 
@@ -68,11 +66,11 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
             kv_head = tile // head_tiles
             first_row = tile % head_tiles * block_rows
             first_head = kv_head * group + first_row
-            T.annotate_min_blocks_per_sm(resident)
+            T.annotate_min_blocks_per_sm(resident_blocks(p))
             # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each
             # other's waits; the warps that TileLang sets aside for bulk copies would take the registers those need.
             q_tile = T.alloc_shared([block_rows, p.head_size], p.dtype)
-            k_tile = T.alloc_shared([block_keys + _unused_keys(p, c, target, resident), p.head_size], p.dtype)
+            k_tile = T.alloc_shared([decode_key_rows(p, c, target), p.head_size], p.dtype)
             v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)
             weights = T.alloc_shared([block_rows, block_keys], p.dtype)
             scores = T.alloc_fragment([block_rows, block_keys], "float32")
@@ -142,21 +140,13 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
     return attention_decode
 
 
-def _unused_keys(p: AttentionParameters, c: DecodeConfiguration, target: Target, resident: int) -> int:
-    """Rows to add to the tile of keys, lest more blocks than ``resident`` fit into a multiprocessor's shared memory."""
-    if resident == 1:
-        return 0
-    missing = target.shared_memory // (resident + 1) - decode_shared_memory(p, c)
-    return max(0, -(-missing // (2 * p.head_size * _SWIZZLED_ROWS)) * _SWIZZLED_ROWS)
-
-
 def _splits(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:
     """How many thread blocks share a sequence's keys, where others do the same for as many sequences and heads.
 
     So many that all multiprocessors are busy; more, so that these end together, only where each block still has keys
     enough for what it leaves to combine to count little.
     """
-    at_a_time = _RESIDENT * MULTIPROCESSORS
+    at_a_time = DECODE_RESIDENT * MULTIPROCESSORS
     busy = at_a_time // rows
     even = T.min(key_blocks // _LEAST_KEY_BLOCKS, _WAVES * at_a_time // rows)
     return T.max(T.min(T.min(T.max(busy, even), key_blocks), c.splits), 1)

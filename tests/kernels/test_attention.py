@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target, TensorType
-from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, AttentionPrefill
+from tkc.kernels.attention.spec import (
+    DECODE_RESIDENT,
+    AttentionDecode,
+    AttentionParameters,
+    AttentionPrefill,
+    decode_key_rows,
+    resident_blocks,
+)
 
 PREFILL, DECODE = AttentionPrefill(), AttentionDecode()
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")
@@ -251,6 +258,19 @@ CUDA_BUILDS = {
     "prefill, largest heads": (PREFILL, parameters((4, 2), (256, 256), dtype="float16"), "sm_120"),
     "decode": (DECODE, parameters((8, 2), (128, 128), dtype="bfloat16", mask="additive"), "sm_89"),
 }
+
+
+@pytest.mark.parametrize("size", [(64, 64), (128, 128), (80, 80), (96, 128), (256, 128)], ids=str)
+def test_as_many_decoding_blocks_fit_a_hopper_multiprocessor_as_share_the_keys(size: tuple[int, int]) -> None:
+    """Neither more than keys are split for, which is slower, nor fewer because of that."""
+    multiprocessor, reserved, rest = 228 * 1024, 1024, 2048  # bytes; by the driver for each block; barriers, reductions
+    p = parameters((32, 8), size, dtype="bfloat16")
+    for c in DECODE.configurations(p, HOPPER):
+        tiles = 2 * (16 * (size[0] + c.block_keys) + c.block_keys * sum(size))
+        added = 2 * size[0] * (decode_key_rows(p, c, HOPPER) - c.block_keys)
+        assert resident_blocks(p) == DECODE_RESIDENT and added >= 0
+        assert multiprocessor // (tiles + added + reserved) <= DECODE_RESIDENT
+        assert multiprocessor // (tiles + added + rest + reserved) >= DECODE_RESIDENT or not added
 
 
 @pytest.mark.nvcc
