@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from onnx.backend.test.loader import load_model_tests
 
 import tkc
 from tkc.tensors import from_torch_as
+
+# What takes minutes, and is made of what other tests check, runs only if asked for.
+EVERY_CASE = os.environ.get("TKC_EVERY_ONNX_CASE") == "1"
 
 # In how many units of the last place a chain of operations in 16 bits may differ from ONNX's own.
 ROUNDINGS = 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import defaultdict
 
@@ -11,14 +10,13 @@ import onnx
 import onnx.reference
 import pytest
 from onnx.backend.test.case.test_case import TestCase
-from onnx_execution import backend_cases, compiled, disagreement, evaluated, parsed
+from onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.onnx import import_onnx
 
 PARTS = 6
 CASES_PER_OPERATOR = 3
-EVERY_CASE = os.environ.get("TKC_EVERY_ONNX_CASE") == "1"
 
 
 def selected_cases() -> list[TestCase]:
@@ -41,7 +39,9 @@ def test_no_operator_gives_a_wrong_result(part: int, constants: bool) -> None:
     By default this runs over a selection; ``TKC_EVERY_ONNX_CASE=1`` runs all of ONNX's cases, in some ten minutes.
     """
     wrong = {}
-    for case in selected_cases()[part::PARTS]:
+    # With one input, a model whose other inputs are constants is the same.
+    cases = [case for case in selected_cases() if not constants or len(case.model.graph.input) > 1]
+    for case in cases[part::PARTS]:
         try:
             difference = disagreement(case, constants)
         except UnsupportedModelError:

@@ -39,7 +39,7 @@ def tensors(inputs: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("case", (models.BERT, models.VIT, models.DEEPSEEK_V3), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (models.BERT, models.VIT), ids=lambda case: case.name)
 def test_transformer_agrees_with_pytorch(case: models.Case) -> None:
     """One import serves every batch and sequence size, and computes what PyTorch does before any pass of ours.
 

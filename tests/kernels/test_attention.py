@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 import tvm_ffi
+from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -226,27 +224,10 @@ def test_every_supported_kernel_has_a_configuration(size: int, value_size: int, 
         assert spec.configurations(p, target)
 
 
-_PRINT_SOURCE = """
-import importlib
-import json
-import sys
-import tilelang
-from tilelang import tvm
-from tkc.kernels import KernelRequest
-request = KernelRequest.from_json(json.loads(sys.argv[1]))
-module = importlib.import_module(request.spec.definition_module)
-target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
-with target:
-    function = module.define(request.parameters, request.configuration, request.target)
-    print(tilelang.lower(function, target=target).kernel_source)
-"""
-
-
 def test_hopper_prefill_uses_bulk_copies_and_warpgroup_products() -> None:
     """With symbolic lengths and a causal mask, the generated code still has Hopper's own instructions."""
     wanted = request(PREFILL, parameters((8, 2), (128, 128), dtype="bfloat16", causal="bottom_right"), HOPPER)
-    command = [sys.executable, "-c", _PRINT_SOURCE, json.dumps(wanted.to_json())]
-    source = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    source = cuda_source(wanted)
     assert source.count("tl::tma_load(") >= 3
     assert "tl::wgmma_ss<" in source and "tl::wgmma_rs<" in source
     assert "tl::tma_store(" in source

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 
 import pytest
 import torch
 from built_kernel import build, build_for, gpu_requests
+from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -140,29 +138,12 @@ def test_every_supported_kernel_has_a_configuration(
     assert arch == "sm_90a" or not any(c.alternating for c in configurations)
 
 
-_PRINT_SOURCE = """
-import json
-import sys
-import tilelang
-from tilelang import tvm
-from tkc.kernels import KernelRequest
-from tkc.kernels.attention import latent
-request = KernelRequest.from_json(json.loads(sys.argv[1]))
-target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
-with target:
-    function = latent.define(request.parameters, request.configuration, request.target)
-    print(tilelang.lower(function, target=target).kernel_source)
-"""
-
-
 def test_warpgroups_part_before_any_barrier_of_all_threads() -> None:
     """Once the loading warpgroup has gone its own way, a barrier of the whole block would never be passed."""
     p = dataclasses.replace(DEEPSEEK, joined_cache=True)
     configuration = SPEC.configurations(p, HOPPER)[0]
     assert configuration.alternating
-    wanted = json.dumps(KernelRequest(SPEC.name, p, configuration, HOPPER).to_json())
-    command = [sys.executable, "-c", _PRINT_SOURCE, wanted]
-    source = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    source = cuda_source(KernelRequest(SPEC.name, p, configuration, HOPPER))
     before, _, after = source.partition("warpgroup_reg_dealloc")
     loading, _, multiplying = after.partition("warpgroup_reg_alloc")
     assert "__syncthreads()" in before and "__syncthreads()" not in after

@@ -17,6 +17,7 @@ import pytest
 import torch
 import tvm_ffi
 from built_kernel import gpu_target
+from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -254,28 +255,6 @@ def test_work_counts_every_tensor() -> None:
     work = SPEC.work(MatmulParameters(8, 4, "bfloat16", bias=True, residual=True, out_dtype="float32"), {"m": 2})
     assert work.flops == 2 * 2 * 8 * 4
     assert work.bytes == 2 * (2 * 4 + 4 * 8 + 8) + 4 * (2 * 8 + 2 * 8)
-
-
-SOURCE = """
-import json, sys
-from importlib import import_module
-import tilelang
-from tvm.target import Target
-from tkc.kernels import KernelRequest
-request = KernelRequest.from_json(json.load(sys.stdin))
-target = Target({"kind": "cuda", "arch": request.target.arch})
-with target:
-    define = import_module(request.spec.definition_module).define
-    function = define(request.parameters, request.configuration, request.target)
-    print(tilelang.lower(function, target=target).kernel_source)
-"""
-
-
-def cuda_source(request: KernelRequest) -> str:
-    """The CUDA code of a kernel, generated in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", SOURCE], input=json.dumps(request.to_json()), capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.mark.parametrize("epilogue", [{}, {"bias": True, "activation": "gelu", "residual": True}])
