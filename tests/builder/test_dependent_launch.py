@@ -16,7 +16,7 @@ from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
 
 sources = []
-builder.tilelang_callback_cuda_compile = lambda source, *_: sources.append(source) or b""
+builder.compile_cuda = lambda source, *_: sources.append(source) or b""
 builder.compile_host_code = lambda *_: None
 found = {}
 for arch in ("sm_80", "sm_90a"):
