@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tkc.kernels import SPECS
 from tkc.schedules.coverage import Coverage
 
 
@@ -113,7 +114,7 @@ def _kernels_table(report: Report) -> Table:
     for column in ("kernel", "rule", "calls", "parameters"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in report.uses:
-        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use.parameters))
+        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use))
     if not report.uses:
         table.add_row("none", "", "0", "")
     if report.uses_measured_on:
@@ -121,8 +122,12 @@ def _kernels_table(report: Report) -> Table:
     return table
 
 
-def _parameters(parameters: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in parameters.items() if value not in (None, False, []))
+def _parameters(use: KernelUse) -> str:
+    """Without those at their defaults, which say what is left alone: how values are quantized that are not, say."""
+    spec = SPECS.get(use.kernel)
+    defaults = {field.name: field.default for field in dataclasses.fields(spec.parameters_type)} if spec else {}
+    shown = ((key, value) for key, value in use.parameters.items() if (value or None) != (defaults.get(key) or None))
+    return " ".join(f"{key}={value}" for key, value in shown)
 
 
 def _refused_table(report: Report) -> Table:
