@@ -119,5 +119,12 @@ DEEPSEEK_V3 = _causal(
     v_head_dim=12,
 )
 
+# Turns queries and keys as complex numbers; its group-limited routing ranks groups as no kernel does.
+DEEPSEEK_V2 = _causal(
+    "deepseek_v2",
+    "DeepseekV2",
+    **{**DEEPSEEK_V3.options, "topk_method": "greedy"},
+)
+
 CASES = (BERT, VIT, LLAMA, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3)
 MOE_CASES = (MIXTRAL, QWEN3_MOE, DEEPSEEK_V3)

@@ -11,14 +11,15 @@ import tkc
 
 SIZES = ((2, 9), (3, 17), (1, 33))
 KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "attention.prefill", "normalization"}
+EXPERTS = (*models.MOE_CASES, models.DEEPSEEK_V2)
 GATED = {
-    "gated matrix product": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3),
-    "gated grouped product": models.MOE_CASES,
+    "gated matrix product": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3, models.DEEPSEEK_V2),
+    "gated grouped product": EXPERTS,
 }
 EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE)
 
 
-@pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*models.CASES, models.DEEPSEEK_V2), ids=lambda case: case.name)
 def test_agrees_with_pytorch(case: models.Case) -> None:
     """Float32 on the CPU, to 1e-4 of each output's scale, with every kernel that the rules can place."""
     model = case.model()
@@ -28,7 +29,7 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     named = {dim.__name__ for axes in case.dynamic_shapes.values() for dim in (axes or {}).values()}
     assert set(executable.signature.sizes) == named
     used = {use.kernel for use in executable.report.uses}
-    assert used >= (KERNELS if case in models.MOE_CASES else {"attention.prefill", "normalization"})
+    assert used >= (KERNELS if case in EXPERTS else {"attention.prefill", "normalization"})
     assert "merged matrix products" in {use.rule for use in executable.report.uses}
     assert rotary_calls(executable.report) == (2 if case in EMBEDDED else 0)
     assert_gated(executable.report, case)

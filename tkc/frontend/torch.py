@@ -30,6 +30,7 @@ from tkc.frontend.dimensions import (
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
+from tkc.frontend.torch_complex import complex_decompositions, computes_complex_numbers, with_complex_numbers_made
 from tkc.frontend.torch_files import load_program
 from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_state_as_buffers
 from tkc.frontend.torch_weights import program_weights
@@ -95,13 +96,26 @@ def _simplified(program: ExportedProgram) -> ExportedProgram:
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
     """
-    if not unknown_operators(program.graph):
+    is_complex = computes_complex_numbers(program)
+    if not is_complex and not unknown_operators(program.graph):
         return program
     table = torch.export.default_decompositions()
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
-    with torch.no_grad():
-        return with_state_as_buffers(program).run_decompositions(table)
+    if is_complex:
+        program = with_complex_numbers_made(program)
+        table.update(complex_decompositions())
+    try:
+        with torch.no_grad():
+            return with_state_as_buffers(program).run_decompositions(table)
+    except TypeError as error:
+        if not is_complex:
+            raise
+        raise UnsupportedModelError(
+            f"PyTorch has no form in real numbers of something that the model does with complex ones: "
+            f"{str(error).splitlines()[0]}\n"
+            "Write that on real and imaginary parts."
+        ) from error
 
 
 def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:

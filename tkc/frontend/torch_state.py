@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.mutation import changed_placeholders
+from tkc.frontend.torch_programs import program_of
 from tkc.frontend.torch_weights import STATE_KINDS, identity, weight
 
 
@@ -98,23 +99,12 @@ def _with_weights(program: ExportedProgram, chosen: dict[str, InputSpec]) -> Exp
         if name != spec.arg.name:
             nodes[name].replace_all_uses_with(nodes[spec.arg.name])
             module.graph.erase_node(nodes[name])
-    module.recompile()
     inputs = [
         chosen.get(spec.arg.name, spec)
         for spec in program.graph_signature.input_specs
         if chosen.get(spec.arg.name, spec).arg.name == spec.arg.name
     ]
-    return ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=ExportGraphSignature(inputs, program.graph_signature.output_specs),
-        state_dict=program.state_dict,
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
-        constants=program.constants,
-        verifiers=program.verifiers,
-    )
+    return program_of(program, module, ExportGraphSignature(inputs, program.graph_signature.output_specs))
 
 
 @contextmanager

@@ -1,0 +1,32 @@
+"""Exported programs made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature
+
+
+def program_of(
+    program: ExportedProgram,
+    module: fx.GraphModule,
+    signature: ExportGraphSignature,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> ExportedProgram:
+    """``program`` with another graph, that of ``module``, and other tensors for the ``weights`` of these names."""
+    module.recompile()
+    weights = weights or {}
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=signature,
+        state_dict={name: weights.get(name, tensor) for name, tensor in program.state_dict.items()},
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants={name: weights.get(name, value) for name, value in program.constants.items()},
+        verifiers=program.verifiers,
+    )
