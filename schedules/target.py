@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 import tvm
 from tvm.target import codegen
@@ -38,6 +41,17 @@ def vector_bits(target: tvm.target.Target) -> int:
         if codegen.llvm_cpu_has_features(feature, target):
             return bits
     return int(codegen.llvm_get_vector_width(target))
+
+
+def same_vectors(measured_on: Mapping[str, Any], target: tvm.target.Target) -> bool:
+    """Whether the CPU of a target, as records describe it, has vector registers as large as that of ``target``."""
+    cpu = measured_on.get("mcpu")
+    return target.kind.name != "llvm" or cpu in (None, target.attrs["mcpu"]) or _bits_of(cpu) == vector_bits(target)
+
+
+@cache
+def _bits_of(cpu: str) -> int:
+    return vector_bits(tvm.target.Target({"kind": "llvm", "mcpu": cpu}))
 
 
 def vector_lanes(target: tvm.target.Target, dtype: str) -> int:

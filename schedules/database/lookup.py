@@ -17,6 +17,7 @@ from tkc.schedules.database.provenance import this_device
 from tkc.schedules.database.store import WORKLOADS, StoredRecord, tuning_record
 from tkc.schedules.database.workloads import anchor_key, as_workload, exact_key, same_anchor, same_function
 from tkc.schedules.database_folders import target_folder
+from tkc.schedules.target import same_vectors, tvm_target
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,15 @@ class Lookup:
     """The records for one target in several databases, of which earlier ones come first.
 
     A function's own records come before those of its anchor block, whatever database they are in; this machine's
-    device before others of the same architecture.
+    device before others of the same architecture. Records of CPUs whose vector registers are of another size are left
+    out: their tiles do not suit this one's, and the default rules, which know it, are faster.
     """
 
     def __init__(self, roots: Sequence[Path], target: Target) -> None:
         folders = ((root, target_folder(root, target)) for root in roots)
         self._indexes = [(root, Index(folder)) for root, folder in folders if (folder / WORKLOADS).is_file()]
         self._device = this_device(target) if self._indexes else ""
+        self._target = tvm_target(target)
 
     def find(self, func: tirx.PrimFunc) -> Found | None:
         """The records for ``func``; ``None`` where there are none."""
@@ -79,7 +82,8 @@ class Lookup:
                 continue
             best = index.best(place)
             own = [entry for entry in best if entry.device == self._device] or best
-            stored = [(entry.device, line) for entry in own if (line := index.record(entry)) is not None]
+            read = [(entry.device, line) for entry in own if (line := index.record(entry)) is not None]
+            stored = [(device, record) for device, record in read if same_vectors(record.content[2], self._target)]
             if stored:
                 device = stored[0][0]
                 records = tuple(record for _, record in stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
@@ -38,13 +39,16 @@ def product(n: int, epilogue: str = "relu", swapped: bool = False) -> tirx.PrimF
     return tirx.PrimFunc([second, first, out], straight.body, straight.ret_type, straight.buffer_map, straight.attrs)
 
 
-def record(func: tirx.PrimFunc, seconds: float, tile: int = 1) -> TuningRecord:
-    """A record of a schedule that splits the rows by ``tile``; of a failure, if ``seconds`` are 1e10."""
+def record(func: tirx.PrimFunc, seconds: float, tile: int = 1, target: tvm.target.Target | None = None) -> TuningRecord:
+    """A record of a schedule that splits the rows by ``tile``, of this CPU if ``target`` is left out; of a failure, if
+    ``seconds`` are 1e10.
+    """
     module = as_workload(func)
     sch = s_tir.Schedule(module)
     sch.split(sch.get_loops(sch.get_sblock("product"))[0], [None, tile])
     runs = [seconds, seconds * 1.5, seconds * 2]
-    return TuningRecord(sch.trace, Workload(module), runs, tvm_target(CPU), ArgInfo.from_prim_func(module["main"]))
+    arguments = ArgInfo.from_prim_func(module["main"])
+    return TuningRecord(sch.trace, Workload(module), runs, target or tvm_target(CPU), arguments)
 
 
 def provenance(device: str = "a test machine", error: str | None = None) -> Provenance:

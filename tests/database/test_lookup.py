@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import resource
 import time
 from pathlib import Path
 
 import pytest
+import tvm
 from samples import CPU, commit, commit_default, product, provenance, record
 
 from tkc.kernels.target import Target
@@ -17,6 +19,7 @@ from tkc.schedules.database.index import FILE, Index
 from tkc.schedules.database.provenance import this_device
 from tkc.schedules.database.store import RECORDS, record_line
 from tkc.schedules.database.workloads import same_function
+from tkc.schedules.target import tvm_target, vector_bits
 
 
 def seconds_of(lookup: Lookup, *args: object, **options: object) -> list[float] | None:
@@ -64,6 +67,20 @@ def test_another_device_is_marked_and_another_target_never_used(tmp_path: Path) 
     assert found is not None and not found.other_device
     assert [min(map(float, r.run_secs)) for r in found.records] == [2.0]
     assert Lookup([tmp_path], Target.parse("cuda:sm_90a")).find(product(4)) is None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="has CPUs of several vector sizes")
+def test_records_of_cpus_with_other_vectors_are_left_out(tmp_path: Path) -> None:
+    """However fast they were there; slower ones of CPUs like this one are found behind them."""
+    store = RecordStore(target_folder(tmp_path, CPU))
+    own = vector_bits(tvm_target(CPU))
+    # The one like this machine's comes last.
+    for bits, cpu in sorted({128: "x86-64", 256: "haswell", 512: "skylake-avx512"}.items(), key=lambda p: p[0] == own):
+        assert seconds_of(Lookup([tmp_path], CPU), 4) is None
+        target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+        made = record(product(4), 2.0 if bits == own else 1.0, target=target)
+        store.commit(made.workload.mod, made, provenance())
+    assert seconds_of(Lookup([tmp_path], CPU), 4) == [2.0]
 
 
 def test_the_index_follows_the_files(tmp_path: Path) -> None:
