@@ -21,6 +21,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a complex number": lambda z, x: as_real((z - 1j) * (2 + 1j)),
     "a quotient": lambda z, x: as_real(z / (z.conj() + 3)),
     "a cast": lambda z, x: as_real(x[..., 0].to(torch.complex64) * z),
+    "a wider cast": lambda z, x: as_real(z.to(torch.complex128)),
     "an exponential": lambda z, x: torch.exp(1j * x[..., 0]).imag,
     "magnitude and angle": lambda z, x: torch.stack([z.abs(), z.angle()]),
     "a choice": lambda z, x: as_real(torch.where(x[..., 0] > 0, z, -z)),

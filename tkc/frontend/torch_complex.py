@@ -46,7 +46,7 @@ def with_complex_numbers_made(program: ExportedProgram) -> ExportedProgram:
         with module.graph.inserting_before(node):
             if node.target in _MIXED:
                 node.args = tuple(_complex(module.graph, argument, node) for argument in node.args)
-            elif node.target in _CASTS:
+            elif node.target in _CASTS and not _is_complex(node.args[0]):
                 node.replace_all_uses_with(_complex(module.graph, node.args[0], node))
     return program_of(program, module, program.graph_signature, weights)
 
