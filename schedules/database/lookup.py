@@ -47,7 +47,7 @@ class Lookup:
 
     A function's own records come before those of its anchor block, whatever database they are in; this machine's
     device before others of the same architecture. Records of CPUs whose vector registers are of another size are left
-    out: their tiles do not suit this one's, and the default rules, which know it, are faster.
+    out: their tiles do not suit this one's, and the default rules, which know it, were faster where both were measured.
     """
 
     def __init__(self, roots: Sequence[Path], target: Target) -> None:

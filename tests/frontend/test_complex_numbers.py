@@ -19,9 +19,12 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a real factor": lambda z, x: as_real(z * x[..., 1]),
     "a real number": lambda z, x: as_real(2 * z),
     "a complex number": lambda z, x: as_real((z - 1j) * (2 + 1j)),
+    "a number less": lambda z, x: as_real(1 - z),
+    "in place": lambda z, x: as_real((z + 1).mul_(2).sub_(x[..., 0])),
     "a quotient": lambda z, x: as_real(z / (z.conj() + 3)),
     "a cast": lambda z, x: as_real(x[..., 0].to(torch.complex64) * z),
     "a wider cast": lambda z, x: as_real(z.to(torch.complex128)),
+    "truth values": lambda z, x: as_real(z * (x[..., 0] > 0) + (x[..., 1] > 0).to(torch.complex64)),
     "an exponential": lambda z, x: torch.exp(1j * x[..., 0]).imag,
     "magnitude and angle": lambda z, x: torch.stack([z.abs(), z.angle()]),
     "a choice": lambda z, x: as_real(torch.where(x[..., 0] > 0, z, -z)),
@@ -106,6 +109,14 @@ class Returns(nn.Module):
         return torch.complex(z, z)
 
 
+class Powers(nn.Module):
+    """Raises complex numbers to a power, which PyTorch's tracer does not survive."""
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        """Their magnitudes."""
+        return (as_complex(z) ** 3).abs()
+
+
 class Multiplies(nn.Module):
     """Has a matrix product of complex numbers, which PyTorch's decomposition leaves out."""
 
@@ -119,6 +130,7 @@ class Multiplies(nn.Module):
     [
         (Takes(), torch.zeros(3, dtype=torch.complex64), "Input 'z' is torch.complex64.*view_as_real"),
         (Returns(), torch.zeros(3), "returns or updates 'complex_1', which is torch.complex64.*view_as_real"),
+        (Powers(), torch.zeros(3, 3, 2), "complex ones.*real and imaginary parts"),
         (Multiplies(), torch.zeros(3, 3, 2), "aten.matmul.default.*real and imaginary parts"),
     ],
 )

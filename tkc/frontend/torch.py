@@ -30,7 +30,11 @@ from tkc.frontend.dimensions import (
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
-from tkc.frontend.torch_complex import complex_decompositions, computes_complex_numbers, with_complex_numbers_made
+from tkc.frontend.torch_complex import (
+    complex_decompositions,
+    computes_complex_numbers,
+    with_decomposable_complex_numbers,
+)
 from tkc.frontend.torch_files import load_program
 from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_state_as_buffers
 from tkc.frontend.torch_weights import program_weights
@@ -103,16 +107,16 @@ def _simplified(program: ExportedProgram) -> ExportedProgram:
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
     if is_complex:
-        program = with_complex_numbers_made(program)
+        program = with_decomposable_complex_numbers(program)
         table.update(complex_decompositions())
     try:
         with torch.no_grad():
             return with_state_as_buffers(program).run_decompositions(table)
-    except TypeError as error:
-        if not is_complex:
+    except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
+        if not is_complex or isinstance(error, UnsupportedModelError):
             raise
         raise UnsupportedModelError(
-            f"PyTorch has no form in real numbers of something that the model does with complex ones: "
+            "PyTorch has no form in real numbers of something that the model does with complex ones: "
             f"{str(error).splitlines()[0]}\n"
             "Write that on real and imaginary parts."
         ) from error

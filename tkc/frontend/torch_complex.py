@@ -18,7 +18,8 @@ from tkc.frontend.torch_weights import weight
 aten = torch.ops.aten
 
 # The operators that take numbers and real tensors beside complex ones.
-_MIXED = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.where.self})
+_ARITHMETIC = (aten.add, aten.sub, aten.mul, aten.div, aten.add_, aten.sub_, aten.mul_, aten.div_)
+_MIXED = frozenset({aten.where.self, *(operator.Tensor for operator in _ARITHMETIC)})
 _CASTS = frozenset({aten.to.dtype, aten._to_copy.default})
 
 
@@ -27,13 +28,14 @@ def computes_complex_numbers(program: ExportedProgram) -> bool:
     return any(_is_complex(node) for node in program.graph.nodes)
 
 
-def with_complex_numbers_made(program: ExportedProgram) -> ExportedProgram:
+def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgram:
     """``program`` with each complex tensor made of real ones, by an operator in :func:`complex_decompositions`, or of
     other complex tensors.
 
-    A complex weight becomes the real tensor ``[..., 2]`` of its real and imaginary parts.
+    A complex weight becomes the real tensor ``[..., 2]`` of its real and imaginary parts, which state stays, too.
 
-    Raises :class:`UnsupportedModelError` where the program takes, returns or changes complex tensors.
+    Raises :class:`UnsupportedModelError` where the program takes or returns complex tensors, or is in functional form
+    already and changes them.
     """
     _check_interface(program)
     module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
@@ -43,9 +45,13 @@ def with_complex_numbers_made(program: ExportedProgram) -> ExportedProgram:
             module.graph.erase_node(node)  # of a dtype that will be none, and a device that all tensors have
         if not _is_complex(node) or node.op != "call_function":
             continue
+        if node.target is aten.rsub.Scalar and len(node.args) == 2:
+            node.target, node.args = aten.sub.Tensor, (node.args[1], node.args[0])
         with module.graph.inserting_before(node):
             if node.target in _MIXED:
-                node.args = tuple(_complex(module.graph, argument, node) for argument in node.args)
+                kept = 1 if node.target is aten.where.self else 0  # its condition
+                operands = (_complex(module.graph, operand, node) for operand in node.args[kept:])
+                node.args = (*node.args[:kept], *operands)
             elif node.target in _CASTS and not _is_complex(node.args[0]):
                 node.replace_all_uses_with(_complex(module.graph, node.args[0], node))
     return program_of(program, module, program.graph_signature, weights)
@@ -109,10 +115,10 @@ def _make_weights(program: ExportedProgram, graph: fx.Graph) -> dict[str, torch.
 
 
 def _complex(graph: fx.Graph, value: Any, like: fx.Node) -> Any:
-    """A real tensor or a number of Python's as a tensor of the complex dtype of ``like``; what is none, as it is."""
+    """A real tensor or a number of Python's as a tensor of the complex dtype of ``like``; a complex tensor as it is."""
     dtype, device = like.meta["val"].real.dtype, like.meta["val"].device
     if isinstance(value, fx.Node):
-        if _is_complex(value) or value.meta["val"].dtype == torch.bool:
+        if _is_complex(value):
             return value
         real = _call(graph, like, aten.to.dtype, value, dtype)
         imaginary = _call(graph, like, aten.zeros_like.default, real)
