@@ -1,37 +1,49 @@
-"""Reductions over an axis that is not the innermost, on the GPU: a thread an output, and a warp reads whole lines."""
+"""Reductions of strided elements and of windows, on the GPU: a thread an output, and a warp reads whole lines."""
 
 from __future__ import annotations
+
+from math import prod
 
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import (
     child_blocks,
     inline_injective,
     is_injective,
     is_reduction,
+    iterator_kinds,
     loop_kinds,
-    reads_along,
     static,
 )
 
 _THREADS = 256
 _MOST_UNROLLED = 16
 
+# With fewer outputs most multiprocessors would have nothing to do; threads of a block then share each of those that
+# have many elements.
+_MANY = 16384
+_LONG = 256
+_TOGETHER = 16
+_WARP = 32
+_UNKNOWN = 1024  # what sizes known only at run time are taken for
+
 
 def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     """Schedule one reduction, with injective blocks before and at most one after it; ``None`` for anything else.
 
-    The elements that one output sums must lie apart, and those of neighbouring outputs side by side.
+    Neighbouring outputs must read elements side by side, or the same: sums over an axis that is not the innermost,
+    pooling, and convolutions of each channel by itself.
     """
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None:
         return None
     inline_injective(sch, child_blocks(sch))
     reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
-    if len(reductions) != 1 or not _sums_strided(sch, reductions[0]):
+    if len(reductions) != 1 or not _reads_lines(sch, reductions[0]):
         return None
     (reduction,) = reductions
     consumers = sch.get_consumers(reduction)
@@ -41,27 +53,57 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
         return None
     outer = consumers[0] if consumers else reduction
     loops = list(zip(sch.get_loops(outer), loop_kinds(sch, outer), strict=True))
-    spatial = [loop for loop, kind in loops if kind == "S"]
-    sch.reorder(*spatial, *(loop for loop, kind in loops if kind == "R"))
-    group, thread = sch.split(sch.fuse(*spatial), [None, _THREADS])
+    parallel = [loop for loop, kind in loops if kind == "S"]
+    sch.reorder(*parallel, *(loop for loop, kind in loops if kind == "R"))
+    spatial = sch.fuse(*parallel)
+    together = _threads_of_output(sch, reduction)
+    group, thread = sch.split(spatial, [None, _THREADS if together == 1 else _WARP])
     sch.bind(group, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
     if consumers:
-        sch.set_scope(reduction, 0, "local")
+        for index in range(len(sch.get(reduction).writes)):
+            sch.set_scope(reduction, index, "local")
         sch.compute_at(reduction, thread)
-    for loop, kind in zip(sch.get_loops(reduction), loop_kinds(sch, reduction), strict=True):
+    loops = list(zip(sch.get_loops(reduction), loop_kinds(sch, reduction), strict=True))
+    reducing = [loop for loop, kind in loops if kind == "R"]
+    if together > 1:
+        _, part = sch.split(sch.fuse(*reducing), [None, together])
+        sch.bind(part, "threadIdx.y")
+        return sch
+    for loop in reducing:
         extent = static(sch.get(loop).extent)
-        if kind == "R" and extent is not None and extent <= _MOST_UNROLLED:
+        if extent is not None and extent <= _MOST_UNROLLED:
             sch.unroll(loop)
     return sch
 
 
-def _sums_strided(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    iterators = sch.get(block).iter_vars
-    reducing = [i for i, iterator in enumerate(iterators) if iterator.iter_type == tirx.IterVar.CommReduce]
-    spatial = [i for i in range(len(iterators)) if i not in reducing]
-    return (
-        bool(spatial)
-        and reads_along(sch.get(block), spatial[-1])
-        and not any(reads_along(sch.get(block), i) for i in reducing)
+def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV) -> int:
+    """How many threads share one output: several where there are few, each of many elements."""
+    kinds = iterator_kinds(sch.get(reduction))
+    extents = [static(iterator.dom.extent) for iterator in sch.get(reduction).iter_vars]
+    outputs, elements = (
+        prod(extent or _UNKNOWN for extent, kind in zip(extents, kinds, strict=True) if kind == wanted)
+        for wanted in "SR"
     )
+    # TVM divides among threads what reduces into one buffer; argmax and the like have two.
+    divisible = len(sch.get(reduction).writes) == 1
+    return _TOGETHER if divisible and outputs < _MANY and elements >= _LONG else 1
+
+
+def _reads_lines(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a warp, which computes outputs that follow each other, reads lines of memory or what all of it needs."""
+    spatial = [
+        iterator.var
+        for iterator in sch.get(block).iter_vars
+        if iterator.iter_type == tirx.IterVar.DataPar and static(iterator.dom.extent) != 1
+    ]
+    if not spatial:
+        return False
+    along = False
+    for read in sch.get(block).reads:
+        *outer, inner = [undefined_vars(dimension.min) for dimension in read.region] or [[]]
+        if spatial[-1] in inner:
+            along = True
+        elif any(spatial[-1] in variables for variables in outer):
+            return False
+    return along

@@ -21,6 +21,7 @@ from tkc.schedules.empty import schedule_empty
 from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
+from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.tuned import recorded_seconds, schedule_found
 
@@ -118,7 +119,8 @@ class ScheduleModule:
                 if not isinstance(func, tirx.PrimFunc) or "tkc.kernel" in (func.attrs or {}):
                     continue
                 if (func.attrs or {}).get("tirx.is_scheduled"):
-                    result[variable] = for_code_generation(func, self.target)
+                    fitting = widest_first(func) if self.target.is_cuda else func
+                    result[variable] = for_code_generation(fitting, self.target)
                     continue
                 result[variable], entry = self._schedule(variable.name_hint, func)
                 self.report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
@@ -172,8 +174,12 @@ def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.targe
         except Exception as error:  # a rule that breaks on a function must not stop those after it; the report names it
             refusals.append(f"{rule.name} failed: {last_line(error)}")
             continue
-        if sch is not None and (not target.is_cuda or all_in_threads(sch.mod["main"])):
+        if sch is None or (target.is_cuda and not all_in_threads(sch.mod["main"])):
+            continue
+        exceeded = exceeded_limit(sch.mod["main"], tvm_target) if target.is_cuda else None
+        if exceeded is None:
             return DefaultSchedule(sch.mod["main"], rule.name, "; ".join(refusals) or None)
+        refusals.append(f"{rule.name} does not fit: {exceeded}")
     serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
     where = "one GPU thread" if target.is_cuda else "loops as written"
     return DefaultSchedule(serial, "fallback", "; ".join([f"no rule reads its blocks: {where}", *refusals]))

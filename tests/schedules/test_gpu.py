@@ -17,6 +17,7 @@ from tvm.relax import op
 
 from tkc.builder import toolchain
 from tkc.kernels.target import CUDA_ARCHITECTURES, Target
+from tkc.schedules import schedule_module
 from tkc.schedules.blocks import launches_threads, top_level_statements
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
@@ -90,6 +91,34 @@ CASES = (
         lambda b, x: op.nn.softmax(x, -1),
         lambda x: x.softmax(-1),
         "dlight-general-reduction",
+    ),
+    Case(
+        "max pool",
+        lambda t: [((BATCH, 6, 17, 16), t)],
+        lambda b, x: op.nn.max_pool2d(x, (3, 3), (2, 2), padding=(1, 1)),
+        lambda x: functional.max_pool2d(x, 3, 2, 1),
+        "gpu-strided-reduction",
+    ),
+    Case(
+        "convolution of each channel",
+        lambda t: [((BATCH, 6, 9, LENGTH), t), ((6, 1, 3, 5), t)],
+        lambda b, x, w: op.nn.relu(b.emit(op.nn.conv2d(x, w, padding=(1, 2), groups=6))),
+        lambda x, w: functional.conv2d(x, w, padding=(1, 2), groups=6).relu(),
+        "gpu-strided-reduction",
+    ),
+    Case(
+        "sums of many elements",
+        lambda t: [((40, 9, 70), t)],
+        lambda b, x: op.nn.relu(b.emit(op.sum(b.emit(op.multiply(x, x)), [0, 1], keepdims=True))),
+        lambda x: (x.float() * x).sum((0, 1), keepdim=True).to(x.dtype),
+        "gpu-strided-reduction",
+    ),
+    Case(
+        "argmax of columns",
+        lambda t: [((BATCH, LENGTH, 96), t)],
+        lambda b, x: op.astype(b.emit(op.argmax(x, 1)), x.struct_info.dtype),
+        lambda x: x.argmax(1).to(x.dtype),
+        "gpu-strided-reduction",
     ),
     Case("mean", lambda t: [rows(t)], lambda b, x: op.mean(x, axis=-1), lambda x: x.mean(-1), "dlight-reduction"),
     Case(
@@ -192,6 +221,32 @@ def test_odd_functions_run_in_threads_too(name: str) -> None:
     module, report = scheduled(graph(inputs, body), HOPPER)
     assert_in_threads(module, report)
     assert "__global__" in cuda_source(build(module, HOPPER).mod)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_scans_of_many_rows_launch_a_grid_that_is_wide_not_high(axis: int) -> None:
+    """CUDA launches no more than 65,535 blocks along y."""
+    module, _ = scheduled(graph([((70000, 64, 8), "float32")], lambda b, x: op.cumsum(x, axis=axis)), HOPPER)
+    lines = module.script().splitlines()
+    along = {letter: [line for line in lines if f'"blockIdx.{letter}"' in line] for letter in "xy"}
+    rows = ("T.int64(560000)", "T.thread_binding(m,")
+    assert along["y"]
+    assert not any(row in line for line in along["y"] for row in rows)
+    assert any(row in line for line in along["x"] for row in rows)
+
+
+def test_a_schedule_that_takes_too_much_shared_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next rule's is taken, and the reason says how much it was: DLight shares all of what a slice is taken of."""
+
+    def sliced(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
+        convolved = b.emit(op.nn.conv1d(x, w, padding=(8, 8), groups=16))
+        return op.strided_slice(convolved, [2], [0], [249])
+
+    without = tuple(rule for rule in schedule_module.GPU_RULES if rule.name != "gpu-strided-reduction")
+    monkeypatch.setattr(schedule_module, "GPU_RULES", without)
+    _, report = scheduled(graph([((4, 128, 249), "float32"), ((128, 8, 16), "float32")], sliced), HOPPER)
+    assert [entry.scheduled_by for entry in report] == ["dlight-fallback"]
+    assert "dlight-general-reduction does not fit: it takes 128000 bytes of shared memory" in report[0].reason
 
 
 def test_one_thread_is_said() -> None:

@@ -1,0 +1,99 @@
+"""What a launch on a GPU may ask for: shared memory, and thread blocks along each axis of its grid."""
+
+from __future__ import annotations
+
+from math import prod
+
+import tvm
+from tvm import DataType, s_tir, tirx
+from tvm.target import Target
+from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.blocks import nodes, static
+
+# CUDA Programming Guide, "Technical Specifications per Compute Capability": a grid may be 2^31 - 1 blocks wide.
+_MOST_BLOCKS = {"blockIdx.y": 65535, "blockIdx.z": 65535}
+_LAUNCHING = ["tirx.For", "tirx.AttrStmt"]
+_EXCHANGED = {"blockIdx.x": "blockIdx.y", "blockIdx.y": "blockIdx.x"}
+
+# Up to where buffers have the size that is allocated: what is left of them where their blocks were computed at a loop.
+_COMPACTED = tvm.transform.Sequential(
+    [
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.CompactBufferAllocation(),
+    ]
+)
+
+
+def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
+    """What ``func``, scheduled, asks for and no launch on ``target`` can have, as a clause; ``None`` if nothing."""
+    for loop in (node for node in nodes(func.body) if isinstance(node, tirx.For)):
+        most, blocks = _MOST_BLOCKS.get(_thread_tag(loop) or ""), static(loop.extent)
+        if most is not None and blocks is not None and blocks > most:
+            return f"it launches {blocks} blocks along {_thread_tag(loop)}, which takes {most}"
+    if not _in_shared_memory(func):
+        return None
+    available = int(target.attrs["max_shared_memory_per_block"])
+    wanted = _shared_bytes(_COMPACTED(tvm.IRModule({"main": func}))["main"])
+    if wanted is None:
+        return "it keeps a number of elements in shared memory that is only known at run time"
+    return None if wanted <= available else f"it takes {wanted} bytes of shared memory, where a block has {available}"
+
+
+def widest_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func``, one of TVM's scheduled scans or sorts, whose grids are as high as there are rows, with those along x.
+
+    Grids may be much wider than high. The other axis counts the parts of one row, which are few.
+    """
+
+    def in_launch(statement: tirx.Stmt) -> tirx.Stmt | None:
+        if _thread_tag(statement) is None:
+            return None
+        high = any(_thread_tag(node) == "blockIdx.y" for node in nodes(statement))
+        return ir_transform(statement, None, _exchanged, _LAUNCHING) if high else statement
+
+    return func.with_body(ir_transform(func.body, in_launch, None, _LAUNCHING))
+
+
+def _exchanged(statement: tirx.Stmt) -> tirx.Stmt | None:
+    if _thread_tag(statement) not in _EXCHANGED:
+        return None
+    if isinstance(statement, tirx.AttrStmt):
+        return tirx.AttrStmt(_renamed(statement.node), statement.attr_key, statement.value, statement.body)
+    s = statement
+    return tirx.For(s.loop_var, s.min, s.extent, s.kind, s.body, _renamed(s.thread_binding), s.annotations)
+
+
+def _thread_tag(node: object) -> str | None:
+    """The axis of threads or blocks that a statement launches."""
+    if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+        return str(node.node.thread_tag)
+    if isinstance(node, tirx.For) and node.thread_binding is not None:
+        return str(node.thread_binding.thread_tag)
+    return None
+
+
+def _renamed(axis: tirx.IterVar) -> tirx.IterVar:
+    return tirx.IterVar(axis.dom, axis.var, axis.iter_type, _EXCHANGED[axis.thread_tag])
+
+
+def _in_shared_memory(func: tirx.PrimFunc) -> bool:
+    return any(_shared(node) for node in nodes(func.body) if isinstance(node, tirx.SBlock))
+
+
+def _shared(block: tirx.SBlock) -> list[tirx.Buffer]:
+    return [buffer for buffer in block.alloc_buffers if buffer.scope().startswith("shared")]
+
+
+def _shared_bytes(func: tirx.PrimFunc) -> int | None:
+    total = 0
+    for block in (node for node in nodes(func.body) if isinstance(node, tirx.SBlock)):
+        for buffer in _shared(block):
+            sizes = [static(size) for size in buffer.shape]
+            if None in sizes:
+                return None
+            total += prod(sizes) * DataType(buffer.dtype).itemsize
+    return total
