@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
+from operator import mul
 
-from tvm import s_tir, tirx
+from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
@@ -49,7 +51,7 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     consumers = sch.get_consumers(reduction)
     if len(child_blocks(sch)) != 1 + len(consumers) or len(consumers) > 1:
         return None
-    if consumers and not is_injective(sch.get(consumers[0])):
+    if consumers and not (is_injective(sch.get(consumers[0])) and _one_each(sch, reduction, consumers[0])):
         return None
     outer = consumers[0] if consumers else reduction
     loops = list(zip(sch.get_loops(outer), loop_kinds(sch, outer), strict=True))
@@ -75,6 +77,19 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
         if extent is not None and extent <= _MOST_UNROLLED:
             sch.unroll(loop)
     return sch
+
+
+def _one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
+    """Whether ``consumer`` has as many elements as ``reduction`` has outputs, so that none is reduced twice."""
+    outputs, elements = (
+        reduce(
+            mul,
+            [i.dom.extent for i in sch.get(block).iter_vars if i.iter_type == tirx.IterVar.DataPar],
+            tirx.IntImm("int64", 1),
+        )
+        for block in (reduction, consumer)
+    )
+    return bool(arith.Analyzer().can_prove(elements <= outputs))
 
 
 def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV) -> int:

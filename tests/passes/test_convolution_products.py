@@ -1,0 +1,82 @@
+"""Dense convolutions become products over gathered windows, and nothing between two of them is transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from reference_execution import evaluated, imported, substituted
+from torch import Tensor
+from torch.nn import functional as F
+
+from tkc.kernels import Target
+from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.convolution_products import ConvolutionProducts
+from tkc.passes.matmul import MATMUL
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Of these shapes."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+SEQUENCE, IMAGE = ((3, 8, 21), (16, 8, 3)), ((3, 8, 9, 12), (16, 8, 3, 3))
+FORMS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "sequence": (lambda x, w: F.conv1d(x, w, padding=1), SEQUENCE),
+    "sequence by twos": (lambda x, w: F.conv1d(x, w, stride=2, padding=1), SEQUENCE),
+    "one channel": (lambda x, w: F.conv1d(x, w, stride=5), ((3, 1, 40), (16, 1, 10))),
+    "image": (lambda x, w: F.conv2d(x, w, padding=1), IMAGE),
+    "image by twos": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), IMAGE),
+    "dilated": (lambda x, w: F.conv2d(x, w, dilation=2, padding=(0, 2)), IMAGE),
+    "asymmetric": (lambda x, w: F.conv2d(F.pad(x, (1, 0, 2, 1)), w, padding="same"), IMAGE),
+    "colors": (lambda x, w: F.conv2d(x, w, stride=2, padding=3), ((2, 3, 11, 12), (16, 3, 7, 7))),
+    "pixels": (lambda x, w: F.conv2d(x, w), ((3, 8, 5, 4), (16, 8, 1, 1))),
+    "every other pixel": (lambda x, w: F.conv2d(x, w, stride=2), ((3, 8, 5, 4), (16, 8, 1, 1))),
+    "volume": (lambda x, w: F.conv3d(x, w, padding=1), ((2, 8, 4, 3, 5), (16, 8, 3, 3, 3))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_convolution_becomes_a_product(form: str) -> None:
+    """At a symbolic batch."""
+    function, shapes = FORMS[form]
+    examples = tensors(*shapes)
+    module = ConvolutionProducts(("float32",))(imported(function, *examples, symbolic=(0,)))
+    assert "R.nn.conv" not in module.script() and module.script().count("R.matmul(") == 1
+    torch.testing.assert_close(evaluated(module, *examples)[0], function(*examples), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_between_two_convolutions_is_transposed() -> None:
+    """A bias, an activation and a residual become the products' epilogues, with channels last throughout."""
+
+    def block(x: Tensor, first: Tensor, second: Tensor, bias: Tensor) -> Tensor:
+        x = F.relu(F.conv2d(x.permute(0, 3, 1, 2), first, bias, padding=1))
+        return (F.conv2d(x, second, bias, padding=1) + x).permute(0, 2, 3, 1)
+
+    examples = tensors((3, 6, 5, 16), (16, 16, 3, 3), (16, 16, 3, 3), (16,), dtype=torch.bfloat16)
+    examples[1:3] = [weight / 12 for weight in examples[1:3]]
+    module = Canonicalize()(ConvolutionProducts()(imported(block, *examples, symbolic=(0,))))
+    found = evaluated(module, *examples)[0]
+    torch.testing.assert_close(found, block(*examples), rtol=2e-2, atol=4e-2)
+    _, report = substituted(module, (MATMUL,), Target.parse("cuda:sm_90a"))
+    forms = {(p.bias, p.activation, p.residual) for p in (row.parameters for row in report.substitutions)}
+    assert forms == {(True, "relu", False), (True, None, True)}
+    images = [line for line in module.script().splitlines() if "permute_dims(" in line and "6, 5" in line]
+    assert not images
+
+
+OTHERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
+    "float32": (lambda x, w: F.conv2d(x, w), (16, 8, 3, 3), torch.float32),
+    "grouped": (lambda x, w: F.conv2d(x, w, groups=2), (16, 4, 3, 3), torch.bfloat16),
+    "an image's patches": (lambda x, w: F.conv2d(x[:, :3], w, stride=3), (16, 3, 3, 3), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_convolutions_stay(form: str) -> None:
+    """What tensor cores would round, or do not see all channels of, and what a reshape makes patches of."""
+    function, weight, dtype = OTHERS[form]
+    module = imported(function, *tensors((3, 8, 9, 12), weight, dtype=dtype), symbolic=(0,))
+    assert "R.nn.conv2d" in ConvolutionProducts()(module).script()
