@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import arith, relax, tirx
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.passes.attention_masks import Causal, kernel_mask
-from tkc.passes.attention_operands import Axis, Geometry, Layout, Operand, new_axis, operands
+from tkc.passes.attention_operands import Axis, Geometry, Layout, Operand, aligned, new_axis, operands, origins
 from tkc.passes.attention_scores import (
     MaskTerm,
     NotAttention,
@@ -19,6 +19,7 @@ from tkc.passes.attention_scores import (
     check_sight,
     cleared_value,
     kept_rows,
+    read_scores,
     sight,
     softmax_of,
     weights_scores,
@@ -36,8 +37,9 @@ _RESULT_VIEWS = ("relax.permute_dims", "relax.reshape", "relax.where")
 CAUSAL: dict[str | None, Causal | None] = {None: None, "TopLeft": "top_left", "BottomRight": "bottom_right"}
 
 
-_ELEMENTWISE = ("astype", "where", "add", "subtract", "multiply", "divide", "equal", "greater", "logical_not", "isnan")
-_REARRANGING = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze")
+_ARITHMETIC = ("astype", "where", "add", "subtract", "multiply", "divide", "tanh")
+_ELEMENTWISE = (*_ARITHMETIC, "equal", "greater", "logical_not", "isnan")
+_REARRANGING = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze", "concat", "strided_slice")
 INSIDE = frozenset(f"relax.{name}" for name in ("matmul", "nn.softmax", "max", *_ELEMENTWISE, *_REARRANGING))
 
 
@@ -57,6 +59,8 @@ class _Inputs:
     scale: float
     masks: tuple[MaskTerm, ...]
     causal: Causal | None = None
+    softcap: float | None = None
+    sink: tuple[relax.Expr, Index] | None = None
 
 
 def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
@@ -70,7 +74,7 @@ def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
     reasons = []
     for heads in possible_heads(match.graph, match.var, call):
         try:
-            return _call(match, core, call, heads)
+            return _call(match, core, call, heads, decode)
         except NotAttention as difference:
             reasons.append(str(difference))
     if not core.same_as(match.var):
@@ -123,7 +127,7 @@ def _numbers(sizes: Sequence[tirx.PrimExpr | int]) -> list[int]:
     return [number for number in map(static, sizes) if number is not None]
 
 
-def _call(match: Match, core: relax.Var, call: relax.Call, heads: int) -> KernelCall:
+def _call(match: Match, core: relax.Var, call: relax.Call, heads: int, decode: bool) -> KernelCall:
     """The kernel call for ``heads`` heads; :class:`NotAttention` says why there is none."""
     graph = match.graph
     if call.op.name in OPERATORS:
@@ -134,7 +138,7 @@ def _call(match: Match, core: relax.Var, call: relax.Call, heads: int) -> Kernel
     if name not in _DTYPES:
         raise NotAttention(f"it computes in {name}")
     query, key, value = _operands(geometry, inputs, name)
-    mask = kernel_mask(geometry, inputs.masks, inputs.causal, name)
+    mask = kernel_mask(geometry, inputs.masks, inputs.causal, name, windows=not decode)
     parameters = AttentionParameters(
         num_heads=heads,
         num_kv_heads=key.heads,
@@ -150,9 +154,26 @@ def _call(match: Match, core: relax.Var, call: relax.Call, heads: int) -> Kernel
         k_layout=key.layout,
         v_layout=value.layout,
         out_layout=_result_layout(geometry, match.var, core, inputs),
+        window=mask.window,
+        softcap=inputs.softcap,
+        sinks=inputs.sink is not None,
     )
-    tensors = (query.value, key.value, value.value, *(() if mask.tensor is None else (mask.tensor,)))
+    masks = () if mask.tensor is None else (mask.tensor,)
+    sinks = () if inputs.sink is None else (_sinks(geometry, *inputs.sink, name),)
+    tensors = (query.value, key.value, value.value, *masks, *sinks)
     return KernelCall(parameters, tensors, {match.var: restored(0, match.var)})
+
+
+def _sinks(g: Geometry, value: relax.Expr, index: Index, name: str) -> relax.Expr:
+    """The tensor ``[heads]`` of dtype ``name`` that holds each head's sink, which is ``value`` at ``index``."""
+    found = [
+        tensor
+        for tensor, place, factor in origins(g, value, index)
+        if factor == 1 and dtype(tensor) == name and aligned(g.space, tensor, place, [g.h]) is not None
+    ]
+    if not found:
+        raise NotAttention(f"the sinks of its heads are no {name} tensor with one number for each")
+    return found[-1]
 
 
 def _known(axis: Axis, name: str) -> int:
@@ -190,7 +211,8 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
     dims, value_dims = shape(call), shape(value)
     g = Geometry.of(graph, batch_size(dims[:-2], heads), heads, dims[-2], shape(weights)[-1])
     leading = g.leading(dims[:-2])
-    scores = weights_scores(g, weights, broadcast_index((*leading, g.q.index, g.k.index), shape(weights)))
+    weighed = weights_scores(g, weights, broadcast_index((*leading, g.q.index, g.k.index), shape(weights)), sinks=True)
+    scores, softcap = _before_cap(g, weighed)
     if not feeds_only(graph, scores.product, core, INSIDE):
         raise NotAttention("its scores or weights are needed elsewhere too")
     value_size = new_axis(g.space, "e", value_dims[-1])
@@ -203,8 +225,23 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
         value_size=value_size,
         result=(*leading, g.q.index, value_size.index),
         scale=scores.factor,
-        masks=scores.masks,
+        masks=weighed.masks,
+        softcap=softcap,
+        sink=weighed.sink,
     )
+
+
+def _before_cap(g: Geometry, scores: Scores) -> tuple[Scores, float | None]:
+    """The scores before they were capped, times what they are multiplied with afterwards, and the cap, if there is one.
+
+    ``cap * tanh(factor * product)`` is ``cap * tanh(scale * product / cap)`` with ``scale = cap * factor``.
+    """
+    if scores.product.op.name != "relax.tanh":
+        return scores, None
+    inner = read_scores(g, scores.product.args[0], scores.index)
+    if inner is None:
+        raise NotAttention("softmax is not taken of a matrix product")
+    return replace(inner, factor=inner.factor * scores.factor), scores.factor
 
 
 def batch_size(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
@@ -228,6 +265,8 @@ def factors(
 
     ``query`` is the index of a query among those that share a product.
     """
+    if scores.product.op.name != "relax.matmul":
+        raise NotAttention("the scores are capped")
     left, right = scores.product.args
     if left.struct_info.ndim < 2 or right.struct_info.ndim < 2:
         raise NotAttention("the scores are a product with a vector")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
@@ -10,13 +11,13 @@ from typing import Literal
 from tvm import relax, tirx
 
 from tkc.passes.attention_operands import Geometry, aligned
-from tkc.passes.attention_scores import MaskTerm, NotAttention, infinite_selection
+from tkc.passes.attention_scores import MaskTerm, NotAttention, infinite_selection, sight
 from tkc.passes.graph import dtype, known_dims, shape, static
 from tkc.passes.index_expressions import Choice, Element
-from tkc.passes.masks import Visibility, scaled, visibility
-from tkc.passes.views import broadcast_index, int64
+from tkc.passes.masks import Causal, Visibility, scaled, visibility
+from tkc.passes.views import Index, broadcast_index, int64
 
-Causal = Literal["top_left", "bottom_right"]
+_CONJUNCTIONS = ("relax.logical_and", "relax.bitwise_and")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class KernelMask:
     """``tensor`` is boolean (true keeps) or is added to the scores, ``[batch or 1, heads or 1, queries, keys]``."""
 
     causal: Causal | None = None
+    window: int | None = None
     tensor: relax.Expr | None = None
     kind: Literal["bool", "additive"] | None = None
     per_batch: bool = False
@@ -43,22 +45,25 @@ class _Tensor:
         return self.dtype == "bool"
 
 
-def kernel_mask(geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal | None, name: str) -> KernelMask:
-    """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``.
+def kernel_mask(
+    geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal | None, name: str, windows: bool = False
+) -> KernelMask:
+    """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``, which knows ``windows`` or does not.
 
     Raises :class:`NotAttention` where a term is no mask of batch, heads, queries and keys.
     """
     tensors = []
+    overall = Visibility(causal)
     for term in terms:
-        shown = _visibility(geometry, term)
-        if shown == "everything":
-            continue
-        if shown is not None and causal in (None, shown):
-            causal = shown
-        else:
+        shown, data = _split(geometry, term)
+        both = None if shown is None else overall.joined(shown)
+        if both is None or (both.window is not None and not windows):
             tensors.append(_tensor(geometry, term, name))
+        else:
+            overall = both
+            tensors += [_tensor(geometry, part, name) for part in data]
     if not tensors:
-        return KernelMask(causal)
+        return KernelMask(overall.causal, overall.window)
     dims = tuple(_widest([tensor.dims[axis] for tensor in tensors]) for axis in range(4))
     if all(tensor.is_bool for tensor in tensors):
         kind: Literal["bool", "additive"] = "bool"
@@ -69,11 +74,47 @@ def kernel_mask(geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal 
     whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
     if not all(map(geometry.space.equal, dims, whole)):
         value = relax.op.broadcast_to(value, whole)
-    return KernelMask(causal, value, kind, static(dims[0]) != 1, static(dims[1]) != 1)
+    return KernelMask(overall.causal, overall.window, value, kind, static(dims[0]) != 1, static(dims[1]) != 1)
 
 
 def _widest(sizes: list[tirx.PrimExpr]) -> tirx.PrimExpr:
     return next((size for size in sizes if static(size) != 1), int64(1))
+
+
+def _split(geometry: Geometry, term: MaskTerm) -> tuple[Visibility | None, list[MaskTerm]]:
+    """What a term shows by positions alone, and the masks that are left of it; ``None`` where nothing is known.
+
+    A conjunction is divided if what it hides is minus infinity: with a finite fill, a query that sees nothing would
+    average over all keys, but after the division over those that its position shows.
+    """
+    whole = _visibility(geometry, term)
+    hides = term.fill == -inf or (term.fill is None and term.factor > 0)
+    if whole is not None or not hides:
+        return whole, []
+    seen = sight(geometry, term.value, term.index, None if term.fill is None else term.keeps)
+    if not seen.keeps:
+        return None, []
+    conditions, data = [], []
+    for value, index in _conjuncts(geometry, seen.value, seen.index):
+        element = geometry.expressions.element(value, index)
+        if isinstance(element, tirx.PrimExpr):
+            conditions.append(element)
+        else:
+            data.append(MaskTerm(value, index, fill=-inf))
+    if not conditions or not data:
+        return None, []
+    return visibility(reduce(tirx.And, conditions), geometry.positions), data
+
+
+def _conjuncts(geometry: Geometry, value: relax.Expr, index: Index) -> Iterator[tuple[relax.Expr, Index]]:
+    """The truth values, each with its index, that must all hold for ``value`` at ``index`` to."""
+    if (source := geometry.expressions.source(value, index)) is not None:
+        yield from _conjuncts(geometry, *source)
+    elif (call := geometry.graph.call(value, *_CONJUNCTIONS)) is not None:
+        for operand in call.args:
+            yield from _conjuncts(geometry, operand, broadcast_index(index, shape(operand)))
+    else:
+        yield value, index
 
 
 def _visibility(geometry: Geometry, term: MaskTerm) -> Visibility | None:

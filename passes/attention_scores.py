@@ -12,7 +12,7 @@ from tvm.ir import Op
 from tkc.passes.attention_operands import Geometry, constant_factor
 from tkc.passes.graph import Graph, dtype, known_dims, shape
 from tkc.passes.masks import LARGEST_FILL
-from tkc.passes.views import Index, broadcast_index
+from tkc.passes.views import Index, broadcast_index, int64
 
 _VIEWS = ("relax.reshape", "relax.permute_dims", "relax.broadcast_to", "relax.expand_dims", "relax.squeeze")
 _NEGATIONS = ("relax.logical_not", "relax.bitwise_not")
@@ -39,23 +39,28 @@ class MaskTerm:
 
 @dataclass(frozen=True)
 class Scores:
-    """What softmax is taken of: ``factor`` times the matrix product ``product`` read at ``index``, under ``masks``."""
+    """What softmax is taken of: ``factor`` times ``product`` read at ``index``, under ``masks``.
+
+    ``product`` is a matrix product, or the hyperbolic tangent of scores. ``sink`` is a value with its index, which
+    softmax takes for one more key's score.
+    """
 
     product: relax.Call
     index: Index
     factor: float = 1.0
     masks: tuple[MaskTerm, ...] = ()
+    sink: tuple[relax.Expr, Index] | None = None
 
 
 def softmax_of(graph: Graph, weights: relax.Expr) -> relax.Call | None:
     """The softmax that ``weights`` come from through views, casts and the clearing of rows that see nothing."""
     while True:
-        weights = graph.through_casts(graph.through(weights, *_VIEWS))
+        weights = graph.through_casts(graph.through(weights, *_VIEWS, "relax.strided_slice"))
         if (call := graph.call(weights, "relax.nn.softmax")) is not None:
             return call
         if (cleared := cleared_value(graph, weights)) is not None:
             weights = cleared.value
-        elif graph.call(weights, *_VIEWS) is None:
+        elif graph.call(weights, *_VIEWS, "relax.strided_slice") is None:
             return None
 
 
@@ -171,8 +176,11 @@ def _call(graph: Graph, expr: relax.Expr) -> relax.Call | None:
     return value if isinstance(value, relax.Call) and isinstance(value.op, Op) else None
 
 
-def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Scores:
-    """The scores that ``weights``, read at ``index``, are the softmax of over the keys; else :class:`NotAttention`."""
+def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index, sinks: bool = False) -> Scores:
+    """The scores that ``weights``, read at ``index``, are the softmax of over the keys; else :class:`NotAttention`.
+
+    With ``sinks``, there may be one more column than there are keys, which softmax counts and nothing reads.
+    """
     graph, kept = geometry.graph, []
     while (softmax := graph.call(weights, "relax.nn.softmax")) is None:
         if (source := geometry.expressions.source(weights, index)) is not None:
@@ -186,16 +194,44 @@ def weights_scores(geometry: Geometry, weights: relax.Expr, index: Index) -> Sco
             raise NotAttention("the attention weights are rearranged in a way that is not followed")
     axis = int(softmax.attrs.axis) % len(index)
     space = geometry.space
-    if not (space.equal(index[axis], geometry.k.index) and space.equal(shape(softmax)[axis], geometry.k.size)):
+    argument, sink = softmax.args[0], None
+    if sinks and (joined := _joined_sink(geometry, softmax, index)) is not None:
+        argument, sink = joined
+    elif not (space.equal(index[axis], geometry.k.index) and space.equal(shape(softmax)[axis], geometry.k.size)):
         queries = space.equal(index[axis], geometry.q.index)
         raise NotAttention(f"softmax runs over {'the queries' if queries else 'another axis'}, not over the keys")
     for rows in kept:
         of_weights = graph.value(rows.value).same_as(softmax)
-        check_sight(geometry, rows, sight(geometry, softmax if of_weights else softmax.args[0], index))
-    scores = read_scores(geometry, softmax.args[0], index)
+        check_sight(geometry, rows, sight(geometry, softmax if of_weights else argument, index))
+    scores = read_scores(geometry, argument, index)
     if scores is None:
         raise NotAttention("softmax is not taken of a matrix product")
-    return scores
+    return replace(scores, sink=sink)
+
+
+def _joined_sink(
+    geometry: Geometry, softmax: relax.Call, index: Index
+) -> tuple[relax.Expr, tuple[relax.Expr, Index]] | None:
+    """The scores that ``softmax`` is taken of, and what it takes for one more score after them, if it does."""
+    graph, space, last = geometry.graph, geometry.space, len(index) - 1
+    joined = graph.through_casts(softmax.args[0])
+    # GPT-OSS subtracts the largest score, which softmax does once more.
+    if (difference := graph.call(joined, "relax.subtract")) is not None:
+        most = graph.call(graph.through_casts(difference.args[1]), "relax.max")
+        same = most is not None and graph.value(most.args[0]).same_as(graph.value(difference.args[0]))
+        if most is None or not same or [int(a) % len(index) for a in most.attrs.axis or ()] != [last]:
+            return None
+        joined = graph.through_casts(difference.args[0])
+    call = graph.call(joined, "relax.concat")
+    if call is None or call.attrs.axis is None or int(call.attrs.axis) % len(index) != last:
+        return None
+    pieces = list(graph.value(call.args[0]).fields)
+    sizes = [shape(piece)[last] for piece in pieces]
+    is_last = len(pieces) == 2 and space.equal(sizes[0], geometry.k.size) and space.equal(sizes[1], 1)
+    over_keys = int(softmax.attrs.axis) % len(index) == last and space.equal(index[last], geometry.k.index)
+    if not (is_last and over_keys):
+        return None
+    return pieces[0], (pieces[1], (*index[:last], int64(0)))
 
 
 def read_scores(geometry: Geometry, expr: relax.Expr, index: Index) -> Scores | None:
@@ -229,6 +265,15 @@ def _times(scores: Scores, factor: float) -> Scores:
 
 
 def _of_product(geometry: Geometry, call: relax.Call, index: Index) -> Scores:
+    return Scores(call, index)
+
+
+def _of_tangent(geometry: Geometry, call: relax.Call, index: Index) -> Scores | None:
+    inner = read_scores(geometry, call.args[0], index)
+    if inner is None:
+        return None
+    if inner.masks or inner.product.op.name != "relax.matmul":
+        raise NotAttention("the scores pass through tanh after they were masked or capped")
     return Scores(call, index)
 
 
@@ -286,6 +331,7 @@ def _leads_to_product(graph: Graph, expr: relax.Expr) -> bool:
 
 _READERS: dict[str, Callable[[Geometry, relax.Call, Index], Scores | None]] = {
     "relax.matmul": _of_product,
+    "relax.tanh": _of_tangent,
     "relax.astype": _of_cast,
     "relax.add": _of_sum,
     "relax.subtract": _of_difference,

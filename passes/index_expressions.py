@@ -406,6 +406,11 @@ def _negated(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
     return _distributed(operator.sub, 0.0 if _has_floats(operand) else int64(0), operand)
 
 
+def _magnitude(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
+    number = self._number(call.args[0], index)
+    return tirx.Select(number >= 0, number, -number)
+
+
 def _has_floats(element: Element) -> bool:
     return isinstance(element, float) or (isinstance(element, Choice) and _has_floats(element.chosen))
 
@@ -431,6 +436,7 @@ _READERS: Mapping[str, _Reader] = {
     "relax.cumsum": IndexExpressions._cumsum,
     "relax.tril": IndexExpressions._triangular,
     "relax.triu": IndexExpressions._triangular,
+    "relax.abs": _magnitude,
     "relax.negative": _negated,
     "relax.add": _arithmetic(operator.add),
     "relax.subtract": _arithmetic(operator.sub),

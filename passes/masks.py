@@ -4,14 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from tvm import tirx
+from tvm.ir import Range
 
 from tkc.passes.index_expressions import Choice, Element
 from tkc.passes.views import IndexSpace
 
-Visibility = Literal["everything", "top_left", "bottom_right"]
+Causal = Literal["top_left", "bottom_right"]
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What a query sees: keys up to its own position, and at most ``window`` positions away; else every key.
+
+    Positions are counted from the first query and key, or, ``bottom_right``, from the last.
+    """
+
+    causal: Causal | None = None
+    window: int | None = None
+
+    def joined(self, other: Visibility) -> Visibility | None:
+        """What both show; ``None`` where they count positions differently."""
+        if Visibility() in (self, other):
+            return other if self == Visibility() else self
+        if (self.causal == "bottom_right") != (other.causal == "bottom_right"):
+            return None
+        windows = [window for window in (self.window, other.window) if window is not None]
+        return Visibility(self.causal or other.causal, min(windows, default=None))
+
 
 LARGEST_FILL = -1e4
 """The largest number that models fill hidden scores with; after softmax it is as good as minus infinity."""
@@ -29,7 +52,7 @@ class ScorePositions:
 
 
 def visibility(element: Element | None, positions: ScorePositions) -> Visibility | None:
-    """What a mask with ``element`` at the positions shows: every key, those up to the query, or ``None`` for neither.
+    """What a mask with ``element`` at the positions shows; ``None`` where it is no such mask.
 
     The element is true where the key is seen, or a number added to the score: zero where the key is seen, else at most
     :data:`LARGEST_FILL`. With a finite fill, a query that sees nothing at all would still average over the keys, so
@@ -40,12 +63,17 @@ def visibility(element: Element | None, positions: ScorePositions) -> Visibility
         return None
     p = positions
     if p.space.analyzer.can_prove(condition):
-        return "everything"
-    if _is_causal(condition, p, tirx.IntImm("int64", 0)):
-        return "top_left"
-    leaves_none_out = p.space.analyzer.can_prove(p.queries <= p.keys)
-    if _is_causal(condition, p, p.keys - p.queries) and (leaves_none_out or _fills_with_infinity(element)):
-        return "bottom_right"
+        return Visibility()
+    condition = p.space.analyzer.simplify(condition)
+    leaves_none_out = _fills_with_infinity(element) or p.space.analyzer.can_prove(p.queries <= p.keys)
+    forms: tuple[Causal | None, ...] = ("top_left", "bottom_right", None)
+    for causal, window in product(forms, (None, *_possible_windows(condition))):
+        found = Visibility(causal, window)
+        # The first key is seen by all under a causal mask that is aligned there, and under no other.
+        if found not in (Visibility(), Visibility("top_left")) and not leaves_none_out:
+            continue
+        if found != Visibility() and _shows(condition, p, found):
+            return found
     return None
 
 
@@ -81,20 +109,47 @@ def _numbers(element: Element | None) -> Iterator[float]:
         yield element
 
 
-def _is_causal(condition: tirx.PrimExpr, positions: ScorePositions, offset: tirx.PrimExpr) -> bool:
-    """Whether ``condition`` is ``key <= query + offset``.
+def _possible_windows(condition: tirx.PrimExpr) -> list[int]:
+    """Windows that comparisons with the numbers in ``condition`` may mean."""
+    numbers: set[int] = set()
 
-    Both ways with ``key`` written as its distance from the boundary, which turns the claim into one about the sign
-    of a variable.
+    def visit(node: object) -> None:
+        if isinstance(node, tirx.IntImm) and node.dtype != "bool":
+            numbers.add(abs(int(node.value)))
+
+    tirx.stmt_functor.post_order_visit(condition, visit)
+    return sorted({number + change for number in numbers for change in (-1, 0, 1) if number + change >= 0})
+
+
+def _shows(condition: tirx.PrimExpr, positions: ScorePositions, claim: Visibility) -> bool:
+    """Whether ``condition`` holds for the keys that ``claim`` shows, and for no other.
+
+    With ``key`` written as its distance from the boundaries, which turns the claims into ones about the sign of a
+    variable.
     """
     p = positions
     if not isinstance(p.key, tirx.Var):
         return False
     analyzer = p.space.analyzer
-    condition = analyzer.simplify(condition)
+    own = p.query + p.keys - p.queries if claim.causal == "bottom_right" else p.query
     distance = tirx.Var("distance", "int64")
     p.space.assume_natural(distance)
-    boundary = p.query + offset
-    inside = tirx.stmt_functor.substitute(condition, {p.key: boundary - distance})
-    outside = tirx.stmt_functor.substitute(condition, {p.key: boundary + 1 + distance})
-    return analyzer.can_prove(inside) and analyzer.can_prove(tirx.Not(outside))
+    inside = distance
+    if claim.window is not None:
+        inside = tirx.Var("inside", "int64")
+        analyzer.bind(inside, Range(0, tirx.IntImm("int64", claim.window + 1)))
+    seen_keys, hidden_keys = [own - inside], []
+    if claim.window is not None:
+        hidden_keys.append(own - (claim.window + 1) - distance)
+    if claim.causal is not None:
+        hidden_keys.append(own + 1 + distance)
+    elif claim.window is not None:
+        seen_keys.append(own + inside)
+        hidden_keys.append(own + (claim.window + 1) + distance)
+
+    def at(key: tirx.PrimExpr) -> tirx.PrimExpr:
+        return tirx.stmt_functor.substitute(condition, {p.key: key})
+
+    return all(analyzer.can_prove(at(key)) for key in seen_keys) and all(
+        analyzer.can_prove(tirx.Not(at(key))) for key in hidden_keys
+    )

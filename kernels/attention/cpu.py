@@ -9,7 +9,7 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite
+from tkc.kernels.attention.softmax import exponent, finite, sink_exponent, tanh_score
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.attention.tensors import mask_entry
 from tkc.kernels.cpu_math import exp
@@ -40,13 +40,14 @@ class Rows:
     """What a tile of queries that share their keys reads and writes, by row of the tile.
 
     ``parts`` make up the head size. ``value(key, column)`` is an element as it is stored, ``masked(score, row, key)``
-    the score or minus infinity, ``out(row)`` the position of the row's result.
+    the score or minus infinity, ``out(row)`` the position of the row's result, ``sink(row)`` its sink, if it has one.
     """
 
     parts: tuple[Part, ...]
     value: Callable[[PrimExpr, PrimExpr], PrimExpr]
     masked: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]
     out: Callable[[PrimExpr], tuple[PrimExpr, ...]]
+    sink: Callable[[PrimExpr], PrimExpr] | None = None
 
 
 def stored_mask_entry(
@@ -55,6 +56,11 @@ def stored_mask_entry(
     """As :func:`mask_entry`, an additive mask's from the form in which the C target stores it."""
     entry = mask_entry(p, mask, batch, head, query, key)
     return to_float32(entry, p.dtype) if p.mask == "additive" else entry
+
+
+def stored_sink(p: AttentionParameters, sinks: Buffer, head: PrimExpr) -> PrimExpr:
+    """A head's sink from the form in which the C target stores it."""
+    return to_float32(sinks[head], p.dtype)
 
 
 @T.macro
@@ -66,8 +72,11 @@ def attend_rows(
     visible_keys: PrimExpr,
     rows: Rows,
     out: Buffer,
+    first_block: PrimExpr | int = 0,
 ):
     """Attention of ``num_rows`` queries over the first ``visible_keys`` of ``keys``, into ``out``.
+
+    They see nothing of the blocks of keys before ``first_block``.
 
     ``num_rows`` is at most ``ROWS`` or a multiple of it, ``block_keys`` a multiple of ``LANES``.
     """
@@ -84,7 +93,7 @@ def attend_rows(
         for column in T.serial(p.value_head_size):
             acc[row, column] = 0.0
 
-    for block in T.serial(T.ceildiv(visible_keys, block_keys)):
+    for block in T.serial(first_block, T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
         # All rows pass the block before the next one, which keeps it in the cache.
         for tile in T.serial(num_rows // tile_rows):
@@ -99,6 +108,8 @@ def attend_rows(
                 for i, products in enumerate(zip(*part_sums, strict=True)):
                     for j in T.serial(KEYS):
                         score = reduce(add, [product[j, 0] for product in products])
+                        if p.softcap is not None:
+                            score = tanh_score(p, score, exp, 1.0)
                         scores[i, key_tile * KEYS + j] = rows.masked(score, first_row + i, tile_key + j)
             for i in T.serial(tile_rows):
                 softmax_step(p, i, scores, rescale, first_row + i, maximum, total)
@@ -116,6 +127,8 @@ def attend_rows(
                         )
 
     for row in T.serial(num_rows):
+        if p.sinks:
+            total[row] += exp(sink_exponent(p, rows.sink(row), finite(maximum[row]), 1.0))
         for column in T.serial(p.value_head_size):
             mean = T.if_then_else(total[row] > 0, acc[row, column] / total[row], 0.0)
             out[(*rows.out(row), column)] = from_float32(mean, p.dtype)

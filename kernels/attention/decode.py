@@ -7,9 +7,9 @@ keys: Dao et al., "Flash-Decoding for long-context inference", 2023).
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
-from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
+from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry, stored_sink
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, masked_score, softmax_tile
 from tkc.kernels.attention.spec import (
     DECODE_RESIDENT,
     AttentionDecode,
@@ -49,6 +49,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         k: args.k,
         v: args.v,
         mask: args.mask,
+        sinks: args.sinks,
         out: args.out,
         partial_out: args.partial_out,
         partial_max: args.partial_max,
@@ -107,6 +108,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
                     T.async_copy(rows(k, p.k_layout, batch, kv_head, next_key, block_keys), k_tile[:block_keys, :])
                 else:
                     T.ptx_commit_group()
+                cap_tile(p, scores)
                 if masked or first_key + block_keys > keys:
                     for i, j in T.Parallel(block_rows, block_keys):
                         visible = first_key + j < keys
@@ -135,7 +137,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
                     partial_sum[batch, first_head + i, split] = total[i]
 
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
-        combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits)
+        combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits, sinks)
 
     return attention_decode
 
@@ -159,16 +161,23 @@ def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     num_rows = group if group < ROWS else T.ceildiv(group, ROWS) * ROWS
 
     @T.prim_func
-    def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+    def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         with T.Kernel(p.num_kv_heads, q.shape[0]) as (kv_head, batch):
-            heads_of = _group_rows(p, q, k, v, mask, batch, kv_head)
+            heads_of = _group_rows(p, q, k, v, mask, sinks, batch, kv_head)
             attend_rows(p, num_rows, c.block_keys, length(k, p.k_layout), _visible_keys(p, k), heads_of, out)
 
     return attention_decode
 
 
 def _group_rows(
-    p: AttentionParameters, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, batch: Var, kv_head: Var
+    p: AttentionParameters,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    mask: Buffer | None,
+    sinks: Buffer | None,
+    batch: Var,
+    kv_head: Var,
 ) -> Rows:
     """The query heads that share one key/value head."""
     group = p.num_heads // p.num_kv_heads
@@ -190,6 +199,7 @@ def _group_rows(
             p, score, key < _visible_keys(p, k), stored_mask_entry(p, mask, batch, head(row), 0, key)
         ),
         out=lambda row: position(p.out_layout, batch, head(row), 0),
+        sink=lambda row: stored_sink(p, sinks, head(row)),
     )
 
 

@@ -1,10 +1,10 @@
 """What a tile of queries may not see of a tile of keys."""
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr
+from tvm.tirx import Buffer, PrimExpr, truncdiv
 
 from tkc.kernels.attention.softmax import masked_score
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.spec import AttentionParameters, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, mask_entry
 
 
@@ -20,27 +20,51 @@ def hide_tile(
     queries: PrimExpr,
     keys: PrimExpr,
 ) -> None:
-    """Make minus infinity of those ``scores`` (``[queries, keys]`` of the tile) that the mask or the end hides.
+    """Make minus infinity of those ``scores`` (``[queries, keys]`` of the tile) that mask, window or the end hide.
 
     Most tiles see all their keys; only the others pay for it.
     """
     block_queries, block_keys = scores.shape
-    causal, masked = p.causal is not None, p.mask is not None
+    windowed, masked = p.window is not None, p.mask is not None
+    bounded = p.causal is not None or windowed
     offset = diagonal(p, queries, keys)
     partial = first_key + block_keys > keys
-    if causal:
-        partial = partial | (first_key + block_keys - 1 > first_query + offset)
+    if bounded:
+        partial = partial | (first_key + block_keys - 1 > first_query + offset + keys_ahead(p))
+    if windowed:
+        partial = partial | (first_key < first_query + block_queries - 1 + offset - p.window)
     # Variables, because every use of an expression over sizes is another one to simplify when the kernel is built.
     here = T.alloc_var("int32")
     ahead = T.alloc_var("int32")
     here = keys - first_key
-    ahead = first_query + offset - first_key
+    ahead = first_query + offset + keys_ahead(p) - first_key
     if masked or partial:
         for i, j in T.Parallel(block_queries, block_keys):
             visible = j < here
-            if causal:
+            if bounded:
                 visible = visible & (j <= i + ahead)
+            if windowed:
+                visible = visible & (j + (p.window + keys_ahead(p)) >= i + ahead)
             if masked:
                 visible = visible & (first_query + i < queries)
             entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
             scores[i, j] = masked_score(p, scores[i, j], visible, entry)
+
+
+def first_key_block(
+    p: AttentionParameters,
+    first_query: PrimExpr,
+    queries: PrimExpr,
+    keys: PrimExpr,
+    block_keys: int,
+    end: PrimExpr,
+) -> PrimExpr | int:
+    """The first block of keys, of those before ``end``, that a tile of queries sees; the last of them if it sees none.
+
+    What is outside the window of all queries is never loaded.
+    """
+    if p.window is None:
+        return 0
+    # Rounds towards zero, which takes fewer instructions, and makes no difference below zero.
+    first_seen = truncdiv(first_query + diagonal(p, queries, keys) - p.window, block_keys)
+    return T.max(0, T.min(first_seen, end - 1))

@@ -8,11 +8,11 @@ while they finish one.
 import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
-from tkc.kernels.attention.hiding import hide_tile
+from tkc.kernels.attention.hiding import first_key_block, hide_tile
 from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, softmax_tile
-from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, softmax_tile
+from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, length, rows
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
@@ -23,17 +23,17 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
     group = p.num_heads // p.num_kv_heads
-    causal = p.causal is not None
+    causal, windowed = p.causal is not None, p.window is not None
     full_row = T.GemmWarpPolicy.FullRow
     # A warpgroup's output takes the place of its own queries, or, if the next ones may come before, has its own.
     in_place = p.head_size == p.value_head_size and not c.blocks
 
     def key_blocks(first_query: PrimExpr, queries: PrimExpr, keys: PrimExpr) -> PrimExpr:
-        """How many blocks of keys a tile of queries sees; one at the least, if there are any."""
+        """How many blocks of keys there are up to the last that a tile of queries sees; one at the least, if any."""
         blocks = T.ceildiv(keys, block_keys)
-        if not causal:
+        if not (causal or windowed):
             return blocks
-        last = T.ceildiv(first_query + block_queries + diagonal(p, queries, keys), block_keys)
+        last = T.ceildiv(first_query + block_queries + diagonal(p, queries, keys) + keys_ahead(p), block_keys)
         return T.min(blocks, T.max(1, last))
 
     def slot(block: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
@@ -41,7 +41,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
         return block % c.stages, block // c.stages % 2
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         pieces = Pieces(T.ceildiv(queries, block_queries), p.num_heads, q.shape[0], c.blocks, causal)
@@ -70,6 +70,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             head = T.alloc_var("int32")
             batch = T.alloc_var("int32")
             blocks = T.alloc_var("int32")
+            first_block = T.alloc_var("int32") if windowed else 0
             done = T.alloc_var("int32", 0)  # blocks of keys of the tiles before
 
             if T.get_thread_binding() < WARPGROUP:
@@ -81,6 +82,9 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     head = found[1]
                     batch = found[2]
                     blocks = key_blocks(first_query, queries, keys)
+                    if windowed:
+                        first_block = first_key_block(p, first_query, queries, keys, block_keys, blocks)
+                        blocks -= first_block
                     T.mbarrier_wait_parity(q_free, turn % 2 ^ 1)
                     # Those who compute are told, since finding it divides by sizes, which takes long.
                     if T.get_thread_binding() == 0:
@@ -92,15 +96,16 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     for block in T.serial(blocks):
                         at, parity = slot(done + block)
                         T.mbarrier_wait_parity(k_free[at], parity ^ 1)
+                        first_key = (first_block + block) * block_keys
                         T.tma_copy(
-                            rows(k, p.k_layout, batch, head // group, block * block_keys, block_keys),
+                            rows(k, p.k_layout, batch, head // group, first_key, block_keys),
                             k_tile[at, :, :],
                             barrier=k_loaded[at],
                         )
                         T.mbarrier_arrive(k_loaded[at])
                         T.mbarrier_wait_parity(v_free[at], parity ^ 1)
                         T.tma_copy(
-                            rows(v, p.v_layout, batch, head // group, block * block_keys, block_keys),
+                            rows(v, p.v_layout, batch, head // group, first_key, block_keys),
                             v_tile[at, :, :],
                             barrier=v_loaded[at],
                         )
@@ -117,6 +122,9 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     head = place[1]
                     batch = place[2]
                     blocks = key_blocks(first_query, queries, keys)
+                    if windowed:
+                        first_block = first_key_block(p, first_query, queries, keys, block_keys, blocks)
+                        blocks -= first_block
                     # Of a size: a condition on a variable becomes one for each statement, and hides from the loop that
                     # what the first product computed of addresses is still there.
                     if keys > 0:
@@ -134,7 +142,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                         T.mbarrier_arrive(k_free[at])
                         if c.blocks and blocks == 1:
                             T.mbarrier_arrive(q_free)
-                        hide_tile(p, mask, scores, batch, head, first_query, 0, queries, keys)
+                        cap_tile(p, scores)
+                        hide_tile(p, mask, scores, batch, head, first_query, first_block * block_keys, queries, keys)
                         softmax_tile(p, scores, maximum, rescale, total)
                         T.copy(scores, weights)
                         for before in T.serial(blocks - 1):
@@ -157,9 +166,9 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                             T.mbarrier_arrive(k_free[(done + before + 1) % c.stages])
                             if c.blocks and before == blocks - 2:
                                 T.mbarrier_arrive(q_free)
-                            hide_tile(
-                                p, mask, scores, batch, head, first_query, (before + 1) * block_keys, queries, keys
-                            )
+                            cap_tile(p, scores)
+                            next_key = (first_block + before + 1) * block_keys
+                            hide_tile(p, mask, scores, batch, head, first_query, next_key, queries, keys)
                             softmax_tile(p, scores, maximum, rescale, total)
                             T.wait_wgmma(0)
                             T.mbarrier_arrive(v_free[(done + before) % c.stages])
@@ -174,6 +183,8 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     elif c.blocks:
                         T.mbarrier_arrive(q_free)
                     done += blocks
+                    if p.sinks:
+                        count_sink(p, sinks[head], maximum, total)
                     for i, j in T.Parallel(block_queries, p.value_head_size):
                         acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
                     T.tma_store_wait(0)

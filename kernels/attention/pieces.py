@@ -14,7 +14,7 @@ _HEADS_AT_A_TIME, _PIECES_AT_A_TIME = 32, 2 * MULTIPROCESSORS
 @dataclass(frozen=True)
 class Pieces:
     """``tiles`` of queries for each of ``heads`` in ``batches`` sequences, done by ``blocks`` that stay or, where that
-    is 0, by a block each. Under a mask that is ``causal`` later tiles take longer.
+    is 0, by a block each. Under a mask that is ``causal`` later tiles take longer, at least until a window is full.
 
     No number is negative, so quotients are the machine's, which round towards zero: others take several instructions.
     """

@@ -8,11 +8,11 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention import overlapped
-from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry
-from tkc.kernels.attention.hiding import hide_tile
+from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
+from tkc.kernels.attention.hiding import first_key_block, hide_tile
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
-from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, softmax_tile
+from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, element, length, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
@@ -33,11 +33,11 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
     args = annotations((*spec.inputs(p), *spec.outputs(p)))
     block_queries, block_keys = c.block_queries, c.block_keys
     group = p.num_heads // p.num_kv_heads
-    causal = p.causal is not None
+    causal, bounded = p.causal is not None, p.causal is not None or p.window is not None
     full_row = T.GemmWarpPolicy.FullRow
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         num_tiles = T.ceildiv(queries, block_queries)
@@ -61,18 +61,19 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             T.fill(maximum, -T.infinity("float32"))
 
             blocks = T.ceildiv(keys, block_keys)
-            if causal:
+            if bounded:
                 # One block at the least: the loop is also what waits for the queries.
-                blocks = T.max(
-                    1, T.min(blocks, T.ceildiv(first_query + block_queries + diagonal(p, queries, keys), block_keys))
-                )
-            for block in T.Pipelined(blocks, num_stages=c.stages):
-                first_key = block * block_keys
+                seen = first_query + block_queries + diagonal(p, queries, keys) + keys_ahead(p)
+                blocks = T.max(1, T.min(blocks, T.ceildiv(seen, block_keys)))
+            first_block = first_key_block(p, first_query, queries, keys, block_keys, blocks)
+            for block in T.Pipelined(blocks - first_block, num_stages=c.stages):
+                first_key = (first_block + block) * block_keys
                 T.copy(
                     rows(k, p.k_layout, batch, head // group, first_key, block_keys), k_tile, disable_tma=disable_tma
                 )
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
 
+                cap_tile(p, scores)
                 hide_tile(p, mask, scores, batch, head, first_query, first_key, queries, keys)
                 softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
@@ -83,6 +84,8 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                 )
                 T.gemm(weights, v_tile, acc, policy=full_row)
 
+            if p.sinks:
+                count_sink(p, sinks[head], maximum, total)
             for i, j in T.Parallel(block_queries, p.value_head_size):
                 acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
             T.copy(acc, out_tile)
@@ -96,21 +99,31 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     args = annotations((*spec.inputs(p), *spec.outputs(p)), storage_dtype)
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         with T.Kernel(T.ceildiv(queries, c.block_queries), p.num_heads, q.shape[0]) as (tile, head, batch):
             first_query = tile * c.block_queries
             visible_keys = keys
-            if p.causal is not None:
-                visible_keys = T.min(keys, first_query + c.block_queries + diagonal(p, queries, keys))
-            rows = _tile_rows(p, q, k, v, mask, batch, head, first_query)
-            attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out)
+            if p.causal is not None or p.window is not None:
+                visible_keys = T.min(keys, first_query + c.block_queries + diagonal(p, queries, keys) + keys_ahead(p))
+            end = T.ceildiv(visible_keys, c.block_keys)
+            first_block = first_key_block(p, first_query, queries, keys, c.block_keys, end)
+            rows = _tile_rows(p, q, k, v, mask, sinks, batch, head, first_query)
+            attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out, first_block)
 
     return attention_prefill
 
 
 def _tile_rows(
-    p: AttentionParameters, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None, batch: Var, head: Var, first: PrimExpr
+    p: AttentionParameters,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    mask: Buffer | None,
+    sinks: Buffer | None,
+    batch: Var,
+    head: Var,
+    first: PrimExpr,
 ) -> Rows:
     queries, keys = length(q, p.q_layout), length(k, p.k_layout)
     kv_head = head // (p.num_heads // p.num_kv_heads)
@@ -121,8 +134,11 @@ def _tile_rows(
 
     def masked(score: PrimExpr, row: PrimExpr, key: PrimExpr) -> PrimExpr:
         visible = key < keys
-        if p.causal is not None:
-            visible = visible & (key <= query(row) + diagonal(p, queries, keys))
+        own_key = query(row) + diagonal(p, queries, keys)
+        if p.causal is not None or p.window is not None:
+            visible = visible & (key <= own_key + keys_ahead(p))
+        if p.window is not None:
+            visible = visible & (key >= own_key - p.window)
         return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
 
     return Rows(
@@ -136,4 +152,5 @@ def _tile_rows(
         value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
         masked=masked,
         out=lambda row: position(p.out_layout, batch, head, query(row)),
+        sink=lambda row: stored_sink(p, sinks, head),
     )

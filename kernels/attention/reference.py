@@ -15,22 +15,30 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    *rest: torch.Tensor,
 ) -> torch.Tensor:
-    """``softmax(scale * q @ k^T + mask) @ v`` in float32, cast to the input's dtype; shapes as the specs state them."""
+    """``softmax(scale * q @ k^T + mask) @ v`` in float32, cast to the input's dtype; shapes as the specs state them.
+
+    ``rest`` is the mask, if there is one, then the sinks, if there are any.
+    """
+    sinks = rest[-1] if parameters.sinks else None
+    mask = rest[0] if parameters.mask is not None else None
     query = _heads_first(q, parameters.q_layout)
     key = _heads_first(k, parameters.k_layout)
     value = _heads_first(v, parameters.v_layout)
 
     scores = _of_groups(parameters, query) @ key.transpose(-1, -2) * parameters.scale
     scores = _of_heads(parameters, scores)
+    if parameters.softcap is not None:
+        scores = parameters.softcap * torch.tanh(scores / parameters.softcap)
     if mask is not None:
         scores = scores + mask.float() if parameters.mask == "additive" else scores.masked_fill(~mask, -torch.inf)
-    if parameters.causal is not None:
-        scores = scores.masked_fill(~_causal_mask(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
+    scores = scores.masked_fill(~_seen_positions(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
 
     sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0)[..., : key.shape[2]]
     out = _of_heads(parameters, _of_groups(parameters, weights) @ value)
     return _heads_first(out, parameters.out_layout).to(q.dtype).contiguous()
 
@@ -49,7 +57,7 @@ def latent_attention(parameters: LatentParameters, *inputs: torch.Tensor) -> tor
         q[:, :, None],
         cache[:, :, None],
         cache[:, :, None, : p.latent_size],
-        None if mask is None else mask.transpose(1, 2),
+        *(() if mask is None else (mask.transpose(1, 2),)),
     )
     return out[:, :, 0]
 
@@ -69,7 +77,13 @@ def _of_heads(parameters: AttentionParameters, rows: torch.Tensor) -> torch.Tens
     return rows.unflatten(2, (group, rows.shape[2] // group)).flatten(1, 2)
 
 
-def _causal_mask(parameters: AttentionParameters, queries: int, keys: int) -> torch.Tensor:
-    """True where the key at column j is no later than the query at row i."""
-    last_key = 0 if parameters.causal == "top_left" else keys - queries
-    return torch.ones(queries, keys, dtype=torch.bool).tril(last_key)
+def _seen_positions(parameters: AttentionParameters, queries: int, keys: int) -> torch.Tensor:
+    """True where the causal mask and the window show the query at row i the key at column j."""
+    first_query = keys - queries if parameters.causal == "bottom_right" else 0
+    distance = torch.arange(first_query, first_query + queries)[:, None] - torch.arange(keys)
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if parameters.causal is not None:
+        seen &= distance >= 0
+    if parameters.window is not None:
+        seen &= distance.abs() <= parameters.window
+    return seen

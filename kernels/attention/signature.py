@@ -10,7 +10,7 @@ from tkc.kernels.spec import TensorType
 
 
 def annotations(
-    tensors: Iterable[TensorType], storage: Callable[[str], str] = str, optional: Iterable[str] = ("mask",)
+    tensors: Iterable[TensorType], storage: Callable[[str], str] = str, optional: Iterable[str] = ("mask", "sinks")
 ) -> SimpleNamespace:
     """What to annotate a ``T.prim_func``'s arguments with, by their names; ``None`` for ``optional`` ones not there.
 

@@ -1,10 +1,12 @@
 """Expressions of the softmax over scores, which all attention kernels share.
 
 Scores stay products of queries and keys until the exponential, which multiplies by the scale anyway; only an
-additive mask, which is not to be scaled, has them scaled before.
+additive mask, which is not to be scaled, has them scaled before. Capped scores stay hyperbolic tangents as long, and
+what they are multiplied by is the cap.
 """
 
 import math
+from collections.abc import Callable
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
@@ -17,6 +19,46 @@ LOG2_E = math.log2(math.e)
 FAST_EXPONENTIAL = "--use_fast_math"
 
 
+def unit(p: AttentionParameters) -> float:
+    """What a score, as kernels hold it before the mask, is to be multiplied by."""
+    return p.scale if p.softcap is None else p.softcap
+
+
+def tanh_score(
+    p: AttentionParameters, score: PrimExpr, power: Callable[[PrimExpr], PrimExpr], log_base_e: float = LOG2_E
+) -> PrimExpr:
+    """The hyperbolic tangent of a scaled score over the cap, by ``power`` of the base in which log of e is given.
+
+    As ``1 - 2 / (1 + e**2x)``, whose error is absolute, and below 1e-6: so much of the cap is an error of the score.
+    Powers that overflow or vanish give the right limits.
+    """
+    return 1.0 - 2.0 / (1.0 + power(score * (2 * p.scale / p.softcap * log_base_e)))
+
+
+@T.macro
+def cap_tile(p: AttentionParameters, scores: Buffer):
+    """Bound a tile's scores, if they are to be capped."""
+    if p.softcap is not None:
+        for i, j in T.Parallel(*scores.shape):
+            scores[i, j] = tanh_score(p, scores[i, j], T.exp2)
+
+
+def sink_exponent(p: AttentionParameters, sink: PrimExpr, maximum: PrimExpr, log_base_e: float = LOG2_E) -> PrimExpr:
+    """``sink`` less the largest score, as :func:`exponent`, for the weight of a key that has no value.
+
+    Such weights are added when all others are, so that sinks need not count for the maximum: where one is so much
+    larger that its weight overflows, all that is divided by it is zero.
+    """
+    return sink * log_base_e - maximum * ((1.0 if p.mask == "additive" else unit(p)) * log_base_e)
+
+
+@T.macro
+def count_sink(p: AttentionParameters, sink: PrimExpr, maximum: Buffer, total: Buffer):
+    """Add the weight of a head's sink to the ``total`` of rows whose largest score is ``maximum``."""
+    for i in T.Parallel(total.shape[0]):
+        total[i] += T.exp2(sink_exponent(p, T.cast(sink, "float32"), finite(maximum[i])))
+
+
 def masked_score(p: AttentionParameters, score: PrimExpr, visible: PrimExpr, entry: PrimExpr | None) -> PrimExpr:
     """The score, or minus infinity where it is not ``visible`` or the mask's ``entry`` hides it.
 
@@ -26,7 +68,7 @@ def masked_score(p: AttentionParameters, score: PrimExpr, visible: PrimExpr, ent
     if p.mask is None:
         return T.if_then_else(visible, score, hidden)
     if p.mask == "additive":
-        return T.if_then_else(visible, score * p.scale + T.cast(entry, "float32"), hidden)
+        return T.if_then_else(visible, score * unit(p) + T.cast(entry, "float32"), hidden)
     return T.if_then_else(T.if_then_else(visible, entry, T.bool(False)), score, hidden)
 
 
@@ -36,11 +78,14 @@ def finite(maximum: PrimExpr) -> PrimExpr:
 
 
 def exponent(p: AttentionParameters, score: PrimExpr, maximum: PrimExpr, log_base_e: float = LOG2_E) -> PrimExpr:
-    """``scale * (score - maximum)`` as an exponent of two, or of the base in which the logarithm of e is given."""
+    """The difference of two scores as an exponent of two, or of the base in which the logarithm of e is given.
+
+    Scores are yet to be multiplied by :func:`unit`, unless a mask was added.
+    """
     if p.mask == "additive":
         # The lowest finite number, which masks often hold, would overflow if it were multiplied first.
         return (score - maximum) * log_base_e
-    return score * (p.scale * log_base_e) - maximum * (p.scale * log_base_e)
+    return score * (unit(p) * log_base_e) - maximum * (unit(p) * log_base_e)
 
 
 @T.macro

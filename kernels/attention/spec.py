@@ -19,6 +19,9 @@ _BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 DECODE_RESIDENT = 4
 """Thread blocks of decode attention that a multiprocessor runs at once, unless :func:`resident_blocks` says one."""
 
+# Positions are int32, and so are sums of one with a window.
+_WIDEST_WINDOW = 2**30
+
 # Elements of a tile's output that leave each of so many blocks registers enough.
 _MOST_SUMS = 16 * 128
 
@@ -37,6 +40,11 @@ class AttentionParameters:
     (``top_left``) or from the last (``bottom_right``). ``mask``: ``bool`` keeps where true, ``additive`` (in ``dtype``)
     is added; ``[batch, num_heads, queries, keys]``, either of the first two 1 if broadcast. A row with nothing to see
     gives zeros. Layouts name the order of batch (b), sequence (s), heads (h) and head size (d) of each tensor.
+
+    ``window``: keys at most so many positions away from the query's own are seen, positions counted from the first of
+    both unless ``causal`` says otherwise. ``softcap``: scores become ``softcap * tanh(scale * q @ k^T / softcap)``
+    before the mask (Gemma 2). ``sinks``: one score for each head, of a key whose value is zero, which all queries see
+    (GPT-OSS); a last input ``[num_heads]`` of ``dtype``.
     """
 
     num_heads: int
@@ -53,6 +61,9 @@ class AttentionParameters:
     k_layout: Layout = "bshd"
     v_layout: Layout = "bshd"
     out_layout: Layout = "bshd"
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,10 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
             return f"{p.num_heads} query heads cannot share {p.num_kv_heads} key/value heads evenly"
         if not p.scale > 0:
             return f"the scale must be positive, found {p.scale}"
+        if p.softcap is not None and not p.softcap > 0:
+            return f"the bound of capped scores must be positive, found {p.softcap}"
+        if p.window is not None and not 0 <= p.window <= _WIDEST_WINDOW:
+            return f"the window must be from 0 to {_WIDEST_WINDOW} keys, found {p.window}"
         if not target.is_cuda:
             return None
         if p.dtype == "float32":
@@ -106,15 +121,15 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
 
     def inputs(self, parameters: AttentionParameters) -> tuple[TensorType, ...]:
         p = parameters
-        tensors = (
+        tensors: tuple[TensorType, ...] = (
             TensorType("q", _shape(p.q_layout, self._queries, p.num_heads, p.head_size), p.dtype),
             TensorType("k", _shape(p.k_layout, "keys", p.num_kv_heads, p.head_size), p.dtype),
             TensorType("v", _shape(p.v_layout, "keys", p.num_kv_heads, p.value_head_size), p.dtype),
         )
-        if p.mask is None:
-            return tensors
-        shape = ("batch" if p.mask_per_batch else 1, p.num_heads if p.mask_per_head else 1, self._queries, "keys")
-        return (*tensors, TensorType("mask", shape, "bool" if p.mask == "bool" else p.dtype))
+        if p.mask is not None:
+            shape = ("batch" if p.mask_per_batch else 1, p.num_heads if p.mask_per_head else 1, self._queries, "keys")
+            tensors = (*tensors, TensorType("mask", shape, "bool" if p.mask == "bool" else p.dtype))
+        return (*tensors, TensorType("sinks", (p.num_heads,), p.dtype)) if p.sinks else tensors
 
     def outputs(self, parameters: AttentionParameters) -> tuple[TensorType, ...]:
         p = parameters
@@ -123,7 +138,7 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
     def work(self, parameters: AttentionParameters, sizes: Mapping[str, int]) -> Work:
         p = parameters
         queries = sizes["queries"] if isinstance(self._queries, str) else self._queries
-        pairs = _visible_pairs(p.causal, queries, sizes["keys"]) * sizes["batch"] * p.num_heads
+        pairs = _visible_pairs(p, queries, sizes["keys"]) * sizes["batch"] * p.num_heads
         tensors = (*self.inputs(p), *self.outputs(p))
         return Work(
             flops=2 * pairs * (p.head_size + p.value_head_size),
@@ -142,6 +157,7 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
 
     name = "attention.prefill"
     configuration_type = PrefillConfiguration
+    minor_parameters = frozenset({"window", "softcap", "sinks"})
     _queries = "queries"
 
     @property
@@ -170,9 +186,17 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
     configuration_type = DecodeConfiguration
     dispatch_size = "batch"
     minor_parameters = frozenset(
-        {"causal", "mask", "mask_per_batch", "mask_per_head", "q_layout", "k_layout", "v_layout", "out_layout"}
+        {
+            *("causal", "mask", "mask_per_batch", "mask_per_head", "q_layout", "k_layout", "v_layout", "out_layout"),
+            *("softcap", "sinks"),
+        }
     )
     _queries = 1
+
+    def unsupported(self, parameters: AttentionParameters, target: Target) -> str | None:
+        if parameters.window is not None:
+            return "a window of keys for one query is a mask to its kernel"
+        return super().unsupported(parameters, target)
 
     @property
     def definition_module(self) -> str:
@@ -244,16 +268,26 @@ def _num_bytes(tensor: TensorType, sizes: Mapping[str, int]) -> int:
     return count * _BYTES[tensor.dtype]
 
 
-def _visible_pairs(causal: str | None, queries: int, keys: int) -> int:
-    """How many of the ``queries * keys`` scores the causal mask leaves."""
-    if causal is None:
-        return queries * keys
-    last_key = 0 if causal == "top_left" else keys - queries
+def _visible_pairs(p: AttentionParameters, queries: int, keys: int) -> int:
+    """How many of the ``queries * keys`` scores the causal mask and the window leave."""
+    own_key = keys - queries if p.causal == "bottom_right" else 0
+    last_key = own_key + keys_ahead(p) if p.causal is not None or p.window is not None else keys
+    too_early = 0 if p.window is None else _pairs_up_to(own_key - p.window - 1, queries, keys)
+    return _pairs_up_to(last_key, queries, keys) - too_early
+
+
+def _pairs_up_to(last_key: int, queries: int, keys: int) -> int:
+    """How many scores are of keys up to ``last_key`` for the first query, and of one more for each of the others."""
     # Query i sees i + last_key + 1 keys, no fewer than none and no more than all.
     first = max(0, -last_key)
     growing = max(0, min(queries, keys - last_key) - first)
     sum_growing = growing * (first + last_key + 1) + growing * (growing - 1) // 2
     return sum_growing + max(0, queries - first - growing) * keys
+
+
+def keys_ahead(parameters: AttentionParameters) -> int:
+    """How many keys after its own a query sees, where a causal mask or a window bounds them."""
+    return 0 if parameters.causal is not None or parameters.window is None else parameters.window
 
 
 def _prefill_shared_memory(parameters: AttentionParameters, configuration: PrefillConfiguration) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite
+from tkc.kernels.attention.softmax import exponent, finite, sink_exponent
 from tkc.kernels.attention.spec import AttentionParameters
 
 _MOST_THREADS = 128
@@ -63,9 +63,11 @@ def combine_splits(
     results: Results,
     row: Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, ...]],
     used: PrimExpr | int,
+    sinks: Buffer | None = None,
 ):
     """Launch what sums the results of the first ``used`` splits by their weights, into ``out`` at ``row(batch, head)``.
 
+    ``sinks [heads]`` count here, once for all splits.
     A thread reads all of its own at once: the loop is unrolled, and loads do not wait for sums.
     """
     splits, columns = results.splits, p.value_head_size
@@ -88,6 +90,8 @@ def combine_splits(
             factors[split] = T.exp2(exponent(p, maxima[split], finite(overall)))
         for split in T.serial(splits):
             total += factors[split] * sums[split]
+        if p.sinks:
+            total += T.exp2(sink_exponent(p, T.cast(sinks[head], "float32"), finite(overall)))
         T.clear(acc)
         for split in T.unroll(splits):
             for j in T.Parallel(columns):

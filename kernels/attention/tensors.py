@@ -42,5 +42,5 @@ def length(tensor: Buffer, layout: Layout) -> PrimExpr:
 
 
 def diagonal(p: AttentionParameters, queries: PrimExpr, keys: PrimExpr) -> PrimExpr | int:
-    """The last key that query 0 sees under a causal mask."""
+    """The key at the position of query 0, the last one that it sees under a causal mask."""
     return keys - queries if p.causal == "bottom_right" else 0

@@ -124,6 +124,12 @@ CPU_PREFILL = {
         (2, 1), (32, 32), dtype="bfloat16", mask="additive", mask_per_batch=True
     ),
     "float16": parameters((2, 2), (32, 32), dtype="float16"),
+    "window at the bottom right, capped, sinks": parameters(
+        (4, 2), (16, 16), dtype="bfloat16", causal="bottom_right", window=20, softcap=1.5, sinks=True
+    ),
+    "window on both sides, capped, additive mask": parameters(
+        (2, 1), (16, 16), window=70, softcap=2.0, mask="additive", mask_per_batch=True
+    ),
 }
 CPU_DECODE = {
     "multi-head": parameters((2, 2)),
@@ -135,6 +141,7 @@ CPU_DECODE = {
     ),
     "bottom right": parameters((4, 1), causal="bottom_right", v_layout="bhsd"),
     "top left": parameters((4, 1), causal="top_left", out_layout="bhsd"),
+    "capped, sinks, boolean mask": parameters((6, 2), (16, 16), softcap=1.5, sinks=True, mask="bool"),
 }
 
 
@@ -182,12 +189,32 @@ def test_the_reference_is_pytorch_attention() -> None:
     torch.testing.assert_close(PREFILL.reference(p, q, k, v, mask)[0], expected)
 
 
-@given(queries=st.integers(1, 40), keys=st.integers(1, 40), causal=st.sampled_from(["top_left", "bottom_right"]))
-def test_work_counts_what_the_causal_mask_leaves(queries: int, keys: int, causal: str) -> None:
-    """Two multiply-adds of a head's size for every score that is not masked."""
-    p = parameters((1, 1), (16, 32), causal=causal)
-    diagonal = 0 if causal == "top_left" else keys - queries
-    visible = torch.ones(queries, keys).tril(diagonal).sum().item()
+def test_the_reference_caps_scores_and_has_sinks() -> None:
+    """As Gemma 2 and GPT-OSS in transformers: the cap before the mask, the sink as one more key, then dropped."""
+    p = parameters((2, 2), (8, 8), causal="top_left", window=3, softcap=1.5, sinks=True)
+    q, k, v, sinks = *(torch.randn(1, 9, 2, 8) for _ in range(3)), torch.randn(2)
+    scores = torch.tanh(torch.einsum("bqhd,bkhd->bhqk", q, k) * p.scale / 1.5) * 1.5
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    scores = scores.masked_fill((distance < 0) | (distance > 3), -torch.inf)
+    joined = torch.cat([scores, sinks.reshape(1, 2, 1, 1).expand(1, 2, 9, 1)], dim=-1)
+    expected = torch.einsum("bhqk,bkhd->bqhd", joined.softmax(-1)[..., :-1], v)
+    torch.testing.assert_close(PREFILL.reference(p, q, k, v, sinks)[0], expected)
+
+
+@given(
+    queries=st.integers(1, 40),
+    keys=st.integers(1, 40),
+    causal=st.sampled_from([None, "top_left", "bottom_right"]),
+    window=st.none() | st.integers(0, 50),
+)
+def test_work_counts_what_is_seen(queries: int, keys: int, causal: str | None, window: int | None) -> None:
+    """Two multiply-adds of a head's size for every score that neither the causal mask nor the window hides."""
+    p = parameters((1, 1), (16, 32), causal=causal, window=window)
+    first = keys - queries if causal == "bottom_right" else 0
+    distance = torch.arange(first, first + queries)[:, None] - torch.arange(keys)
+    after, before = 0 if causal else window, window
+    seen = (distance <= (100 if before is None else before)) & (-distance <= (100 if after is None else after))
+    visible = seen.sum().item()
     work = PREFILL.work(p, {"batch": 1, "queries": queries, "keys": keys})
     assert work.flops == 2 * visible * (16 + 32)
     assert work.bytes == 4 * (queries * (16 + 32) + keys * (16 + 32))
@@ -198,6 +225,8 @@ def test_work_counts_what_the_causal_mask_leaves(queries: int, keys: int, causal
     [
         ({"num_heads": 5}, CPU, "5 query heads"),
         ({"scale": 0.0}, CPU, "scale"),
+        ({"softcap": -1.0}, CPU, "capped"),
+        ({"window": -1}, CPU, "window"),
         ({}, HOPPER, "float32"),
         ({"dtype": "float16", "head_size": 72}, HOPPER, "72"),
         ({"dtype": "float16", "value_head_size": 512}, HOPPER, "512"),
@@ -231,6 +260,14 @@ def test_hopper_prefill_uses_bulk_copies_and_warpgroup_products() -> None:
     assert source.count("tl::tma_load(") >= 3
     assert "tl::wgmma_ss<" in source and "tl::wgmma_rs<" in source
     assert "tl::tma_store(" in source
+
+
+def test_windowed_prefill_begins_where_the_window_does() -> None:
+    """The loop over keys skips whole tiles before the window, in the warps that load and in those that compute."""
+    p = parameters((8, 2), (128, 128), dtype="bfloat16", causal="top_left", window=4095)
+    source = cuda_source(request(PREFILL, p, HOPPER))
+    assert source.count("tl::tma_load(") >= 3 and "tl::wgmma_rs<" in source
+    assert source.count("first_block = ") >= 3
 
 
 CUDA_BUILDS = {
@@ -278,6 +315,21 @@ LAYOUTS = {
     "head first": {"q_layout": "bhsd", "k_layout": "bhsd", "v_layout": "bhsd", "out_layout": "bhsd"},
     "mixed": {"q_layout": "bhsd", "v_layout": "bhsd"},
 }
+VARIANTS: dict[str, dict[str, object]] = {
+    "window in a tile": {"causal": "top_left", "window": 50},
+    "window of a tile": {"causal": "bottom_right", "window": 127},
+    "window of tiles": {"causal": "bottom_right", "window": 300, "heads": (8, 2)},
+    "window wider than everything": {"causal": "top_left", "window": 2**30},
+    "window on both sides": {"window": 64, "size": (64, 64), "heads": (4, 4)},
+    "wide window on both sides, masked": {"window": 200, "mask": "bool", "mask_per_batch": True},
+    "window, large heads": {"causal": "bottom_right", "window": 255, "size": (256, 256)},
+    "capped": {"softcap": 2.0, "size": (256, 256), "heads": (8, 4)},
+    "capped, additive mask": {"softcap": 5.0, "mask": "additive"},
+    "capped, window": {"softcap": 2.0, "causal": "top_left", "window": 150, "heads": (8, 4)},
+    "sinks": {"sinks": True, "causal": "bottom_right", "size": (64, 64), "heads": (16, 2)},
+    "sinks, window": {"sinks": True, "causal": "top_left", "window": 127, "size": (64, 64), "heads": (16, 2)},
+    "sinks, capped, masked": {"sinks": True, "softcap": 3.0, "mask": "bool", "mask_per_head": True},
+}
 GPU_PREFILL = {
     **{
         f"configuration {i}": (half(causal="bottom_right"), i)
@@ -286,6 +338,10 @@ GPU_PREFILL = {
     **{f"head size {size}": (half(size=size, dtype="float16"), 0) for size in HEAD_SIZES},
     **{f"mask {kind}": (half(**options), 0) for kind, options in MASKS.items()},
     **{f"layout {kind}": (half(**options, causal="top_left"), 0) for kind, options in LAYOUTS.items()},
+    **{kind: (half(**options), 0) for kind, options in VARIANTS.items()},
+    **{f"configuration {i}, window of tiles": (half(**VARIANTS["window of tiles"]), i) for i in (1, 2, 5)},
+    **{f"configuration {i}, capped, window": (half(**VARIANTS["capped, window"]), i) for i in (1, 2)},
+    **{f"configuration {i}, sinks, window": (half(**VARIANTS["sinks, window"]), i) for i in (1, 2)},
 }
 GPU_DECODE = {
     **{f"configuration {i}": (half(heads=(8, 2)), i) for i in range(len(DECODE.configurations(half(), HOPPER)))},
@@ -293,6 +349,7 @@ GPU_DECODE = {
     **{f"mask {kind}": (half(**options), 0) for kind, options in MASKS.items()},
     **{f"layout {kind}": (half(**options), 0) for kind, options in LAYOUTS.items()},
     **{f"heads {heads}": (half(heads=heads), 0) for heads in [(4, 4), (71, 1), (128, 1)]},
+    **{kind: (half(**options), 0) for kind, options in VARIANTS.items() if "window" not in options},
 }
 GPU_PREFILL_SIZES = [
     {"batch": 3, "queries": 1, "keys": 1},

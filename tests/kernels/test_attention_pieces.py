@@ -46,3 +46,9 @@ def test_blocks_have_as_much_to_do_as_each_other(tiles: int, heads: int, batches
     """Under a causal mask, where a tile takes as long as it is far from the first: the longest block 5 % more."""
     work = [sum(tile + 1 for tile, _, _ in own) for own in dealt(Pieces(tiles, heads, batches, 132, causal=True))]
     assert max(work) <= 1.05 * sum(work) / len(work)
+
+
+def test_blocks_share_a_window() -> None:
+    """Where tiles take as long as each other once the window is full: Mistral's window of 4,096 keys in 16,384."""
+    own = [sum(min(tile + 1, 33) for tile, _, _ in pieces) for pieces in dealt(Pieces(128, 32, 1, 132, causal=True))]
+    assert max(own) <= 1.05 * sum(own) / len(own)

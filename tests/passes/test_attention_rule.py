@@ -288,14 +288,125 @@ def test_masks_by_data(function: Function, mask: Tensor, expected: dict[str, Any
     assert only_call(module, *inputs) == parameters(**expected)
 
 
-def test_sliding_window_is_passed_as_a_mask() -> None:
-    """A mask of positions that is not causal alone must not be taken for causal."""
+def distances(q: Tensor, k: Tensor) -> Tensor:
+    """How far each key is before each query, the last of both at the same position."""
+    return torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]) - torch.arange(k.shape[2])
 
-    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, lower_triangle(q) & lower_triangle(q).triu(-2))
 
+def near_data(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A mask ``[batch, 1, 1, keys]`` of data, beside a window: in one conjunction."""
+    seen = (distances(q, k) >= 0) & (v[:, :1, :, 0] > -9)[:, :, None]
+    return F.scaled_dot_product_attention(q, k, v, seen & (distances(q, k) < 3))
+
+
+WINDOWS: dict[str, tuple[Function, dict[str, Any]]] = {
+    "triangles": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, lower_triangle(q) & lower_triangle(q).triu(-2)),
+        {"causal": "top_left", "window": 2},
+    ),
+    "negated": (
+        lambda q, k, v: eager(
+            q, k, v, lambda s: s.masked_fill((distances(q, k) < 0) | (distances(q, k) > 2), -INFINITY)
+        ),
+        {"causal": "top_left", "window": 2},
+    ),
+    "in two steps": (
+        lambda q, k, v: eager(
+            q, k, v,
+            lambda s: s.masked_fill(~lower_triangle(q), -1e9) + torch.where(distances(q, k).abs() <= 2, 0, -1e9),
+        ),
+        {"causal": "top_left", "window": 2},
+    ),
+    "both sides": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, distances(q, k).abs() <= 2), {"window": 2}
+    ),
+    "both sides by products": (
+        lambda q, k, v: eager(q, k, v, lambda s: s.masked_fill(distances(q, k).abs() > 1, -1e9)), {"window": 1}
+    ),
+    "beside data": (near_data, {"causal": "top_left", "window": 2, "mask": "bool", "mask_per_batch": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "mask"), WINDOWS.values(), ids=WINDOWS)
+def test_windows(function: Function, mask: dict[str, Any]) -> None:
+    """Positions that bound what is seen on both sides become a window."""
     q, k, v = (heads(seed=seed) for seed in range(3))
-    assert only_call(symbolic(windowed, q, k, v), q, k, v) == parameters(mask="bool")
+    assert only_call(symbolic(function, q, k, v), q, k, v) == parameters(**mask)
+
+
+def test_a_window_against_a_cache() -> None:
+    """Queries that follow cached keys have their window end at the bottom right."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> Tensor:
+        k, v = torch.cat([past, k], 2), torch.cat([past, v], 2)
+        position, key = torch.arange(q.shape[2])[:, None] + past.shape[2], torch.arange(k.shape[2])
+        return eager(q, k, v, lambda s: s.masked_fill((key > position) | (key <= position - 4), -INFINITY))
+
+    inputs = (*(heads(seed=seed) for seed in range(3)), heads(tokens=5, seed=4))
+    sizes = (*({0: "batch", 2: "tokens"},) * 3, {0: "batch", 2: "past"})
+    module = symbolic(function, *inputs, sizes=sizes)
+    assert only_call(module, *inputs) == parameters(causal="bottom_right", window=3)
+
+
+def chunks(distance: Tensor) -> Tensor:
+    """Llama 4's: a query sees the keys before it in its own part of the sequence."""
+    chunk = torch.arange(distance.shape[0]) // 4
+    return (distance >= 0) & (chunk[:, None] == chunk)
+
+
+NO_WINDOWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "uneven": lambda distance: (distance <= 2) & (distance >= -1),
+    "without the query's own": lambda distance: (distance <= 3) & (distance > 0),
+    "with a hole": lambda distance: (distance >= 0) & (distance <= 3) & (distance != 1),
+    "chunks": chunks,
+}
+
+
+@pytest.mark.parametrize("seen", NO_WINDOWS.values(), ids=NO_WINDOWS)
+def test_other_positions_stay_a_mask(seen: Callable[[Tensor], Tensor]) -> None:
+    """A mask of positions that is neither causal nor a window must not be taken for one."""
+    q, k, v = (heads(seed=seed) for seed in range(3))
+    module = symbolic(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, seen(distances(q, k))), q, k, v)
+    (call,) = substituted(module, RULES)[1].substitutions
+    assert call.parameters == parameters(mask="bool")
+
+
+def with_sink(scores: Tensor, sinks: Tensor) -> Tensor:
+    """GPT-OSS's weights: the softmax over the keys and one more, which is dropped."""
+    joined = torch.cat([scores, sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
+    return (joined - joined.max(dim=-1, keepdim=True).values).softmax(-1)[..., :-1]
+
+
+CAP = 3.0
+VARIANTS: dict[str, tuple[Function, dict[str, Any]]] = {
+    "capped": (
+        lambda q, k, v, s: eager(q, k, v, lambda scores: (scores / CAP).tanh() * CAP), {"softcap": CAP},
+    ),
+    "capped, then masked": (
+        lambda q, k, v, s: eager(
+            q, k, v, lambda scores: (CAP * (scores / CAP).tanh()).masked_fill(distances(q, k) < 0, -INFINITY)
+        ),
+        {"softcap": CAP, "causal": "top_left"},
+    ),
+    "sinks": (lambda q, k, v, s: with_sink(q @ k.mT / 4, s) @ v, {"sinks": True}),
+    "capped, sinks": (lambda q, k, v, s: with_sink((q @ k.mT / 4 / CAP).tanh() * CAP, s) @ v, {
+        "sinks": True, "softcap": CAP,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("queries", [1, TOKENS])
+@pytest.mark.parametrize(("function", "expected"), VARIANTS.values(), ids=VARIANTS)
+def test_variants(function: Function, expected: dict[str, Any], queries: int) -> None:
+    """Caps and sinks go into the kernel, for many queries and for one."""
+    inputs = (heads(tokens=queries), heads(seed=1), heads(seed=2), normal(HEADS, seed=3))
+    if queries == 1 and "causal" in expected:
+        pytest.skip("says nothing for one query")
+    module = imported(function, *inputs, symbolic=())
+    (call,) = checked_substitutions(module, *inputs, rules=RULES)
+    assert call.kernel == ("attention.decode" if queries == 1 else "attention.prefill")
+    assert call.parameters == replace(parameters(**expected), scale=call.parameters.scale)
+    assert call.parameters.scale == pytest.approx(0.25)
 
 
 def test_one_query_is_decoding() -> None:
@@ -370,7 +481,15 @@ NEAR_MISSES: dict[str, tuple[Function, str]] = {
     "masked by zero": (
         lambda q, k, v: (q @ k.mT).masked_fill(lower_triangle(q), 0.0).softmax(-1) @ v, "filled with 0.0"
     ),
-    "capped scores": (lambda q, k, v: torch.tanh(q @ k.mT).softmax(-1) @ v, "pass through tanh"),
+    "scores capped twice": (lambda q, k, v: (q @ k.mT).tanh().tanh().softmax(-1) @ v, "pass through tanh after"),
+    "scores masked, then capped": (
+        lambda q, k, v: (q @ k.mT).masked_fill(~lower_triangle(q), -1e9).tanh().softmax(-1) @ v,
+        "pass through tanh after they were masked",
+    ),
+    "a bounded sigmoid": (lambda q, k, v: (q @ k.mT).sigmoid().softmax(-1) @ v, "pass through sigmoid"),
+    "the first weights dropped": (
+        lambda q, k, v: torch.cat([q.mean(-1, True), q @ k.mT], -1).softmax(-1)[..., 1:] @ v, "another axis",
+    ),
     "weights transposed": (lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v, "softmax runs over the queries"),
     "values by heads": (lambda q, k, v: (q @ k.mT).softmax(-1).transpose(0, 1) @ v, "axis each for the batch"),
     "rows cleared otherwise": (
@@ -438,3 +557,39 @@ def test_models(name: str, config: dict[str, Any], expected: dict[str, Any], imp
     found, wanted = call.parameters, parameters(causal="top_left", v_layout="bshd", out_layout="bshd")
     assert found == replace(wanted, **(expected | {"scale": found.scale}))
     assert (call.count, found.scale) == (2, pytest.approx(expected.get("scale", wanted.scale)))
+
+
+WINDOWED = {
+    "mistral": ({"sliding_window": 4}, {"causal": "top_left", "window": 3}),
+    "gemma2": (
+        {"sliding_window": 4, "head_dim": 16, "attn_implementation": "eager", "layer_types": ["sliding_attention"] * 2},
+        {"causal": "top_left", "window": 3, "softcap": 50.0, "scale": 256**-0.5},
+    ),
+    "gpt_oss": (
+        {"sliding_window": 4, "head_dim": 16, "attn_implementation": "eager", "num_local_experts": 4,
+         "layer_types": ["sliding_attention"] * 2},
+        {"causal": "top_left", "window": 3, "sinks": True},
+    ),
+    "modernbert": (
+        {"local_attention": 4, "global_attn_every_n_layers": 9, "pad_token_id": 0, "cls_token_id": 1,
+         "sep_token_id": 2, "layer_types": ["sliding_attention"] * 2},
+        {"window": 2, "num_kv_heads": HEADS},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "config", "expected"), [(name, *model) for name, model in WINDOWED.items()])
+def test_models_with_windows(name: str, config: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Windows, capped scores and sinks as transformers' models have them; no mask tensor is left."""
+    sizes = {"attn_implementation": "sdpa", "num_key_value_heads": 2, "pad_token_id": 0} | SIZES | config
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(name, **sizes)).eval()
+    tokens = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+    options = {} if name == "modernbert" else {"use_cache": False}
+    axes = {"input_ids": {0: DIMS["batch"], 1: DIMS["tokens"]}, **dict.fromkeys(options)}
+    module = Canonicalize()(import_torch(model, (), {"input_ids": tokens, **options}, axes).module)
+    (call,) = substituted(module, RULES)[1].substitutions
+    found = call.parameters
+    layouts = {"q_layout": found.q_layout, "k_layout": found.k_layout, "v_layout": found.v_layout}
+    wanted = {"num_kv_heads": 2, "out_layout": "bshd", "scale": 0.25} | layouts | expected
+    assert (call.count, found) == (2, replace(parameters(**wanted), scale=found.scale))
+    assert found.scale == pytest.approx(wanted["scale"])
