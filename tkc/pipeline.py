@@ -23,6 +23,7 @@ from tkc.passes.join_weights import JoinedWeights, JoinWeights
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.patch_products import PatchProducts
+from tkc.passes.planned_views import PlannedViews
 from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import RULES
 from tkc.passes.substitute_kernels import (
@@ -97,6 +98,7 @@ def fusion_stages() -> list[PassStage]:
             (
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
+                PlannedViews(),
                 TransposedProducts(),
                 transform.LegalizeOps(),
                 transform.AnnotateTIROpPattern(),

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 import tvm
 from tvm import relax, tirx
-from tvm.relax import transform
 
 from tkc.kernels.target import Target
-from tkc.pipeline import lowering_stage
+from tkc.pipeline import fusion_stages, lowering_stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
@@ -38,17 +37,9 @@ def graph(inputs: Sequence[Input], body: Callable[..., relax.Expr]) -> tvm.IRMod
 
 def fused(module: tvm.IRModule, target: Target) -> tvm.IRModule:
     """``module`` with its operators as fused TensorIR functions, as the pipeline hands them to scheduling."""
+    (fuse,) = (stage for stage in fusion_stages() if stage.name == "fuse")
     with tvm_target(target):
-        return tvm.transform.Sequential(
-            [
-                relax.backend.DispatchSortScan(),
-                transform.LegalizeOps(),
-                transform.AnnotateTIROpPattern(),
-                transform.FuseOps(),
-                transform.FuseTIR(),
-                transform.DeadCodeElimination(),
-            ]
-        )(module)
+        return tvm.transform.Sequential(fuse.passes)(module)
 
 
 def scheduled(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, list[ScheduledFunction]]:

@@ -43,6 +43,15 @@ def swiglu(b: relax.BlockBuilder, gate: relax.Var, up: relax.Var) -> relax.Expr:
     return op.multiply(b.emit(op.nn.silu(gate)), up)
 
 
+def running_sums(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """Running sums, whose memory something else would have in the meantime if it were free."""
+    dtype, other = x.struct_info.dtype, x
+    sums = b.emit(op.astype(b.emit(op.cumsum(b.emit(op.astype(x, "float32")), -1)), dtype))
+    for _ in range(3):
+        other = b.emit(op.nn.softmax(other, -1))
+    return op.add(sums, other)
+
+
 def rows(dtype: str) -> Input:
     """Rows of 96 numbers."""
     return ((BATCH, LENGTH, 96), dtype)
@@ -119,6 +128,13 @@ CASES = (
         lambda b, x: op.astype(b.emit(op.argmax(x, 1)), x.struct_info.dtype),
         lambda x: x.argmax(1).to(x.dtype),
         "gpu-strided-reduction",
+    ),
+    Case(
+        "running sums that are read late",
+        lambda t: [((BATCH, LENGTH, 96), t)],
+        running_sums,
+        lambda x: x.float().cumsum(-1).to(x.dtype) + x.softmax(-1).softmax(-1).softmax(-1),
+        "dlight-general-reduction",
     ),
     Case("mean", lambda t: [rows(t)], lambda b, x: op.mean(x, axis=-1), lambda x: x.mean(-1), "dlight-reduction"),
     Case(
@@ -233,6 +249,13 @@ def test_scans_of_many_rows_launch_a_grid_that_is_wide_not_high(axis: int) -> No
     assert along["y"]
     assert not any(row in line for line in along["y"] for row in rows)
     assert any(row in line for line in along["x"] for row in rows)
+
+
+def test_views_that_scans_are_taken_of_share_memory_in_planning() -> None:
+    """As reshapes; TVM's own calls would be taken for tensors with memory of their own."""
+    module = fused(graph([((BATCH, LENGTH, 96), "float32")], running_sums), HOPPER)
+    assert "gpu_2d_continuous_cumsum" in module.script()
+    assert "vm.builtin.reshape" not in module.script()
 
 
 def test_a_schedule_that_takes_too_much_shared_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
