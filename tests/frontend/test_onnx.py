@@ -31,7 +31,7 @@ def relative_error(actual: np.ndarray, expected: torch.Tensor) -> float:
 
 
 # They take the longest to generate code for; their operators are those of the others, or tested by themselves.
-LONG = {"light_densenet121", "light_inception_v2"}
+LONG = {"light_densenet121", "light_inception_v1", "light_inception_v2"}
 
 
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("light_*.onnx")), ids=lambda path: path.stem)

@@ -128,7 +128,6 @@ _PACKED = GatedMatmulParameters(200, 512, "bfloat16", "kn", "gelu", packed=True,
 @pytest.mark.parametrize(
     ("arch", "parameters", "few"),
     [
-        ("sm_80", _PLAIN, False),
         ("sm_80", _PLAIN, True),
         ("sm_89", GatedMatmulParameters(200, 512, "float16", "kn", packed=True), True),
         ("sm_90a", _PACKED, False),
