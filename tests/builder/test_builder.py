@@ -146,6 +146,17 @@ def test_a_hanging_builder_is_stopped_at_the_time_limit(cache: KernelCache) -> N
         assert not builder._workers[0].alive
 
 
+def test_what_is_being_built_is_no_library_yet(cache: KernelCache) -> None:
+    """Neither listed nor looked into: its folder may be gone the next moment."""
+    with cache.building(request()) as scratch:
+        built = scratch / "generated" / "kernel.so"
+        built.parent.mkdir()
+        built.write_bytes(b"code")
+        assert cache.libraries() == []
+        stored = cache.store(request(), built)
+    assert cache.libraries() == [stored.path]
+
+
 def test_nothing_half_built_stays_behind(cache: KernelCache) -> None:
     """After a failure the cache holds no scratch folder and no entry."""
     with KernelBuilder(cache, BuilderSettings(workers=1, timeout=0.05)) as builder, pytest.raises(KernelBuildError):

@@ -109,6 +109,10 @@ class KernelCache:
         entry.rename(target)
         return KernelLibrary(request, target / library.name, key, digest)
 
+    def libraries(self) -> list[Path]:
+        """Every library that is stored; not those that others build meanwhile, whose folders come and go."""
+        return list(self.folder.glob("??/*/*.so"))
+
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / key
 

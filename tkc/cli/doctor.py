@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.filesize import decimal
 from rich.table import Table
 
-from tkc.builder import cache_folder, toolchain
+from tkc.builder import KernelCache, cache_folder, toolchain
 from tkc.errors import TargetError
 from tkc.targets import local_gpu
 
@@ -91,7 +91,7 @@ def _package(name: str) -> Finding:
 
 def _cache() -> Finding:
     folder = cache_folder()
-    libraries = list((folder / "kernels").glob("*/*/*.so"))
+    libraries = KernelCache().libraries()
     used = sum(library.stat().st_size for library in libraries)
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
