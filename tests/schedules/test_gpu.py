@@ -251,6 +251,18 @@ def test_scans_of_many_rows_launch_a_grid_that_is_wide_not_high(axis: int) -> No
     assert any(row in line for line in along["x"] for row in rows)
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["for each element", "for each sum"])
+def test_no_sum_is_computed_again_for_each_element_that_reads_it(keeps: bool) -> None:
+    """A thread an output only where what follows has as many elements as there are sums."""
+
+    def body(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        mean = b.emit(op.mean(x, 1, keepdims=True))
+        return op.nn.relu(mean) if keeps else op.subtract(x, mean)
+
+    _, report = scheduled(graph([((BATCH, LENGTH, 96), "float32")], body), HOPPER)
+    assert [entry.scheduled_by == "gpu-strided-reduction" for entry in report] == [keeps]
+
+
 def test_views_that_scans_are_taken_of_share_memory_in_planning() -> None:
     """As reshapes; TVM's own calls would be taken for tensors with memory of their own."""
     module = fused(graph([((BATCH, LENGTH, 96), "float32")], running_sums), HOPPER)
