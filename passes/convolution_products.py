@@ -15,6 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.channels_last import channels_last, channels_second, with_channels_last
 from tkc.passes.graph import dtype, has_known_shape, permuted_axes, shape, static
+from tkc.passes.rewriting import rewritten
 from tkc.passes.windows import Windows
 
 # Rows of a product begin at multiples of 16 bytes, or the copy engine cannot load them.
@@ -52,11 +53,7 @@ class ConvolutionProducts:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with products."""
-        rewriting = _Rewriting(module, self.dtypes)
-        for name, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                rewriting.builder_.update_func(name, rewriting.visit_expr(function))
-        return rewriting.builder_.get()
+        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes))
 
 
 @mutator

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator
 
 
-def rewritten(module: IRModule, mutator: type[PyExprMutator]) -> IRModule:
+def rewritten(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) -> IRModule:
     """``module`` with each of its Relax functions as ``mutator`` makes it, and what that adds to the module."""
     rewriting = mutator(module)
     for name, function in module.functions_items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from math import prod
 from typing import TypeAlias
 
 from tvm import relax, te, tirx
@@ -83,7 +83,7 @@ class Windows:
         follow.
         """
         batch, channels, *sizes = image.shape
-        used = reduce(lambda left, right: left * right, self.extents, int(channels))
+        used = int(channels) * prod(self.extents)
 
         def element(*index: tirx.Var) -> tirx.PrimExpr:
             item, column = index[0], index[-1]

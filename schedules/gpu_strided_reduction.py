@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from math import prod
-from operator import mul
 
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -82,23 +80,20 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
 def _one_each(sch: s_tir.Schedule, reduction: SBlockRV, consumer: SBlockRV) -> bool:
     """Whether ``consumer`` has as many elements as ``reduction`` has outputs, so that none is reduced twice."""
     outputs, elements = (
-        reduce(
-            mul,
-            [i.dom.extent for i in sch.get(block).iter_vars if i.iter_type == tirx.IterVar.DataPar],
-            tirx.IntImm("int64", 1),
-        )
-        for block in (reduction, consumer)
+        prod(_extents(sch.get(block), "S"), start=tirx.IntImm("int64", 1)) for block in (reduction, consumer)
     )
     return bool(arith.Analyzer().can_prove(elements <= outputs))
 
 
+def _extents(block: tirx.SBlock, kind: str) -> list[tirx.PrimExpr]:
+    """Of the iterators of ``block`` whose letter is ``kind``."""
+    return [i.dom.extent for i, found in zip(block.iter_vars, iterator_kinds(block), strict=True) if found == kind]
+
+
 def _threads_of_output(sch: s_tir.Schedule, reduction: SBlockRV) -> int:
     """How many threads share one output: several where there are few, each of many elements."""
-    kinds = iterator_kinds(sch.get(reduction))
-    extents = [static(iterator.dom.extent) for iterator in sch.get(reduction).iter_vars]
     outputs, elements = (
-        prod(extent or _UNKNOWN for extent, kind in zip(extents, kinds, strict=True) if kind == wanted)
-        for wanted in "SR"
+        prod(static(extent) or _UNKNOWN for extent in _extents(sch.get(reduction), kind)) for kind in "SR"
     )
     # TVM divides among threads what reduces into one buffer; argmax and the like have two.
     divisible = len(sch.get(reduction).writes) == 1

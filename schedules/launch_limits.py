@@ -46,13 +46,14 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
 def widest_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func``, one of TVM's scheduled scans or sorts, whose grids are as high as there are rows, with those along x.
 
-    Grids may be much wider than high. The other axis counts the parts of one row, which are few.
+    Grids may be much wider than high. The other axis counts the parts of one row, of 512 elements or more: rows of
+    more than 33 million have too many. Grids known to be low enough stay as they are.
     """
 
     def in_launch(statement: tirx.Stmt) -> tirx.Stmt | None:
         if _thread_tag(statement) is None:
             return None
-        high = any(_thread_tag(node) == "blockIdx.y" for node in nodes(statement))
+        high = any(_thread_tag(node) == "blockIdx.y" and not _is_low(node) for node in nodes(statement))
         return ir_transform(statement, None, _exchanged, _LAUNCHING) if high else statement
 
     return func.with_body(ir_transform(func.body, in_launch, None, _LAUNCHING))
@@ -74,6 +75,11 @@ def _thread_tag(node: object) -> str | None:
     if isinstance(node, tirx.For) and node.thread_binding is not None:
         return str(node.thread_binding.thread_tag)
     return None
+
+
+def _is_low(launch: tirx.AttrStmt | tirx.For) -> bool:
+    blocks = static(launch.value if isinstance(launch, tirx.AttrStmt) else launch.extent)
+    return blocks is not None and blocks <= _MOST_BLOCKS["blockIdx.y"]
 
 
 def _renamed(axis: tirx.IterVar) -> tirx.IterVar:
