@@ -5,6 +5,7 @@
 
 from tkc.kernels.attention.latent_spec import LatentDecode
 from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
+from tkc.kernels.batched_matmul.spec import BatchedMatmul
 from tkc.kernels.gated_matmul.spec import GatedMatmul
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.kernels.matmul.spec import Matmul
@@ -31,6 +32,7 @@ SPECS: dict[str, KernelSpec] = {
         Matmul(),
         GatedMatmul(),
         GroupedMatmul(),
+        BatchedMatmul(),
         ScaledMatmul(),
         Normalization(),
         Rotary(),

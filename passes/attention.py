@@ -193,8 +193,8 @@ def _of_operator(graph: Graph, call: relax.Call, heads: int) -> tuple[Geometry, 
     scores = (g.b.index, g.h.index, g.q.index, g.k.index)
     return g, _Inputs(
         query=(query, (g.b.index, g.q.index, g.h.index, size.index)),
-        key=(key, (g.b.index, g.k.index, g.h.index, size.index)),
-        value=(value, (g.b.index, g.k.index, g.h.index, value_size.index)),
+        key=(key, (g.b.index, g.k.index, _shared_head(g, key), size.index)),
+        value=(value, (g.b.index, g.k.index, _shared_head(g, value), value_size.index)),
         size=size,
         value_size=value_size,
         result=(g.b.index, g.q.index, g.h.index, value_size.index),
@@ -202,6 +202,14 @@ def _of_operator(graph: Graph, call: relax.Call, heads: int) -> tuple[Geometry, 
         masks=tuple(MaskTerm(mask, broadcast_index(scores, shape(mask))) for mask in bias),
         causal=CAUSAL[call.attrs.causal_mask],
     )
+
+
+def _shared_head(g: Geometry, keys: relax.Expr) -> tirx.PrimExpr:
+    """The head of ``keys`` or values ``[batch, sequence, heads, size]`` that belongs to one of queries."""
+    heads = static(shape(keys)[2])
+    if heads is None or g.heads % heads != 0:
+        raise NotAttention(f"{g.heads} heads of queries do not share {shape(keys)[2]} of keys evenly")
+    return g.space.simplified([tirx.floordiv(g.h.index, int64(g.heads // heads))])[0]
 
 
 def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) -> tuple[Geometry, _Inputs]:

@@ -34,7 +34,7 @@ class Fused:
 
 def _check(match: Match) -> KernelCall | Refusal | None:
     graph, var = match.graph, match.var
-    if (product := graph.call(var, "relax.matmul")) is not None and (reason := _unfit(graph, product)) is not None:
+    if (product := graph.call(var, "relax.matmul")) is not None and (reason := unfit(graph, product)) is not None:
         return Refusal(reason)
     fused = fused_product(graph, var)
     if fused is None or dtype(var) not in _DTYPES:
@@ -62,21 +62,26 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     return KernelCall(parameters, tuple(inputs), {var: restored(0, var)})
 
 
-def _unfit(graph: Graph, product: relax.Call) -> str | None:
-    """Why no kernel takes this matrix product."""
+def unfit(graph: Graph, product: relax.Call) -> str | None:
+    """Why no kernel takes this matrix product; ``None`` where one does, or has a reason of its own."""
     a, b = product.args
     if any(known_dims(x.struct_info) is None for x in (a, b, product)):
         return "the shapes of its operands are not known"
-    weight, _ = _weight(graph, b)
     if a.struct_info.ndim < 2 or b.struct_info.ndim < 2:
         return "it is a product with a vector"
-    if weight.struct_info.ndim != 2:
-        return "its second operand has a batch dimension, and the kernel takes one weight for all rows"
+    if not has_one_weight(graph, product):
+        return None
+    weight, _ = _weight(graph, b)
     if None in map(static, shape(weight)):
         return "the size of its second operand is only known at run time"
     if dtype(a) != dtype(weight) or dtype(a) not in _DTYPES:
         return f"it multiplies {dtype(a)} by {dtype(weight)}"
     return None
+
+
+def has_one_weight(graph: Graph, product: relax.Call) -> bool:
+    """Whether a product's right operand is one matrix for all rows, and no batch of matrices."""
+    return _weight(graph, product.args[1])[0].struct_info.ndim == 2
 
 
 def _weight(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, bool]:
@@ -137,7 +142,7 @@ def biased_product(graph: Graph, expr: relax.Expr) -> Fused | None:
 
 def _product(graph: Graph, expr: relax.Expr) -> Fused | None:
     call = graph.call(expr, "relax.matmul")
-    if call is None or _unfit(graph, call) is not None:
+    if call is None or unfit(graph, call) is not None or not has_one_weight(graph, call):
         return None
     return Fused(call.args[0], *_weight(graph, call.args[1]))
 

@@ -1,6 +1,7 @@
-"""The ordered table of substitution rules: what comes first sees the graph first."""
+"""The ordered tables of substitution rules: what comes first sees the graph first."""
 
 from tkc.passes.attention import DECODE, PREFILL
+from tkc.passes.batched_matmul import BATCHED_MATMUL
 from tkc.passes.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.latent_attention import LATENT_DECODE
@@ -43,3 +44,6 @@ RULES: tuple[Rule, ...] = (
     MATMUL,
     NORMALIZATION,
 )
+
+# What is left once attention that none of these took is spelled out in products.
+PRODUCT_RULES: tuple[Rule, ...] = (BATCHED_MATMUL,)

@@ -25,7 +25,7 @@ from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.patch_products import PatchProducts
 from tkc.passes.planned_views import PlannedViews
 from tkc.passes.retain_memory import RetainMemory
-from tkc.passes.rules import RULES
+from tkc.passes.rules import PRODUCT_RULES, RULES
 from tkc.passes.substitute_kernels import (
     Choice,
     Configure,
@@ -73,10 +73,13 @@ def substitution_stages(
         PassStage("canonicalize", (FoldEmptyTensors(), *convolutions, PatchProducts(), Canonicalize())),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
         # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.
+        # Attention that no kernel takes is spelled out in products, which one does.
         PassStage(
             "substitute kernels",
             (
                 SubstituteKernels(target, kernels, report, RULES, configure),
+                LowerAttention(),
+                SubstituteKernels(target, kernels, report, PRODUCT_RULES, configure),
                 JoinWeights([] if joined is None else joined),
                 Canonicalize(),
             ),
@@ -91,7 +94,7 @@ def fusion_stages() -> list[PassStage]:
         # alone are written, by opaque functions: no consumer takes the write into itself.
         PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
-        PassStage("lower operators", (LowerAttention(), WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
+        PassStage("lower operators", (WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
         # Operators become TensorIR functions, neighbours one function each.
         PassStage(
             "fuse",

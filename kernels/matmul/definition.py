@@ -21,7 +21,7 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and the outputs."""
     if target.is_cuda:
         if configuration.blocks:
-            return persistent.define(parameters, configuration)
+            return persistent.define(parameters, configuration, tensor_types(Matmul(), parameters, OPTIONAL_TENSORS))
         if configuration.splits > 1:
             return split.define(parameters, configuration, target)
         return _cuda(parameters, configuration, target)

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr, PrimFunc
+from tvm.tirx import Buffer, BufferRegion, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.raster import tile_at
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
-from tkc.kernels.tensor_types import tensor_types
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
@@ -31,14 +30,15 @@ class _Shared:
     free: Buffer
 
 
-def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
-    """The kernel over the same tensors as the one with a block for each tile.
+def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) -> PrimFunc:
+    """The kernel over the same tensors as the one with a block for each tile: those of ``types``, and ``None`` for
+    others. Where these have a batch axis in front, tiles of one entry follow those of another.
 
     TileLang divides the warps of one tile's loop by itself, but lets those that load wait for the end of the tile. Here
     they have their own loop over all slices of all tiles, and wait for nothing but free memory. Each of the others
     stores its own rows, by parts, each on its way while the next is computed: none waits for another.
     """
-    types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
+    batched = len(types.out.shape) == 3
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
@@ -49,10 +49,21 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups
 
-    def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Where a tile begins."""
+    def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """The entry of the batch that a tile is of, and where in it the tile begins."""
+        entry = 0
+        if batched:
+            each = row_tiles * column_tiles
+            entry, tile = T.truncdiv(tile, each), T.truncmod(tile, each)
         row_tile, column_tile = tile_at(tile, row_tiles, column_tiles)
-        return row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+        return entry, row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+
+    def tile_of(
+        matrices: Buffer, entry: PrimExpr, row: PrimExpr, column: PrimExpr, rows: int, columns: int
+    ) -> BufferRegion:
+        """``rows`` and ``columns`` of an entry's matrix, from ``row`` and ``column`` on."""
+        batch = (entry,) if batched else ()
+        return matrices[(*batch, slice(row, row + rows), slice(column, column + columns))]
 
     def slot(turn: PrimExpr, step: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""
@@ -82,12 +93,14 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         own = slice(top, top + rows)
         acc = T.alloc_fragment((rows, c.block_n), "float32")
         own_bias = T.alloc_fragment((bias_columns,), p.dtype)
+        entry = T.alloc_var("int32")
         row = T.alloc_var("int32")
         column = T.alloc_var("int32")
         for turn in T.serial(turns):
             begin = place(turn * c.blocks + block, row_tiles)
-            row = begin[0] + top
-            column = begin[1]
+            entry = begin[0]
+            row = begin[1] + top
+            column = begin[2]
             if p.bias:  # it comes while the products run
                 T.copy(args.bias[column : column + bias_columns], own_bias)
             T.clear(acc)
@@ -118,7 +131,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
                     if holds(p, column, begin, end):
                         T.tma_copy(
                             s.staged[turned, own, :],
-                            args.outputs[i][row : row + rows, column + first - begin : column + first - begin + width],
+                            tile_of(args.outputs[i], entry, row, column + first - begin, rows, width),
                         )
         T.tma_store_wait(0)
 
@@ -135,7 +148,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
     ):
         if p.activation is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
-        m = a.shape[0]
+        m = out.shape[-2]
+        row_tiles = T.ceildiv(m, c.block_m)
+        tiles = row_tiles * column_tiles * (out.shape[0] if batched else 1)
         with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
@@ -143,50 +158,43 @@ def define(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             tile_bias = T.alloc_shared((warpgroups, bias_columns), p.dtype)
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
-            row_tiles = T.ceildiv(m, c.block_m)
-            turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
+            turns = T.ceildiv(T.max(tiles - block, 0), c.blocks)
             shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free)
             args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
+            entry = T.alloc_var("int32")
             row = T.alloc_var("int32")
             column = T.alloc_var("int32")
             if thread < WARPGROUP:
-                T.dec_max_nreg(LOADING_REGISTERS)
+                if warpgroups > 1:
+                    T.dec_max_nreg(LOADING_REGISTERS)
                 for turn in T.serial(turns):
                     begin = place(turn * c.blocks + block, row_tiles)
-                    row = begin[0]
-                    column = begin[1]
+                    entry = begin[0]
+                    row = begin[1]
+                    column = begin[2]
                     for step in T.serial(steps):
                         at, parity = slot(turn, step)
                         depth = step * c.block_k
                         T.mbarrier_wait_parity(free[at], parity ^ 1)
                         T.tma_copy(
-                            a[row : row + c.block_m, depth : depth + c.block_k], a_shared[at, :, :], barrier=loaded[at]
+                            tile_of(a, entry, row, depth, c.block_m, c.block_k), a_shared[at, :, :], barrier=loaded[at]
                         )
-                        if transposed:
-                            T.tma_copy(
-                                b[column : column + c.block_n, depth : depth + c.block_k],
-                                b_shared[at, :, :],
-                                barrier=loaded[at],
-                            )
-                        else:
-                            T.tma_copy(
-                                b[depth : depth + c.block_k, column : column + c.block_n],
-                                b_shared[at, :, :],
-                                barrier=loaded[at],
-                            )
+                        corner = (column, depth) if transposed else (depth, column)
+                        T.tma_copy(tile_of(b, entry, *corner, *b_tile), b_shared[at, :, :], barrier=loaded[at])
                         T.mbarrier_arrive(loaded[at])
                     for nth, left in enumerate(added):
                         at, parity = slot(turn, steps + nth)
                         T.mbarrier_wait_parity(free[at], parity ^ 1)
                         T.tma_copy(
-                            residual[row : row + c.block_m, column + left : column + left + c.block_k],
+                            tile_of(residual, entry, row, column + left, c.block_m, c.block_k),
                             a_shared[at, :, :],
                             barrier=loaded[at],
                         )
                         T.mbarrier_arrive(loaded[at])
             else:
-                T.inc_max_nreg(computing_registers(warpgroups))
+                if warpgroups > 1:  # else there are enough registers for all
+                    T.inc_max_nreg(computing_registers(warpgroups))
                 if warpgroups == 1 or thread < 2 * WARPGROUP:
                     compute(0, turns, row_tiles, block, shared, args)
                 else:

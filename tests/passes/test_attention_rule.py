@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
+from reference_execution import checked_substitutions, evaluated, imported, refusal_reasons, substituted
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -152,6 +152,17 @@ def test_one_head_for_all_by_broadcasting() -> None:
     """Multi-query attention needs no repetition in PyTorch."""
     q, k, v = heads(), heads(1, seed=1), heads(1, seed=2)
     assert only_call(symbolic(eager, q, k, v), q, k, v) == parameters(num_kv_heads=1)
+    module, report = substituted(symbolic(F.scaled_dot_product_attention, q, k, v), RULES)
+    assert [call.parameters for call in report.substitutions] == [parameters(num_kv_heads=1)]
+    # Beside PyTorch, since TVM's lowering of the operator reads heads of keys that there are not.
+    torch.testing.assert_close(evaluated(module, q, k, v), [F.scaled_dot_product_attention(q, k, v)])
+
+
+def test_heads_that_the_operator_shares() -> None:
+    """PyTorch's operator itself has fewer heads of keys and values than of queries, if it is told so."""
+    q, k, v = heads(), heads(2, seed=1), heads(2, seed=2)
+    module = symbolic(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v)
+    assert only_call(module, q, k, v) == parameters(num_kv_heads=2)
 
 
 def test_heads_in_another_order_stay_repeated() -> None:

@@ -165,7 +165,6 @@ def test_result_in_float32() -> None:
 
 
 REFUSED: dict[str, tuple[Function, tuple[Tensor, ...], str]] = {
-    "a weight for each batch": (lambda x, w: x @ w, (X, normal(3, K, N)), "has a batch dimension"),
     "a vector": (lambda x, w: x @ w, (X, normal(K)), "a product with a vector"),
     "float64": (lambda x, w: x @ w, (X.double(), normal(K, N).double()), "multiplies float64 by float64"),
 }

@@ -9,6 +9,7 @@ from typing import Any
 from tkc.bench import kernel_references as references
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -36,6 +37,20 @@ _DEEPSEEK_V3 = LatentParameters(
     scale=192**-0.5,  # of a head before its keys are absorbed: 128 + 64
     joined_queries=True,
     joined_cache=True,
+)
+
+# With how many matrices, and of how many rows: scores and weighted values of DeBERTa-v3-large over 32 sequences, and of
+# 32 heads of 128; what takes DeepSeek-V3's queries to its latents, and these to values; Llama-4-Scout's experts.
+_FEW_TO_MANY = (1, 16, 128, 2048)
+_BATCHED = (
+    (BatchedMatmulParameters(512, 64, "bfloat16"), 512, (512,)),
+    (BatchedMatmulParameters(64, 512, "bfloat16", "kn"), 512, (512,)),
+    (BatchedMatmulParameters(2048, 128, "bfloat16"), 32, (2048,)),
+    (BatchedMatmulParameters(128, 2048, "bfloat16", "kn"), 32, (2048,)),
+    (BatchedMatmulParameters(512, 128, "bfloat16", "kn"), 128, _FEW_TO_MANY),
+    (BatchedMatmulParameters(128, 512, "bfloat16"), 128, _FEW_TO_MANY),
+    (BatchedMatmulParameters(16384, 5120, "bfloat16", "kn"), 16, _FEW_TO_MANY),
+    (BatchedMatmulParameters(5120, 8192, "bfloat16", "kn"), 16, _FEW_TO_MANY),
 )
 
 # Of Llama-3-8B, and of Qwen3-30B-A3B, which normalizes heads.
@@ -134,7 +149,12 @@ def _products() -> list[Case]:
         for p in _GROUPED
         for tokens in (1, 16, 64, 128, 2048, 4096, 8192, 65536)
     ]
-    return [*dense, *scaled, *gated, *grouped]
+    batched = [
+        Case("matmul.batched", p, {"batch": entries, "m": m}, references.batched)
+        for p, entries, rows in _BATCHED
+        for m in rows
+    ]
+    return [*dense, *scaled, *gated, *grouped, *batched]
 
 
 def _expert_choices() -> list[Case]:
@@ -251,6 +271,11 @@ def tuning_cases() -> list[Case]:
         Case("matmul.grouped", parameters, _grouped_sizes(parameters, m))
         for parameters in _GROUPED
         for m in (8, 128, 512, 2048, 8192, 32768)
+    ]
+    found += [
+        Case("matmul.batched", parameters, {"batch": entries, "m": m})
+        for parameters, entries, _ in _BATCHED
+        for m in (1, 16, 64, 128, 512, 2048)
     ]
     found += [
         Case("normalization", NormalizationParameters(c, "bfloat16", kind, 1e-6), {"tokens": t})

@@ -8,6 +8,7 @@ import torch
 
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -71,6 +72,11 @@ def grouped(parameters: GroupedMatmulParameters, a: torch.Tensor, *operands: tor
         return products
     gate, up = products.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
+
+
+def batched(parameters: BatchedMatmulParameters, a: torch.Tensor, b: torch.Tensor) -> object:
+    """cuBLAS's batched product on a GPU."""
+    return torch.bmm(a, b.mT if parameters.layout == "nk" else b)
 
 
 def sdpa(parameters: AttentionParameters, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:

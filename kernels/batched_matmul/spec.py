@@ -1,0 +1,134 @@
+"""Batched matrix product: each matrix of one batch times its own matrix of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.target import MULTIPROCESSORS, Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class BatchedMatmulParameters:
+    """``a @ b`` of every entry, accumulated in float32 and stored in ``out_dtype`` (``None``: in ``dtype``).
+
+    ``layout`` ``nk`` holds each right operand as ``[n, k]``, ``kn`` as ``[k, n]``. ``n`` and ``k`` are ``None`` where
+    only calls know them, as the length of a sequence.
+    """
+
+    n: int | None
+    k: int | None
+    dtype: Literal["float32", "float16", "bfloat16"]
+    layout: Literal["nk", "kn"] = "nk"
+    out_dtype: Literal["float32", "float16", "bfloat16"] | None = None
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of the output."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def strides(self) -> tuple[int | None, int | None]:
+        """The elements from one row of each operand to the next; ``None`` where only calls know them."""
+        return self.k, self.k if self.layout == "nk" else self.n
+
+
+# Wide tiles first, in blocks that stay: products over the size of a head write more than they multiply, and these
+# store one tile while they load the next. Then fewer rows.
+_TILINGS = {
+    80: (
+        Tiling(128, 128, 32, stages=4, threads=128),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 64, stages=4, threads=128),
+        Tiling(32, 64, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+    ),
+    90: (
+        Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(256, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 128, 64, stages=5, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(128, 64, 128, stages=4, threads=256, blocks=MULTIPROCESSORS),
+        Tiling(64, 64, 64, stages=6, threads=128, blocks=2 * MULTIPROCESSORS),
+        Tiling(128, 256, 64, stages=4, threads=256),
+        Tiling(128, 128, 64, stages=4, threads=256),
+        Tiling(128, 64, 64, stages=4, threads=128),
+        Tiling(64, 128, 64, stages=4, threads=128),
+        Tiling(64, 64, 64, stages=6, threads=128),
+        Tiling(64, 128, 128, stages=1, threads=128),
+        Tiling(32, 64, 128, stages=4, threads=128),
+        Tiling(16, 128, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=4, threads=128),
+        Tiling(16, 64, 128, stages=1, threads=128),
+    ),
+}
+
+BatchedMatmulConfiguration: TypeAlias = Tiling
+
+
+class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfiguration]):
+    """``a [batch, m, k]`` and ``b [batch, n, k]`` or ``[batch, k, n]`` to ``out [batch, m, n]``."""
+
+    name = "matmul.batched"
+    parameters_type = BatchedMatmulParameters
+    configuration_type = BatchedMatmulConfiguration
+    dispatch_size = "m"
+    minor_parameters = frozenset({"out_dtype"})
+
+    def unsupported(self, parameters: BatchedMatmulParameters, target: Target) -> str | None:
+        if target.is_cuda and parameters.dtype == "float32":
+            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        return None
+
+    def inputs(self, parameters: BatchedMatmulParameters) -> tuple[TensorType, ...]:
+        p = parameters
+        n, k = self._columns(p), "k" if p.k is None else p.k
+        return (
+            TensorType("a", ("batch", "m", k), p.dtype),
+            TensorType("b", ("batch", n, k) if p.layout == "nk" else ("batch", k, n), p.dtype),
+        )
+
+    def outputs(self, parameters: BatchedMatmulParameters) -> tuple[TensorType, ...]:
+        return (TensorType("out", ("batch", "m", self._columns(parameters)), parameters.stored_dtype),)
+
+    def _columns(self, p: BatchedMatmulParameters) -> int | str:
+        return "n" if p.n is None else p.n
+
+    def configurations(
+        self, parameters: BatchedMatmulParameters, target: Target
+    ) -> tuple[BatchedMatmulConfiguration, ...]:
+        p = parameters
+        if not target.is_cuda:
+            return cpu_tilings(p.layout, p.dtype)
+        tilings = _TILINGS[90 if target.compute_capability == 90 else 80]
+        # Of what only calls know: as many columns as any tile suits, and rows that tensor maps may not describe.
+        columns = max(tiling.block_n for tiling in tilings) if p.n is None else p.n
+        found = fitting(tilings, columns, [stride or 1 for stride in p.strides], target)
+        # Persistent blocks store by TMA, numbers of 16 bits.
+        lasting = p.n is not None and loadable_by_tma((p.n,)) and p.stored_dtype != "float32"
+        return tuple(tiling for tiling in found if lasting or not tiling.blocks)
+
+    def work(self, parameters: BatchedMatmulParameters, sizes: Mapping[str, int]) -> Work:
+        p = parameters
+        batch, m = sizes["batch"], sizes["m"]
+        n, k = p.n or sizes["n"], p.k or sizes["k"]
+        read, written = (m * k + k * n) * ITEM_BYTES[p.dtype], m * n * ITEM_BYTES[p.stored_dtype]
+        return Work(flops=2.0 * batch * m * n * k, bytes=float(batch * (read + written)))
+
+    def reference(self, parameters: BatchedMatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from tkc.kernels.batched_matmul.reference import batched_matmul
+
+        return (batched_matmul(parameters, *inputs),)
+
+    def beneficial(self, parameters: BatchedMatmulParameters, target: Target) -> str | None:
+        if not target.is_cuda:
+            return SERIAL_ON_CPU
+        if min(size for size in (parameters.n, parameters.k, 16) if size is not None) < 16:
+            return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
+        return None
