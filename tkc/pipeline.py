@@ -26,6 +26,7 @@ from tkc.passes.patch_products import PatchProducts
 from tkc.passes.planned_views import PlannedViews
 from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import PRODUCT_RULES, RULES
+from tkc.passes.short_scans import ShortScans
 from tkc.passes.substitute_kernels import (
     Choice,
     Configure,
@@ -99,6 +100,7 @@ def fusion_stages() -> list[PassStage]:
         PassStage(
             "fuse",
             (
+                ShortScans(),
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),

@@ -29,13 +29,13 @@ BATCH, LENGTH = size("b"), size("s")
 
 @dataclass(frozen=True)
 class Case:
-    """A graph of one dtype, the rule expected to schedule it, and the same in PyTorch."""
+    """A graph of one dtype, the same in PyTorch, and the rule expected to schedule it, if it needs one."""
 
     name: str
     inputs: Callable[[str], Sequence[Input]]
     body: Callable[..., relax.Expr]
     reference: Callable[..., torch.Tensor]
-    rule: str
+    rule: str | None = None
 
 
 def swiglu(b: relax.BlockBuilder, gate: relax.Var, up: relax.Var) -> relax.Expr:
@@ -131,7 +131,7 @@ CASES = (
     ),
     Case(
         "running sums that are read late",
-        lambda t: [((BATCH, LENGTH, 96), t)],
+        lambda t: [((BATCH, 3, 1100), t)],
         running_sums,
         lambda x: x.float().cumsum(-1).to(x.dtype) + x.softmax(-1).softmax(-1).softmax(-1),
         "dlight-general-reduction",
@@ -242,13 +242,58 @@ def test_odd_functions_run_in_threads_too(name: str) -> None:
 @pytest.mark.parametrize("axis", [1, 2])
 def test_scans_of_many_rows_launch_a_grid_that_is_wide_not_high(axis: int) -> None:
     """CUDA launches no more than 65,535 blocks along y."""
-    module, _ = scheduled(graph([((70000, 64, 8), "float32")], lambda b, x: op.cumsum(x, axis=axis)), HOPPER)
+    sizes = (70000, 2048, 8) if axis == 1 else (70000, 8, 2048)
+    module, _ = scheduled(graph([(sizes, "float32")], lambda b, x: op.cumsum(x, axis=axis)), HOPPER)
     lines = module.script().splitlines()
     along = {letter: [line for line in lines if f'"blockIdx.{letter}"' in line] for letter in "xy"}
     rows = ("T.int64(560000)", "T.thread_binding(m,")
     assert along["y"]
     assert not any(row in line for line in along["y"] for row in rows)
     assert any(row in line for line in along["x"] for row in rows)
+
+
+SHORT_SCANS = (
+    Case(
+        "sums of columns",
+        lambda t: [((BATCH, 33, 96), t)],
+        lambda b, x: op.cumsum(x, 1),
+        lambda x: x.float().cumsum(1).to(x.dtype),
+    ),
+    Case(
+        "sums of rows",
+        lambda t: [((BATCH, LENGTH, 128), t)],
+        lambda b, x: op.cumsum(x, -1),
+        lambda x: x.float().cumsum(-1).to(x.dtype),
+    ),
+    Case(
+        "sums before each element",
+        lambda t: [((5, BATCH, LENGTH), t)],
+        lambda b, x: op.cumsum(x, 0, exclusive=True),
+        lambda x: (x.float().cumsum(0) - x.float()).to(x.dtype),
+    ),
+    Case(
+        "products",
+        lambda t: [((BATCH, 9), t)],
+        lambda b, x: op.cumprod(x, 1),
+        lambda x: x.float().cumprod(1).to(x.dtype),
+    ),
+    Case(
+        "counts",
+        lambda t: [((BATCH, 17), "bool"), ((BATCH, 17), t)],
+        lambda b, seen, x: op.add(op.astype(op.cumsum(seen, 1, dtype="int64"), x.struct_info.dtype), x),
+        lambda seen, x: seen.cumsum(1).to(x.dtype) + x,
+    ),
+)
+
+
+@pytest.mark.parametrize("case", SHORT_SCANS, ids=lambda case: case.name)
+def test_a_scan_along_a_short_axis_is_one_launch(case: Case) -> None:
+    """Of a thread for each, over the tensor as it lies."""
+    module, report = scheduled(graph(case.inputs("bfloat16"), case.body), HOPPER)
+    scans = [function for name, function in module.functions_items() if name.name_hint == "scan"]
+    assert [script.count("blockIdx.x") for script in map(str, scans)] == [1]
+    assert not any("scan" in entry.function or "transpose" in entry.function for entry in report)
+    assert "__global__" in cuda_source(build(module, HOPPER).mod)
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["for each element", "for each sum"])
@@ -265,7 +310,7 @@ def test_no_sum_is_computed_again_for_each_element_that_reads_it(keeps: bool) ->
 
 def test_views_that_scans_are_taken_of_share_memory_in_planning() -> None:
     """As reshapes; TVM's own calls would be taken for tensors with memory of their own."""
-    module = fused(graph([((BATCH, LENGTH, 96), "float32")], running_sums), HOPPER)
+    module = fused(graph([((BATCH, LENGTH, 2048), "float32")], running_sums), HOPPER)
     assert "gpu_2d_continuous_cumsum" in module.script()
     assert "vm.builtin.reshape" not in module.script()
 
@@ -317,7 +362,7 @@ def test_compiles_to_machine_code(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *SHORT_SCANS), ids=lambda case: case.name)
 def test_agrees_with_pytorch_on_the_gpu(case: Case, dtype: str) -> None:
     """The same values as PyTorch's, at several sizes."""
     module, _ = scheduled(graph(case.inputs(dtype), case.body), local_gpu())
