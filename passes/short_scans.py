@@ -19,8 +19,8 @@ from tkc.passes.rewriting import rewritten
 _OPERATORS = ("relax.cumsum", "relax.cumprod")
 _LOW_PRECISION = ("float16", "bfloat16")
 
-# The longest axis that one thread goes along: for so many elements it takes about as long as the launches of TVM's scan,
-# which are two for each doubling of the axis.
+# The longest axis that one thread goes along: for so many elements it takes about as long as the launches of TVM's
+# scan, which are two for each doubling of the axis.
 _LONGEST = 1024
 # Blocks are small, so that few scans spread over the device as well.
 _THREADS = 64
@@ -33,8 +33,8 @@ class ShortScans:
     """Replaces ``cumsum`` and ``cumprod`` along an axis of up to 1,024 elements, in a module for a GPU.
 
     TVM's own copy the tensor, with the axis last, if it is another, and launch blocks of 1,024 threads for a row each,
-    twice for each doubling of the axis. Here, threads of neighbours read neighbours, unless the axis is the last. As PyTorch
-    does, numbers of 16 bits are summed in float32.
+    twice for each doubling of the axis. Here, threads of neighbours read neighbours, unless the axis is the last.
+    As PyTorch does, numbers of 16 bits are summed in float32.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -69,7 +69,7 @@ class _Rewriting(PyExprMutator):
 
 
 def _scan(length: int, columns: int | None, dtype: str, out_dtype: str, adds: bool, exclusive: bool) -> tirx.PrimFunc:
-    """The scan of ``[outer, length, columns]`` along its middle axis: sums or products, up to each element or before."""
+    """The scan of ``[outer, length, columns]`` along its middle axis: sums or products, with each element or before."""
     total_dtype = "float32" if out_dtype in _LOW_PRECISION else out_dtype
     combined = operator.add if adds else operator.mul
     threads = T.int64(_THREADS)
