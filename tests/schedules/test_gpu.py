@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -50,6 +51,13 @@ def running_sums(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     for _ in range(3):
         other = b.emit(op.nn.softmax(other, -1))
     return op.add(sums, other)
+
+
+def reversed_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """``x``, each row's last number first, gathered by what is broadcast to all rows; and ``x`` added."""
+    places = b.emit(op.broadcast_to(relax.const(np.arange(95, -1, -1)[None, None], "int64"), x.struct_info.shape))
+    inside = b.emit(op.minimum(b.emit(op.maximum(places, relax.const(0, "int64"))), relax.const(95, "int64")))
+    return op.add(b.emit(op.gather_elements(x, inside, axis=2)), x)
 
 
 def rows(dtype: str) -> Input:
@@ -136,6 +144,7 @@ CASES = (
         lambda x: x.float().cumsum(-1).to(x.dtype) + x.softmax(-1).softmax(-1).softmax(-1),
         "dlight-general-reduction",
     ),
+    Case("gather", lambda t: [rows(t)], reversed_rows, lambda x: x.flip(-1) + x, "gpu-elementwise"),
     Case("mean", lambda t: [rows(t)], lambda b, x: op.mean(x, axis=-1), lambda x: x.mean(-1), "dlight-reduction"),
     Case(
         "matmul",
@@ -284,6 +293,14 @@ SHORT_SCANS = (
         lambda seen, x: seen.cumsum(1).to(x.dtype) + x,
     ),
 )
+
+
+def test_a_gather_is_part_of_what_reads_it() -> None:
+    """One function, and no tensor of indices for all that they are the same for."""
+    module, report = scheduled(graph([rows("bfloat16")], reversed_rows), HOPPER)
+    (entry,) = report
+    indices = [buffer for buffer in module[entry.function].buffer_map.values() if buffer.dtype == "int64"]
+    assert [list(map(int, buffer.shape)) for buffer in indices] in ([], [[1, 1, 96]])
 
 
 @pytest.mark.parametrize("case", SHORT_SCANS, ids=lambda case: case.name)
