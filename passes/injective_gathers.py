@@ -62,7 +62,7 @@ def _is_call(value: relax.Expr | None, *names: str) -> bool:
 
 
 def _gather(x: te.Tensor, indices: te.Tensor, axis: int, sizes: tuple[tirx.PrimExpr, ...]) -> te.Tensor:
-    """``x`` at ``indices`` along ``axis``, and along others where the element is; ``indices`` broadcast to ``sizes``."""
+    """``x`` at ``indices`` along ``axis``, along others where the element is; ``indices`` broadcast to ``sizes``."""
 
     def element(*index: tirx.Var) -> tirx.PrimExpr:
         held = [0 if static(size) == 1 else i for i, size in zip(index, indices.shape, strict=True)]
