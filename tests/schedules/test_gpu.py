@@ -154,6 +154,20 @@ CASES = (
         "dlight-matmul",
     ),
     Case(
+        "wide products",
+        lambda t: [((17, 200, 96), t), ((17, 96, 500), t)],
+        lambda b, x, w: op.matmul(x, w),
+        lambda x, w: x @ w,
+        "dlight-matmul",
+    ),
+    Case(
+        "narrow products",
+        lambda t: [((44, 70, 30), t), ((44, 30, 150), t)],
+        lambda b, x, w: op.matmul(x, w),
+        lambda x, w: x @ w,
+        "dlight-matmul",
+    ),
+    Case(
         "split",
         lambda t: [rows(t)],
         lambda b, x: op.concat(list(b.emit(op.split(x, 3, axis=-1)))[::-1], -1),
@@ -192,6 +206,15 @@ def test_becomes_cuda_code(case: Case, dtype: str) -> None:
     assert "fallback" not in {entry.scheduled_by for entry in report}
     assert_in_threads(module, report)
     assert "__global__" in cuda_source(build(module, HOPPER).mod)
+
+
+@pytest.mark.parametrize(("rows", "columns", "threads"), [(4096, 4096, 256), (2048, 1024, 64), (128, 4096, 128)])
+def test_products_have_tiles_enough_for_the_device(rows: int, columns: int, threads: int) -> None:
+    """As large as they can be, and DLight's own where there would be too few."""
+    module, _ = scheduled(
+        graph([((rows, 64), "float32"), ((64, columns), "float32")], lambda b, x, w: op.matmul(x, w)), HOPPER
+    )
+    assert f"__launch_bounds__({threads})" in cuda_source(build(module, HOPPER).mod)
 
 
 @pytest.mark.parametrize(("dtype", "vector"), [("float32", "float4"), ("float16", "uint4"), ("bfloat16", "uint4")])
