@@ -60,6 +60,11 @@ def reversed_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return op.add(b.emit(op.gather_elements(x, inside, axis=2)), x)
 
 
+def summed_in_float32(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
+    """A product as the pipeline has it, which widens it before."""
+    return op.astype(b.emit(op.matmul(x, w, out_dtype="float32")), x.struct_info.dtype)
+
+
 def rows(dtype: str) -> Input:
     """Rows of 96 numbers."""
     return ((BATCH, LENGTH, 96), dtype)
@@ -156,14 +161,14 @@ CASES = (
     Case(
         "wide products",
         lambda t: [((17, 200, 96), t), ((17, 96, 500), t)],
-        lambda b, x, w: op.matmul(x, w),
+        summed_in_float32,
         lambda x, w: x @ w,
         "dlight-matmul",
     ),
     Case(
         "narrow products",
         lambda t: [((44, 70, 30), t), ((44, 30, 150), t)],
-        lambda b, x, w: op.matmul(x, w),
+        summed_in_float32,
         lambda x, w: x @ w,
         "dlight-matmul",
     ),
