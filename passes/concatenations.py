@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import TypeGuard
 
 import tvm
 from tvm import relax
@@ -37,7 +38,7 @@ class Concatenations:
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if _is_call(call, "relax.concat") and (parts := self._parts(call)) is not None:
+        if self._concatenation(call) is not None and (parts := self._parts(call)) is not None:
             axis = int(call.attrs.axis)
             return self._joined([inner for part in parts for inner in self._flattened(part, axis)], axis, call)
         if _is_call(call, "relax.strided_slice"):
@@ -49,7 +50,8 @@ class _Rewriting(PyExprMutator):
 
     def _concatenation(self, expr: relax.Expr) -> relax.Call | None:
         value = self._value(expr)
-        return value if _is_call(value, "relax.concat") else None
+        along_an_axis = _is_call(value, "relax.concat") and value.attrs.axis is not None
+        return value if along_an_axis else None
 
     def _parts(self, call: relax.Call) -> list[relax.Expr] | None:
         """What a concatenation joins; ``None`` where that is a tuple of unknown making."""
@@ -87,7 +89,7 @@ class _Rewriting(PyExprMutator):
         return self.builder_.emit(self._slice(self.builder_.normalize(piece)))
 
 
-def _is_call(value: relax.Expr | None, name: str) -> bool:
+def _is_call(value: relax.Expr | None, name: str) -> TypeGuard[relax.Call]:
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name
 
 

@@ -20,7 +20,7 @@ from tkc.passes.convolution_products import ConvolutionProducts
 from tkc.passes.define_sizes_first import DefineSizesFirst
 from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.expand_functions import ExpandFunctions
-from tkc.passes.injective_gathers import InjectiveGathers
+from tkc.passes.indexed_elements import IndexedElements
 from tkc.passes.join_weights import JoinedWeights, JoinWeights
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
@@ -105,7 +105,7 @@ def fusion_stages() -> list[PassStage]:
             "fuse",
             (
                 ShortScans(),
-                InjectiveGathers(),
+                IndexedElements(),
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),

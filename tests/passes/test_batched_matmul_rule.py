@@ -10,6 +10,7 @@ import torch
 from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 
+import tkc
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
 from tkc.passes.batched_matmul import BATCHED_MATMUL
 from tkc.passes.matmul import MATMUL
@@ -123,3 +124,16 @@ def test_what_is_left_alone() -> None:
     doubles = [normal(3, *sizes).double() for sizes in ((M, K), (K, N))]
     (reason,) = refusal_reasons(imported(torch.bmm, *doubles, symbolic=()), RULES)
     assert "float64" in reason
+
+
+def test_attention_that_no_kernel_takes_is_made_of_products() -> None:
+    """Heads of 20 numbers, for which attention has no tensor cores."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    heads = normal(2, 4, 32, 20, dtype=torch.bfloat16)
+    report = tkc.explain(Attention(), (heads, heads, heads), target="cuda:sm_90a")
+    found = sorted((use.kernel, use.parameters["n"], use.parameters["k"]) for use in report.uses)
+    assert found == [("matmul.batched", 20, 32), ("matmul.batched", 32, 20)]

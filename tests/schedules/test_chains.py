@@ -29,13 +29,18 @@ def product_and_chain(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return chain(b, b.emit(op.matmul(x, x)))
 
 
-@pytest.mark.parametrize("body", [chain, chain_and_sum, product_and_chain])
+def transposed_chain(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """The chain of a transposed matrix, as DLight's rule for transpositions takes it."""
+    return chain(b, b.emit(op.permute_dims(x, [1, 0])))
+
+
+@pytest.mark.parametrize("body", [chain, chain_and_sum, product_and_chain, transposed_chain])
 def test_scheduling_ends(body: object) -> None:
     """On the CPU, with the right values, and for a GPU."""
     module = graph([((40, 40), "float32")], body)
     run, _ = on_cpu(module)
     x = random((40, 40)).abs() * 0.1
-    expected = x @ x if body is product_and_chain else x
+    expected = x @ x if body is product_and_chain else x.T if body is transposed_chain else x
     for _ in range(STEPS):
         expected = expected * expected + expected * 0.5
     if body is chain_and_sum:
