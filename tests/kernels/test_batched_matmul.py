@@ -99,7 +99,6 @@ def test_work_counts_every_entry() -> None:
         ("sm_90a", BatchedMatmulParameters(512, 64, "bfloat16")),
         ("sm_90a", BatchedMatmulParameters(None, 64, "float16", out_dtype="float32")),
         ("sm_90a", BatchedMatmulParameters(64, None, "bfloat16", "kn")),
-        ("sm_120", BatchedMatmulParameters(64, 512, "bfloat16", "kn")),
     ],
     ids=str,
 )
