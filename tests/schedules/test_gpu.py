@@ -256,7 +256,7 @@ WRITTEN_AS_LOOPS = {
     "cumsum": ([((LENGTH, 64), "float32")], lambda b, x: op.cumsum(x, axis=0)),
     "cumsum of rows": ([((LENGTH, 64), "float32")], lambda b, x: op.cumsum(x, axis=1)),
     "scatter": (
-        [((64, 8), "float32"), ((5, 8), "int64"), ((5, 8), "float32")],
+        [((64, 8), "float32"), ((20, 8), "int64"), ((20, 8), "float32")],
         lambda b, x, i, v: op.scatter_elements(x, i, v, axis=0),
     ),
     "index_put": (
