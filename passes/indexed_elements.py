@@ -12,7 +12,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph import known_dims, shape, static
-from tkc.passes.rewriting import rewritten
+from tkc.passes.rewriting import rewritten_for_gpu
 
 _INJECTIVE = 2  # relax's OpPatternKind.kInjective
 # The most elements along the axis that a scatter compares each position with.
@@ -33,8 +33,7 @@ class IndexedElements:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with such functions; as it is where the target is no GPU."""
-        target = tvm.target.Target.current(allow_none=True)
-        return rewritten(module, _Rewriting) if target is not None and "gpu" in target.keys else module
+        return rewritten_for_gpu(module, _Rewriting)
 
 
 @mutator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import tvm
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator
@@ -16,3 +17,9 @@ def rewritten(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) ->
         if isinstance(function, relax.Function):
             rewriting.builder_.update_func(name, rewriting.visit_expr(function))
     return rewriting.builder_.get()
+
+
+def rewritten_for_gpu(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) -> IRModule:
+    """The same in the context of a target that is a GPU; ``module`` as it is in any other."""
+    target = tvm.target.Target.current(allow_none=True)
+    return rewritten(module, mutator) if target is not None and "gpu" in target.keys else module

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from tkc.passes.graph import known_dims, static
 from tkc.passes.kernel_call import OPAQUE_PATTERN
 from tkc.passes.layout import product
-from tkc.passes.rewriting import rewritten
+from tkc.passes.rewriting import rewritten_for_gpu
 
 _OPERATORS = ("relax.cumsum", "relax.cumprod")
 _LOW_PRECISION = ("float16", "bfloat16")
@@ -39,8 +39,7 @@ class ShortScans:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with such scans as functions that are scheduled; as it is where the target is no GPU."""
-        target = tvm.target.Target.current(allow_none=True)
-        return rewritten(module, _Rewriting) if target is not None and "gpu" in target.keys else module
+        return rewritten_for_gpu(module, _Rewriting)
 
 
 @mutator

@@ -32,7 +32,19 @@ _TILES = tuple(
 )
 
 
-class _Matmul(dlight.gpu.Matmul):
+class SizedMatmul(dlight.gpu.Matmul):
+    """DLight's rule for matrix products and batches of them, in the largest of its tiles and ours of which there are
+    enough."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, has_dynamic: bool) -> s_tir.Schedule | None:
+        """``func`` scheduled; ``None`` for any other function."""
+        sizes = _output_sizes(func)
+        fitting = [] if sizes is None else [tile for tile in _TILES if _fits(tile, sizes)]
+        rule = _Configured(fitting[0]) if fitting else dlight.gpu.Matmul()
+        return rule.apply(func, target, has_dynamic)
+
+
+class _Configured(dlight.gpu.Matmul):
     """DLight's rule with one configuration."""
 
     def __init__(self, config: dlight.gpu.Matmul.Config) -> None:
@@ -42,14 +54,6 @@ class _Matmul(dlight.gpu.Matmul):
     def get_configs(self, target: Target) -> dlight.gpu.Matmul.Config:
         """The configuration."""
         return self._config
-
-
-def schedule_gpu_matmul(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-    """Schedule a matrix product, or a batch of them; ``None`` for any other function."""
-    sizes = _output_sizes(func)
-    fitting = [] if sizes is None else [tile for tile in _TILES if _fits(tile, sizes)]
-    rule = _Matmul(fitting[0]) if fitting else dlight.gpu.Matmul()
-    return rule.apply(func, target, False)
 
 
 def _output_sizes(func: tirx.PrimFunc) -> list[int] | None:

@@ -20,7 +20,7 @@ from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
 from tkc.schedules.empty import schedule_empty
 from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
-from tkc.schedules.gpu_matmul import schedule_gpu_matmul
+from tkc.schedules.gpu_matmul import SizedMatmul
 from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.refusals import DoesNotApplyError, last_line
@@ -70,10 +70,6 @@ def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule
     return None if symbolic or doubles_when_inlined(func) else dlight.gpu.Transpose().apply(func, target, False)
 
 
-def _matmul(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
-    return None if doubles_when_inlined(func) else schedule_gpu_matmul(func, target)
-
-
 _EMPTY = Rule("empty", schedule_empty)
 CPU_RULES = (
     _EMPTY,
@@ -82,7 +78,7 @@ CPU_RULES = (
 )
 GPU_RULES = (
     _EMPTY,
-    Rule("dlight-matmul", _matmul),
+    _dlight("dlight-matmul", SizedMatmul()),
     _dlight("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
