@@ -13,13 +13,16 @@ _REGISTERS = 65536  # of a multiprocessor
 _GRANULARITY = 8  # of what threads get and ask for
 
 
-def computing_registers(warpgroups: int, kept: int = LOADING_REGISTERS) -> int:
-    """Registers of a thread that computes: what one warpgroup whose threads have ``kept`` leaves to each of the others.
+def computing_registers(warpgroups: int, *kept: int) -> int:
+    """Registers of a thread that computes: what others leave to each of ``warpgroups``.
 
-    They share what the block is launched with, the same for each thread. To ask for more is to wait for ever.
+    Of these others, one for each of ``kept``, the threads have as many (none given: one that loads). They all share
+    what the block is launched with, the same for each thread. To ask for more is to wait for ever.
     """
-    launched = _rounded(_REGISTERS // (WARPGROUP * (warpgroups + 1)))
-    return _rounded((launched * (warpgroups + 1) - kept) // warpgroups)
+    kept = kept or (LOADING_REGISTERS,)
+    every = warpgroups + len(kept)
+    launched = _rounded(_REGISTERS // (WARPGROUP * every))
+    return _rounded((launched * every - sum(kept)) // warpgroups)
 
 
 def _rounded(registers: int) -> int:

@@ -13,7 +13,7 @@ import torch
 import tvm_ffi
 
 from tkc.bench.kernel_cases import Case, tuning_cases
-from tkc.bench.kernels import known_kernels
+from tkc.bench.kernels import chosen_cases
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import device_name, package_version
 from tkc.bench.timing import kernel_timings, median_milliseconds
@@ -36,15 +36,21 @@ Progress = Callable[[Case, KernelRecord | None], None]
 
 
 def tune_kernels(
-    names: Sequence[str], target: Target, folder: Path, progress: Progress | None = None
+    names: Sequence[str],
+    target: Target,
+    folder: Path,
+    progress: Progress | None = None,
+    dtype: str | None = None,
 ) -> list[KernelRecord]:
     """Tune the kernels called ``names`` (all that choose by size, if empty) for ``target``, which must be this machine.
+
+    Of their cases, those alone whose operands are of ``dtype`` (``None``: any).
 
     Each case's winner is written to ``folder``, the target's own in a database, as soon as its kernel is through.
     ``progress`` is called with it (``None`` where no configuration was right). A configuration that does not build or
     computes something else is left out, with a warning.
     """
-    cases = [case for case in tuning_cases() if not names or case.kernel in known_kernels(names)]
+    cases = chosen_cases(tuning_cases(), names, dtype)
     if not cases:
         raise UsageError(f"nothing to tune in {', '.join(names)}: only kernels that choose by size have a table")
     device = torch.device("cuda" if target.is_cuda else "cpu")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -82,8 +83,9 @@ class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfigurati
     minor_parameters = frozenset({"out_dtype"})
 
     def unsupported(self, parameters: BatchedMatmulParameters, target: Target) -> str | None:
-        if target.is_cuda and parameters.dtype == "float32":
-            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+        p = parameters
+        if target.is_cuda and p.dtype == "float32":
+            return unsupported_float32(target, p.strides, (p.n,), False, p.stored_dtype)
         return None
 
     def inputs(self, parameters: BatchedMatmulParameters) -> tuple[TensorType, ...]:
@@ -106,6 +108,8 @@ class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfigurati
         p = parameters
         if not target.is_cuda:
             return cpu_tilings(p.layout, p.dtype)
+        if p.dtype == "float32" and p.n is not None:
+            return float32_tilings(p.layout, p.n, p.stored_dtype, target)
         tilings = _TILINGS[90 if target.compute_capability == 90 else 80]
         # Of what only calls know: as many columns as any tile suits, and rows that tensor maps may not describe.
         columns = max(tiling.block_n for tiling in tilings) if p.n is None else p.n

@@ -114,7 +114,7 @@ def _cpu(p: GatedMatmulParameters, c: GatedMatmulConfiguration) -> PrimFunc:
             ups = register_tile(c, p.k, products(a, rows, up_weight, up_column + column))
             for row, row_gates, row_ups in zip(rows, gates, ups, strict=True):
                 for j in T.serial(c.block_n):
-                    x = activated(biased(row_gates[j, 0], gate_offset, column + j), p.activation, on_cpu=True)
+                    x = activated(biased(row_gates[j, 0], gate_offset, column + j), p.activation, exact=True)
                     y = x * biased(row_ups[j, 0], up_offset, up_column + column + j)
                     out[row, column + j] = from_float32(y, p.dtype)
 

@@ -146,7 +146,7 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
                     ups = register_tile(c, p.k, products(a, sources, b, group, p.n + column))
                     for row, row_gates, row_ups in zip(targets, sums, ups, strict=True):
                         for j in T.serial(c.block_n):
-                            x = activated(row_gates[j, 0], p.gated, on_cpu=True) * row_ups[j, 0]
+                            x = activated(row_gates[j, 0], p.gated, exact=True) * row_ups[j, 0]
                             out[row, column + j] = from_float32(x, p.dtype)
             if group == p.groups - 1:
                 for i, j in T.grid(m - past, p.n):

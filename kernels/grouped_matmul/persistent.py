@@ -72,7 +72,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
     types = tensor_types(GroupedMatmul(), p, ("rows",))
     transposed = p.weight_layout == "gnk"
     steps, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
-    width = c.stored_columns
+    width = c.stored_columns()
     warpgroups = c.threads // WARPGROUP
     own_rows = c.block_m // warpgroups
     asynchronous = own_rows >= WGMMA_ROWS

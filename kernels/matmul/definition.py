@@ -32,7 +32,7 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
 def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     transposed = p.weight_layout == "nk"
-    tma = loadable_by_tma((p.k, p.k if transposed else p.n))
+    tma = loadable_by_tma(p.strides)
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
@@ -104,7 +104,7 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
             for row, row_sums in zip(rows, sums, strict=True):
                 for j in T.serial(c.block_n):
                     x = row_sums[j, 0] + to_float32(bias[column + j], p.dtype) if p.bias else row_sums[j, 0]
-                    y = activated(x, p.activation, on_cpu=True)
+                    y = activated(x, p.activation, exact=True)
                     y = y + to_float32(residual[row, column + j], p.stored_dtype) if p.residual else y
                     for i, (begin, end) in enumerate(p.ranges):
                         if holds(p, column + j, begin, end):

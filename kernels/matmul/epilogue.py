@@ -34,13 +34,16 @@ LOG2_NORMAL_TAIL = (
 NORMAL_TAIL_END = 14.0
 
 
-def activated(x: PrimExpr, activation: str | None, on_cpu: bool = False) -> PrimExpr:
-    """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
+def activated(x: PrimExpr, activation: str | None, exact: bool = False) -> PrimExpr:
+    """``activation`` of a float32 value; GELU's tanh form by the identity (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)).
+
+    GELU itself is ``exact`` by ``erf``, or else near it.
+    """
     match activation:
         case "relu":
             return T.if_then_else(x < 0, 0.0, x)  # unlike max(x, 0) keeps NaN, as PyTorch does
         case "gelu":
-            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5))) if on_cpu else _gelu(x)
+            return 0.5 * x * (1.0 + T.erf(x * math.sqrt(0.5))) if exact else _gelu(x)
         case "gelu_tanh":
             scale = -2.0 * math.sqrt(2 / math.pi) * math.log2(math.e)
             return x / (1.0 + T.exp2(x * (scale + 0.044715 * scale * x * x)))

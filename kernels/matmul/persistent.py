@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import tilelang.language as T
 from tvm.tirx import Buffer, BufferRegion, PrimExpr, PrimFunc
 
+from tkc.kernels.matmul import tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
+from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
@@ -19,7 +20,8 @@ class _Shared:
     """What the warpgroups share: slices of the operands, parts of the output, and barriers.
 
     These say that a slice is ``loaded``, and that it is ``free`` again. Slices of a residual follow those of a tile's
-    operands, and lie where the left one's do. Of the ``bias``, each warpgroup has its tile's columns.
+    operands, and lie where the left one's do. Of the ``bias``, each warpgroup has its tile's columns. Operands of
+    ``float32`` are multiplied by parts.
     """
 
     a: Buffer
@@ -28,6 +30,7 @@ class _Shared:
     bias: Buffer
     loaded: Buffer
     free: Buffer
+    float32: tf32.Slices | None
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) -> PrimFunc:
@@ -37,16 +40,21 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
     TileLang divides the warps of one tile's loop by itself, but lets those that load wait for the end of the tile. Here
     they have their own loop over all slices of all tiles, and wait for nothing but free memory. Each of the others
     stores its own rows, by parts, each on its way while the next is computed: none waits for another.
+
+    For float32 operands there is one more warpgroup, which takes the right one apart for the others.
     """
+    float32 = p.dtype == "float32"
     batched = len(types.out.shape) == 3
     transposed = p.weight_layout == "nk"
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
     steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
-    width = c.stored_columns
+    width = c.stored_columns(ITEM_BYTES[p.stored_dtype])
     parts = c.block_n // width
     added = tuple(range(0, c.block_n, c.block_k)) if p.residual else ()  # where each slice of the residual begins
     bias_columns = -(-c.block_n // WARPGROUP) * WARPGROUP  # each thread of a warpgroup loads as many
     warpgroups = c.threads // WARPGROUP
+    # What threads keep of their registers whose warpgroups compute nothing.
+    kept = (LOADING_REGISTERS, tf32.SPLITTING_REGISTERS) if float32 else (LOADING_REGISTERS,)
     rows = c.block_m // warpgroups
 
     def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -82,7 +90,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
                 x = acc[i, first + j]
                 if p.bias:
                     x = x + T.cast(bias[warpgroup, first + j], "float32")
-                acc[i, first + j] = activated(x, p.activation)
+                acc[i, first + j] = activated(x, p.activation, exact=float32)
 
     @T.macro
     def compute(
@@ -90,8 +98,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
     ):
         """Multiply and store one warpgroup's rows of all tiles."""
         top = warpgroup * rows
-        own = slice(top, top + rows)
+        own_rows = slice(top, top + rows)
         acc = T.alloc_fragment((rows, c.block_n), "float32")
+        own = tf32.registers(rows, c) if float32 else None
         own_bias = T.alloc_fragment((bias_columns,), p.dtype)
         entry = T.alloc_var("int32")
         row = T.alloc_var("int32")
@@ -107,8 +116,16 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             for step in T.serial(steps):
                 at, parity = slot(turn, step)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
-                T.gemm(s.a[at, own, :], s.b[at, :, :], acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
-                T.mbarrier_arrive(s.free[at])
+                if float32:
+                    tf32.multiply(s.float32, at, parity, own_rows, own)
+                    T.mbarrier_arrive(s.free[at])
+                    # The tensor cores' sums are rounded toward zero; these are not.
+                    for i, j in T.Parallel(rows, c.block_n):
+                        acc[i, j] += own.products[i, j]
+                else:
+                    full_row = T.GemmWarpPolicy.FullRow
+                    T.gemm(s.a[at, own_rows, :], s.b[at, :, :], acc, transpose_B=transposed, policy=full_row)
+                    T.mbarrier_arrive(s.free[at])
             if p.bias:
                 T.copy(own_bias, s.bias[warpgroup, :])
             for part, first in enumerate(range(0, c.block_n, width)):
@@ -130,7 +147,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
                 for i, (begin, end) in enumerate(p.ranges):
                     if holds(p, column, begin, end):
                         T.tma_copy(
-                            s.staged[turned, own, :],
+                            s.staged[turned, own_rows, :],
                             tile_of(args.outputs[i], entry, row, column + first - begin, rows, width),
                         )
         T.tma_store_wait(0)
@@ -146,12 +163,12 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         out_2: types.out_2,
         out_3: types.out_3,
     ):
-        if p.activation is not None:
+        if p.activation is not None and not float32:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[-2]
         row_tiles = T.ceildiv(m, c.block_m)
         tiles = row_tiles * column_tiles * (out.shape[0] if batched else 1)
-        with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
+        with T.Kernel(c.blocks, threads=WARPGROUP * len(kept) + c.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
             staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.stored_dtype)
@@ -159,7 +176,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
             free = T.alloc_barrier([c.threads] * c.stages)
             turns = T.ceildiv(T.max(tiles - block, 0), c.blocks)
-            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free)
+            by_parts = tf32.slices(a_shared, b_shared, c, p.weight_layout) if float32 else None
+            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free, by_parts)
             args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
             entry = T.alloc_var("int32")
@@ -192,10 +210,23 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
                             barrier=loaded[at],
                         )
                         T.mbarrier_arrive(loaded[at])
+            elif float32 and thread < 2 * WARPGROUP:
+                if warpgroups > 1:
+                    T.dec_max_nreg(tf32.SPLITTING_REGISTERS)
+                for turn in T.serial(turns):
+                    for step in T.serial(steps):
+                        at, parity = slot(turn, step)
+                        T.mbarrier_wait_parity(loaded[at], parity)
+                        tf32.take_apart(by_parts, at, thread - WARPGROUP)
+                        T.mbarrier_arrive(by_parts.split[at])
+                    for nth in range(len(added)):  # of which there is nothing to take apart
+                        at, parity = slot(turn, steps + nth)
+                        T.mbarrier_wait_parity(loaded[at], parity)
+                        T.mbarrier_arrive(by_parts.split[at])
             else:
                 if warpgroups > 1:  # else there are enough registers for all
-                    T.inc_max_nreg(computing_registers(warpgroups))
-                if warpgroups == 1 or thread < 2 * WARPGROUP:
+                    T.inc_max_nreg(computing_registers(warpgroups, *kept))
+                if warpgroups == 1 or thread < WARPGROUP * (len(kept) + 1):
                     compute(0, turns, row_tiles, block, shared, args)
                 else:
                     compute(1, turns, row_tiles, block, shared, args)

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -38,6 +39,11 @@ class MatmulParameters:
     def stored_dtype(self) -> str:
         """The dtype of the outputs and of a residual."""
         return self.out_dtype or self.dtype
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """The elements from one row of each operand to the next."""
+        return self.k, self.k if self.weight_layout == "nk" else self.n
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -108,9 +114,11 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual", "outputs"})
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
-        if target.is_cuda and parameters.dtype == "float32":
-            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
-        return self._unsupported_outputs(parameters) if parameters.outputs else None
+        p = parameters
+        reason = self._unsupported_outputs(p) if p.outputs else None
+        if reason is None and target.is_cuda and p.dtype == "float32":
+            return unsupported_float32(target, p.strides, p.outputs or (p.n,), p.residual, p.stored_dtype)
+        return reason
 
     def _unsupported_outputs(self, p: MatmulParameters) -> str | None:
         if sum(p.outputs) != p.n or min(p.outputs) < 1:
@@ -145,8 +153,9 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
             return cpu_tilings(p.weight_layout, p.dtype)
         # Tiles suit the widest output, which most of them belong to.
         widths = p.outputs or (p.n,)
-        strides = (p.k, p.k if p.weight_layout == "nk" else p.n)
-        tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), strides, target)
+        if p.dtype == "float32":
+            return float32_tilings(p.weight_layout, max(widths), p.stored_dtype, target)
+        tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), p.strides, target)
         # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits; what is
         # added takes the place of operands, and so is of their dtype.
         lasting = loadable_by_tma(widths) and p.out_dtype != "float32"

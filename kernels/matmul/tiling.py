@@ -15,22 +15,22 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # per Compute Capability").
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
-# A tensor map's strides are multiples of 16 bytes: of this many 16-bit elements.
-TMA_ELEMENTS = 8
+# A tensor map's strides are multiples of so many bytes.
+TMA_ALIGNMENT = 16
 
 # Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
 RASTER_BAND = 8
 
-# The values that a persistent block stores at a time, and how many such stores are on their way. Each has a buffer: a
+# The bytes that a persistent block stores at a time, and how many such stores are on their way. Each has a buffer: a
 # block's parts take them by turns, from tile to tile too, or it waits for all stores before each tile's first one.
-_STORED = 64 * 128
+_STORED_BYTES = 16 * 1024
 STORES_IN_FLIGHT = 2
 
 # The rows of one WGMMA instruction; for fewer, a tile is multiplied by mma.sync.
 WGMMA_ROWS = 64
 
 # What a kernel needs beside its tiles: barriers, and the alignment of each buffer.
-_SHARED_MEMORY_MARGIN = 2048
+SHARED_MEMORY_MARGIN = 2048
 
 
 @dataclass(frozen=True)
@@ -61,34 +61,37 @@ class Tiling:
         """
         inputs = self.item_bytes * self.stages * (self.block_m + weights * self.block_n) * self.block_k
         if self.blocks:
-            return inputs + 2 * STORES_IN_FLIGHT * self.block_m * self.stored_columns + _SHARED_MEMORY_MARGIN
+            return inputs + self.staged_memory() + SHARED_MEMORY_MARGIN
         sums = 4 * self.block_m * self.block_n * (1 if self.splits == 1 else 2)
-        return max(inputs, sums) + _SHARED_MEMORY_MARGIN
+        return max(inputs, sums) + SHARED_MEMORY_MARGIN
+
+    def staged_memory(self, item_bytes: int = 2) -> int:
+        """Bytes of shared memory for what a persistent block stores, in elements of ``item_bytes``."""
+        return item_bytes * STORES_IN_FLIGHT * self.block_m * self.stored_columns(item_bytes)
 
     @property
     def finished_rows(self) -> int:
         """Rows of a tile that one block stores: those of a cluster share them."""
         return self.block_m // self.splits
 
-    @property
-    def stored_columns(self) -> int:
+    def stored_columns(self, item_bytes: int = 2) -> int:
         """Columns of the tile that a persistent block stores at a time, which divide it."""
-        widest = min(_STORED // self.block_m, self.block_n)
-        widths = range(TMA_ELEMENTS, widest + 1, TMA_ELEMENTS)
-        return max(width for width in widths if self.block_n % width == 0 and _storable(width))
+        widest = min(_STORED_BYTES // (item_bytes * self.block_m), self.block_n)
+        widths = range(8, widest + 1, 8)  # a row of the accumulators' layout
+        return max(width for width in widths if self.block_n % width == 0 and _storable(item_bytes * width))
 
 
-def _storable(width: int) -> bool:
-    """Whether a warpgroup can store its rows of so many columns by themselves.
+def _storable(row_bytes: int) -> bool:
+    """Whether a warpgroup can store its rows of so many bytes by themselves.
 
-    Multiples of 16 are swizzled, and of these TileLang 0.1.15 lays out powers of two alone.
+    Multiples of 32 are swizzled, and of these TileLang 0.1.15 lays out powers of two alone.
     """
-    return width % 16 != 0 or width & (width - 1) == 0
+    return row_bytes % 32 != 0 or row_bytes & (row_bytes - 1) == 0
 
 
-def loadable_by_tma(strides: Sequence[int]) -> bool:
-    """Whether tensor maps can describe 16-bit operands with these row strides (in elements)."""
-    return all(stride % TMA_ELEMENTS == 0 for stride in strides)
+def loadable_by_tma(strides: Sequence[int], item_bytes: int = 2) -> bool:
+    """Whether tensor maps can describe operands with these row strides (in elements of ``item_bytes``)."""
+    return all(stride * item_bytes % TMA_ALIGNMENT == 0 for stride in strides)
 
 
 def shifts_registers(tiling: Tiling, target: Target) -> bool:

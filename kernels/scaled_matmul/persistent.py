@@ -50,7 +50,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
     parts = c.block_n // part_columns  # each of which lies in one block of the weight
     groups, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
     left = groups % _UNDER_WAY
-    width = c.stored_columns
+    width = c.stored_columns()
     stores = c.block_n // width
     warpgroups = c.threads // WARPGROUP
     rows = c.block_m // warpgroups

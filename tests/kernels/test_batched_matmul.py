@@ -77,10 +77,11 @@ def test_operands_that_tensor_maps_do_not_describe_are_multiplied_by_small_tiles
 
 
 def test_where_it_pays() -> None:
-    """Not on the CPU, nor below a tensor core's tile; float32 has no tensor cores."""
+    """Not on the CPU, nor below a tensor core's tile; float32 where tensor maps describe it."""
     p = BatchedMatmulParameters(64, 64, "bfloat16")
     assert SPEC.unsupported(p, HOPPER) is None and SPEC.beneficial(p, HOPPER) is None
-    assert "TF32" in (SPEC.unsupported(replace(p, dtype="float32"), HOPPER) or "")
+    assert SPEC.unsupported(replace(p, dtype="float32"), HOPPER) is None
+    assert "only calls know" in (SPEC.unsupported(replace(p, dtype="float32", n=None), HOPPER) or "")
     assert "smaller than one tensor core tile" in (SPEC.beneficial(replace(p, n=None, k=8), HOPPER) or "")
     assert SPEC.unsupported(p, CPU) is None and SPEC.beneficial(p, CPU) is not None
 
@@ -99,6 +100,7 @@ def test_work_counts_every_entry() -> None:
         ("sm_90a", BatchedMatmulParameters(512, 64, "bfloat16")),
         ("sm_90a", BatchedMatmulParameters(None, 64, "float16", out_dtype="float32")),
         ("sm_90a", BatchedMatmulParameters(64, None, "bfloat16", "kn")),
+        ("sm_90a", BatchedMatmulParameters(128, 512, "float32", "kn")),
     ],
     ids=str,
 )
@@ -121,6 +123,9 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, parameters: Bat
         BatchedMatmulParameters(None, 64, "bfloat16"),
         BatchedMatmulParameters(64, None, "bfloat16", "kn"),
         BatchedMatmulParameters(None, None, "float16"),
+        BatchedMatmulParameters(512, 64, "float32"),
+        BatchedMatmulParameters(36, 100, "float32", "kn"),
+        BatchedMatmulParameters(64, 512, "float32", "kn", out_dtype="bfloat16"),
     ],
     ids=str,
 )

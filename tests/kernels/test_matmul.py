@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate, chain, pairwise
@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
+from tkc.kernels.matmul.float32_tilings import shared_memory
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY, STORES_IN_FLIGHT, Tiling
+from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY, STORES_IN_FLIGHT, Tiling
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
 
 SPEC = Matmul()
@@ -85,11 +86,12 @@ def check(
                 assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
 
 
-def check_extreme_values(builder: KernelBuilder, activation: str, target: Target) -> None:
+def check_extreme_values(builder: KernelBuilder, activation: str, dtype: str, target: Target) -> None:
     """Of products that are nothing but their bias, PyTorch's values, those that are not finite among them."""
     magnitudes = torch.tensor([0, 1e-30, 0.5, 1, 3, 5.5, 6, 9, 20, 80, 88, 89, 1e4, 1e20, 3e38, torch.inf])
     values = torch.cat([magnitudes, -magnitudes, torch.tensor([torch.nan])])
-    dtype, device = ("bfloat16", "cuda") if target.is_cuda else ("float32", "cpu")
+    values = torch.cat([values, values[:3]])  # a number that tensor maps take
+    device = "cuda" if target.is_cuda else "cpu"
     parameters = MatmulParameters(len(values), 64, dtype, bias=True, activation=activation, out_dtype="float32")
     request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
     kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
@@ -98,7 +100,7 @@ def check_extreme_values(builder: KernelBuilder, activation: str, target: Target
     (expected,) = SPEC.reference(parameters, *tensors)
     out = torch.empty_like(expected)
     kernel(*tensors, out)
-    if activation == "gelu" and target.is_cuda:  # the limit, where PyTorch multiplies infinity by zero
+    if activation == "gelu" and dtype == "bfloat16":  # the limit, where PyTorch multiplies infinity by zero
         expected[:, values == -torch.inf] = 0
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
 
@@ -128,7 +130,7 @@ def test_cpu_activations_agree_with_pytorch(builder: KernelBuilder, activation: 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_cpu_activations_of_extreme_values(builder: KernelBuilder, activation: str) -> None:
     """As PyTorch's: where they saturate, and of what is not finite."""
-    check_extreme_values(builder, activation, CPU)
+    check_extreme_values(builder, activation, "float32", CPU)
 
 
 # Prints the polynomial that GELU on a GPU is made of; TileLang's modules need a process without TVM.
@@ -206,12 +208,35 @@ def test_operands_that_tma_cannot_load_get_no_wgmma() -> None:
 
 
 def test_support_and_benefit() -> None:
-    """Float32 on a GPU is refused, and the CPU and tiny products are left to the graph compiler, each with a reason."""
+    """The CPU and tiny products are left to the graph compiler, each with a reason."""
     single, half = MatmulParameters(64, 64, "float32"), MatmulParameters(64, 64, "float16")
-    assert "TF32" in (SPEC.unsupported(single, HOPPER) or "")
     assert SPEC.unsupported(single, CPU) is None and SPEC.unsupported(half, HOPPER) is None
     assert SPEC.beneficial(single, CPU) is not None and SPEC.beneficial(half, HOPPER) is None
     assert "n=4" in (SPEC.beneficial(MatmulParameters(4, 64, "float16"), HOPPER) or "")
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "reason"),
+    [
+        ("sm_90a", {}, None),
+        ("sm_90a", {"k": 62}, "rows of 62 elements of float32"),
+        ("sm_90a", {"n": 66}, "rows of 66 elements of float32"),
+        ("sm_90a", {"n": 68, "out_dtype": "bfloat16"}, "rows of 68 elements of bfloat16"),
+        ("sm_90a", {"weight_layout": "kn", "outputs": (30, 34)}, "rows of 30 elements"),
+        ("sm_90a", {"residual": True, "out_dtype": "bfloat16"}, "residual of bfloat16"),
+        ("sm_80", {}, "sm_90a"),
+        ("sm_120", {}, "sm_90a"),
+    ],
+)
+def test_which_float32_products_a_gpu_has_a_kernel_for(arch: str, changes: dict[str, Any], reason: str | None) -> None:
+    """Those whose operands and outputs tensor maps describe, on Hopper; what it takes fits there."""
+    target, parameters = Target("cuda", arch), replace(MatmulParameters(64, 64, "float32"), **changes)
+    found = SPEC.unsupported(parameters, target)
+    assert found is None if reason is None else reason in (found or "")
+    for layout in ("nk", "kn"):
+        tilings = SPEC.configurations(MatmulParameters(512, 512, "float32", layout), HOPPER)
+        assert {32, 128} <= {c.block_n for c in tilings} and {64, 128} == {c.block_m for c in tilings}
+        assert all(shared_memory(c, layout, "float32") <= HOPPER.shared_memory for c in tilings)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +332,7 @@ def test_what_is_added_comes_while_products_run(tiling: Tiling, ahead: tuple[str
 def test_parts_of_tiles_take_turns(kernel: str, parameters: Any, tiling: Tiling, parts: int) -> None:
     """The part before, be it of the tile before, may still be leaving its buffer: no part takes that one's."""
     source = cuda_source(KernelRequest(kernel, parameters, tiling, HOPPER))
-    assert tiling.block_n == parts * tiling.stored_columns
+    assert tiling.block_n == parts * tiling.stored_columns()
     # What the copies from the buffers take as their address: (&(((type*)staged)[offset])).
     offsets = re.findall(r"\(&\(\(\(\w+\*\)staged\)\[(.+?)\]\)\)", source)
     assert source.count(f"tma_store_wait<{STORES_IN_FLIGHT - 1}") == len(offsets)
@@ -382,6 +407,11 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[
         MatmulParameters(1256, 256, "float16", bias=True, outputs=(1000, 200, 56)),
         MatmulParameters(162, 128, "bfloat16", "kn", bias=True, outputs=(100, 36, 26)),
         MatmulParameters(160, 99, "bfloat16", "kn", out_dtype="float32", outputs=(97, 36, 27)),
+        MatmulParameters(1024, 512, "float32"),
+        MatmulParameters(1000, 516, "float32", "kn", bias=True, activation="gelu", residual=True),
+        MatmulParameters(264, 200, "float32", "kn", activation="silu", out_dtype="bfloat16"),
+        MatmulParameters(100, 1028, "float32", bias=True, activation="gelu_tanh", residual=True),
+        MatmulParameters(1256, 256, "float32", bias=True, activation="relu", outputs=(1000, 204, 52)),
     ],
     ids=str,
 )
@@ -392,10 +422,51 @@ def test_gpu_kernels_agree_with_pytorch(builder: KernelBuilder, parameters: Matm
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("k", [16, 64, 1024, 16384])
+@pytest.mark.parametrize("draw", [torch.randn, torch.rand])
+def test_gpu_float32_products_err_no_more_than_cublas(
+    builder: KernelBuilder, draw: Callable[..., torch.Tensor], k: int, layout: str
+) -> None:
+    """By the largest error, in units of the sum of the products' magnitudes; of numbers of both signs and of one, whose
+    errors add up where they are rounded to one side."""
+    target, parameters = gpu_target(), MatmulParameters(256, k, "float32", layout)
+    if (reason := SPEC.unsupported(parameters, target)) is not None:
+        pytest.skip(reason)
+    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
+    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    a, b = draw(512, k, device="cuda"), draw(256, k, device="cuda")
+    out = torch.empty(512, 256, device="cuda")
+    kernel(a, b if layout == "nk" else b.T.contiguous(), out)
+    wanted, magnitude = a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
+    error, cublas = (((x.double() - wanted).abs() / magnitude).max().item() for x in (out, a @ b.T))
+    # Of few products, what the parts lack; of many, what hundreds of sums of 32 are rounded by, which cuBLAS may split.
+    assert error <= max(cublas, 2**-21, 2**-23 * (k / 32) ** 0.5), f"{error:.1e}, cuBLAS {cublas:.1e}"
+
+
+@pytest.mark.gpu
+def test_gpu_float32_products_of_extreme_values(builder: KernelBuilder) -> None:
+    """The largest numbers are not rounded up to infinity, and what is not a number stays so, in its row alone."""
+    target, parameters = gpu_target(), MatmulParameters(64, 64, "float32")
+    if (reason := SPEC.unsupported(parameters, target)) is not None:
+        pytest.skip(reason)
+    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
+    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    a, b = torch.zeros(4, 64, device="cuda"), torch.randn(64, 64, device="cuda") / 4
+    a[0, 3], a[1, 4], a[2, 5], a[3, 6] = torch.finfo().max, -torch.finfo().max, 1e-30, torch.nan
+    out = torch.empty(4, 64, device="cuda")
+    kernel(a, b, out)
+    torch.testing.assert_close(out[:3], (a.double() @ b.double().T).float()[:3], rtol=1e-5, atol=0)
+    assert out[3].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
-def test_gpu_activations_of_extreme_values(builder: KernelBuilder, activation: str) -> None:
-    """The hardware's exponential and division, and a GELU without ``erff``, end where PyTorch's functions do."""
-    check_extreme_values(builder, activation, gpu_target())
+def test_gpu_activations_of_extreme_values(builder: KernelBuilder, activation: str, dtype: str) -> None:
+    """The hardware's exponential and division, and a GELU without ``erff``, end where PyTorch's functions do; float32
+    operands get exact ones."""
+    check_extreme_values(builder, activation, dtype, gpu_target())
 
 
 @pytest.mark.gpu
@@ -405,6 +476,8 @@ def test_gpu_activations_of_extreme_values(builder: KernelBuilder, activation: s
         MatmulParameters(3064, 64, "bfloat16"),
         MatmulParameters(3072, 72, "float16", "kn", bias=True, activation="gelu", residual=True),
         MatmulParameters(3072, 64, "bfloat16", outputs=(2048, 512, 512)),
+        MatmulParameters(3064, 64, "float32"),
+        MatmulParameters(3072, 36, "float32", "kn", bias=True, activation="gelu", residual=True),
     ],
     ids=str,
 )
@@ -414,5 +487,6 @@ def test_gpu_blocks_compute_tiles_by_turns(builder: KernelBuilder, parameters: M
     lasting = tuple(c for c in SPEC.configurations(parameters, target) if c.blocks)
     if not lasting:
         pytest.skip(f"no blocks that stay are offered on {target}")
-    assert {c.block_n // c.stored_columns % STORES_IN_FLIGHT for c in lasting} == {0, 1}
+    item_bytes = ITEM_BYTES[parameters.stored_dtype]
+    assert {c.block_n // c.stored_columns(item_bytes) % STORES_IN_FLIGHT for c in lasting} == {0, 1}
     check(builder, parameters, lasting, target, (8193,))

@@ -20,6 +20,8 @@ RUNS = 40
 PRODUCTS = (
     ("matmul", MatmulParameters(2048, 768, "bfloat16")),
     ("matmul", MatmulParameters(2048, 768, "bfloat16", bias=True, activation="gelu", residual=True)),
+    ("matmul", MatmulParameters(2048, 768, "float32", residual=True)),
+    ("matmul", MatmulParameters(2048, 768, "float32", "kn")),
     ("matmul.gated", GatedMatmulParameters(768, 768, "bfloat16")),
     ("matmul.grouped", GroupedMatmulParameters(128, 2048, 768, "bfloat16")),
     ("matmul.scaled", ScaledMatmulParameters(2048, 768, "bfloat16")),

@@ -103,6 +103,17 @@ def test_kernels_without_a_table_are_refused_by_name(tmp_path: Path) -> None:
         kernel_tuning.tune_kernels(["no.such"], CPU, tmp_path)
 
 
+def test_kernels_of_one_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are left out, and a dtype that nothing has is refused with those that there are."""
+    half = Case("matmul", MatmulParameters(24, 32, "float16"), {"m": 1})
+    cases = [half, Case("matmul", PARAMETERS, {"m": 1}), Case("moe.permute", None, {})]
+    monkeypatch.setattr(kernel_tuning, "tuning_cases", lambda: cases)
+    (record,) = kernel_tuning.tune_kernels([], CPU, tmp_path, dtype="float32")
+    assert record.request.parameters == PARAMETERS
+    with pytest.raises(UsageError, match="no case is of int8; there are some of float16, float32"):
+        kernel_tuning.tune_kernels([], CPU, tmp_path, dtype="int8")
+
+
 def test_the_command_needs_the_device() -> None:
     """One message that says what is missing."""
     done = tkc("tune", "kernels", "--target", "cuda:sm_80", code=2)

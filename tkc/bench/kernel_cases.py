@@ -96,6 +96,23 @@ _EPILOGUES = (
     MatmulParameters(4096, 1024, "bfloat16", bias=True, activation="gelu"),
 )
 
+# Of float32: BERT-base's and -large's, with what follows the former's, and a large square; those of two batches are
+# scores and weighted values of 32 sequences, and of the blocks of Mamba 2's state space.
+_FLOAT32 = (
+    MatmulParameters(768, 768, "float32"),
+    MatmulParameters(3072, 768, "float32", bias=True, activation="gelu"),
+    MatmulParameters(768, 3072, "float32", bias=True, residual=True),
+    MatmulParameters(1024, 4096, "float32"),
+    MatmulParameters(4096, 1024, "float32"),
+    MatmulParameters(4096, 4096, "float32"),
+)
+_BATCHED_FLOAT32 = (
+    (BatchedMatmulParameters(512, 64, "float32"), 384, (512,)),
+    (BatchedMatmulParameters(64, 512, "float32", "kn"), 384, (512,)),
+    (BatchedMatmulParameters(128, 128, "float32"), 2048, (128,)),
+    (BatchedMatmulParameters(64, 128, "float32", "kn"), 2048, (128,)),
+)
+
 _TOKENS = (1, 16, 128, 2048, 8192, 65536)
 _MOST_OUTPUTS = 2**30  # of a product: what a GPU has room for, with what it is compared with
 
@@ -127,6 +144,7 @@ def _products() -> list[Case]:
         for parameters in _EPILOGUES
         for m in (16, 128, 2048, 8192, 16384)
     ]
+    dense += [Case("matmul", p, {"m": m}, references.matmul) for p in _FLOAT32 for m in (1, 16, 128, 2048, 8192)]
     scaled = [
         Case("matmul.scaled", ScaledMatmulParameters(n, k), {"m": m}, references.block_scaled_reference())
         for n, k, rows in (
@@ -151,7 +169,7 @@ def _products() -> list[Case]:
     ]
     batched = [
         Case("matmul.batched", p, {"batch": entries, "m": m}, references.batched)
-        for p, entries, rows in _BATCHED
+        for p, entries, rows in (*_BATCHED, *_BATCHED_FLOAT32)
         for m in rows
     ]
     return [*dense, *scaled, *gated, *grouped, *batched]
@@ -253,6 +271,8 @@ def tuning_cases() -> list[Case]:
     products = [MatmulParameters(n, k, "bfloat16") for n, k in dense]
     products += [MatmulParameters(n, k, "bfloat16", residual=True) for n, k in added]
     products += [MatmulParameters(sum(outputs), k, "bfloat16", outputs=outputs) for outputs, k in merged]
+    products += [*_FLOAT32, MatmulParameters(256, 256, "float32")]
+    products += [MatmulParameters(edge, edge, "float32", "kn") for edge in (768, 4096)]
     # A router's product (few columns) is another kernel for 4,096 rows than for 2,048 and for 8,192, and for many more.
     found = [
         Case("matmul", parameters, {"m": m})
@@ -274,7 +294,7 @@ def tuning_cases() -> list[Case]:
     ]
     found += [
         Case("matmul.batched", parameters, {"batch": entries, "m": m})
-        for parameters, entries, _ in _BATCHED
+        for parameters, entries, _ in (*_BATCHED, *_BATCHED_FLOAT32)
         for m in (1, 16, 64, 128, 512, 2048)
     ]
     found += [

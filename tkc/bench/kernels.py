@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,15 +32,18 @@ def bench_kernels(
     every_configuration: bool,
     references: Sequence[str] = ("eager",),
     tile_kernels: TileKernels | None = None,
+    dtype: str | None = None,
 ) -> Iterator[Row]:
     """Rows for the kernels called ``names`` (all if empty), in the configuration of ``choices``, or in every one.
+
+    Of them, those alone whose operands are of ``dtype`` (``None``: any).
 
     ``references`` are keys of :data:`tkc.bench.contenders.PYTORCH`; the ratio is to the fastest contender of a row. The
     note ``spread`` is the distance between the quartiles of our times over their median, and contenders' likewise; what
     clock and power are noted is of all contenders, which take turns.
     """
     known_references(references)
-    chosen = [case for case in benchmark_cases() if not names or case.kernel in known_kernels(names)]
+    chosen = chosen_cases(benchmark_cases(), names, dtype)
     requests = [_requests(case, target, choices, every_configuration) for case in chosen]
     with KernelBuilder() as builder:
         libraries = builder.build(request for own in requests for request in own)
@@ -75,11 +78,18 @@ def device_rows(device: torch.device) -> list[Row]:
     ]
 
 
-def known_kernels(names: Sequence[str]) -> Sequence[str]:
-    """``names`` themselves; :class:`UsageError` where one is no kernel's."""
+def chosen_cases(cases: Iterable[Case], names: Sequence[str], dtype: str | None) -> list[Case]:
+    """Those of ``cases`` that are of the kernels called ``names`` (all if empty), and of ``dtype`` (``None``: any).
+
+    :class:`UsageError` where a name is no kernel's, or nothing is of that dtype.
+    """
     if unknown := sorted(set(names) - set(SPECS)):
         raise UsageError(f"there is no kernel {', '.join(unknown)}; choose from {', '.join(SPECS)}")
-    return names
+    named = [case for case in cases if not names or case.kernel in names]
+    dtypes = {case.parameters.dtype for case in named if hasattr(case.parameters, "dtype")}
+    if dtype is not None and dtype not in dtypes:
+        raise UsageError(f"no case is of {dtype}; there are some of {', '.join(sorted(dtypes)) or 'no dtype'}")
+    return [case for case in named if dtype in (None, getattr(case.parameters, "dtype", None))]
 
 
 def _requests(case: Case, target: Target, choices: RecordedChoices, every: bool) -> list[KernelRequest]:
@@ -127,15 +137,18 @@ def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, no
 
 
 _TOLD = (
-    *("kind", "n", "k", "outputs", "activation", "residual", "gated", "rows"),
+    *("dtype", "kind", "n", "k", "outputs", "activation", "residual", "gated", "rows"),
     *("num_experts", "num_groups", "channels", "scale"),
     *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
 )  # the parameters by which rows are told apart
 
 
 def row_name(case: Case) -> str:
-    """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out."""
+    """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out.
+
+    So is bfloat16, which most are of; another dtype comes first.
+    """
     parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
-    absent = (None, False, ())
-    told = {name: v for name, v in parameters.items() if v not in absent and not isinstance(v, float)}
+    untold = (None, False, (), "bfloat16")
+    told = {name: v for name, v in parameters.items() if v not in untold and not isinstance(v, float)}
     return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])

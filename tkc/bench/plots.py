@@ -72,7 +72,7 @@ def _draw_roofline(record: Record, rows: list[Row], path: Path) -> None:
     axes = figure.subplots()
     families: dict[str, list[Row]] = {}
     for row in rows:
-        families.setdefault(row.name.split()[0], []).append(row)
+        families.setdefault(row.kind, []).append(row)
     for number, (family, own) in enumerate(families.items()):
         marker = "o" if number < _COLOURS else "s"
         rates = [_rate(row, "TFLOP/s") or 0.0 for row in own]

@@ -39,6 +39,12 @@ class Row:
         """The milliseconds of what is measured: of the first contender."""
         return next(iter(self.milliseconds.values()))
 
+    @property
+    def kind(self) -> str:
+        """What it is one of: a kernel, of a dtype where its name begins with one."""
+        kernel, *told = self.name.split()
+        return " ".join([kernel, *(word for word in told if word.startswith("dtype="))])
+
 
 @dataclass(frozen=True)
 class Record:
@@ -89,7 +95,7 @@ class Record:
         return table
 
     def mean_ratios(self) -> dict[str, tuple[float, int]]:
-        """Of each kernel, the geometric mean of its rows' ratios, and how many these are.
+        """Of each kernel and dtype, the geometric mean of its rows' ratios, and how many these are.
 
         Nothing for other benchmarks, nor where rows are configurations of one case, which share its name.
         """
@@ -98,7 +104,7 @@ class Record:
         ratios: dict[str, list[float]] = {}
         for row in self.rows:
             if row.ratio is not None:
-                ratios.setdefault(row.name.split()[0], []).append(row.ratio)
+                ratios.setdefault(row.kind, []).append(row.ratio)
         return {kind: (statistics.geometric_mean(own), len(own)) for kind, own in ratios.items()}
 
 

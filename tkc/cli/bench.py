@@ -76,6 +76,7 @@ def kernels(
             help="Measure DeepSeek's TileKernels, too: the interpreter of an environment that has them.",
         ),
     ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Only rows whose operands are of this dtype.")] = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -90,7 +91,8 @@ def kernels(
         theirs: TileKernels | None = None
         if tile_kernels is not None:
             theirs = stack.enter_context(TileKernels(tile_kernels, _device(resolved.is_cuda)))
-        rows = bench_kernels(names or [], resolved, choices, every_configuration, references or ["eager"], theirs)
+        others = references or ["eager"]
+        rows = bench_kernels(names or [], resolved, choices, every_configuration, others, theirs, dtype)
         versions = {f"{name} beside": version for name, version in theirs.versions.items()} if theirs else {}
         _finish("kernels", rows, resolved.is_cuda, output, against, versions)
 
@@ -111,6 +113,9 @@ def model(
     references: Annotated[
         list[str] | None, typer.Option("--reference", help="PyTorch's contenders: eager, compile, max-autotune.")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of weights and activations; bfloat16 on a GPU, float32 on a CPU if left out.")
+    ] = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -119,14 +124,16 @@ def model(
     from tkc.bench.model import bench_model
 
     on_gpu = resolve_target(target).is_cuda
-    device, dtype = (torch.device("cuda"), torch.bfloat16) if on_gpu else (torch.device("cpu"), torch.float32)
+    dtypes = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+    if (name_of_dtype := dtype or ("bfloat16" if on_gpu else "float32")) not in dtypes:
+        raise UsageError(f"--dtype {dtype}: choose one of {', '.join(dtypes)}")
     rows = bench_model(
         name,
         tokens or [2048],
         layers,
         batch,
-        device,
-        dtype,
+        _device(on_gpu),
+        dtypes[name_of_dtype],
         kernels or ["auto", "none"],
         references or ["eager"],
         database,

@@ -128,6 +128,7 @@ def kernels(
     database: Annotated[
         Path | None, typer.Option("--database", help="The folder of records, made if need be; your own if left out.")
     ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Only kernels whose operands are of this dtype.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the configurations of tkc's own kernels on this machine, for compilations to choose from."""
@@ -141,7 +142,7 @@ def kernels(
     folder = target_folder(database or user_database(), resolved)
     with Console(stderr=True).status("building every configuration") as status:
         records = tune_kernels(
-            names or [], resolved, folder, lambda case, _: status.update(f"{case.kernel} {dict(case.sizes)}")
+            names or [], resolved, folder, lambda case, _: status.update(f"{case.kernel} {dict(case.sizes)}"), dtype
         )
     if as_json:
         print(json.dumps([dataclasses.asdict(record) for record in records], indent=1))

@@ -1,0 +1,58 @@
+"""Which products of float32 numbers a GPU has a kernel for, and the tilings to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma
+from tkc.kernels.target import MULTIPROCESSORS, Target
+
+# Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors.
+_TILINGS = (
+    Tiling(128, 128, 32, stages=4, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(128, 128, 32, stages=3, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(128, 96, 32, stages=4, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(128, 64, 32, stages=5, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(128, 32, 32, stages=6, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(64, 64, 32, stages=6, threads=128, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 64, stages=4, threads=128, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 32, stages=8, threads=128, blocks=MULTIPROCESSORS),
+)
+
+
+def unsupported_float32(
+    target: Target, strides: Sequence[int | None], widths: Sequence[int | None], residual: bool, stored_dtype: str
+) -> str | None:
+    """Why no kernel multiplies float32 operands on this GPU, as a clause for users; ``None`` if one does.
+
+    ``strides`` are the elements from one row of each operand to the next, ``widths`` the columns of each output;
+    ``None`` what only calls know.
+    """
+    if target.compute_capability != 90:
+        return f"float32 operands take the tensor cores of sm_90a, and {target.arch} is slower with them than without"
+    if residual and stored_dtype != "float32":
+        return f"to a product of float32 operands, a residual of {stored_dtype} is not added"
+    for sizes, dtype in ((strides, "float32"), (widths, stored_dtype)):
+        for size in sizes:
+            if size is None:
+                return "float32 operands of sizes that only calls know have no tensor maps"
+            if not loadable_by_tma((size,), ITEM_BYTES[dtype]):
+                return f"rows of {size} elements of {dtype} are no multiple of 16 bytes long"
+    return None
+
+
+def float32_tilings(layout: str, n: int, stored_dtype: str, target: Target) -> tuple[Tiling, ...]:
+    """The tilings that fit into one block's shared memory and waste less than half of their columns on ``n``."""
+    fitting = [c for c in _TILINGS if shared_memory(c, layout, stored_dtype) <= target.shared_memory]
+    narrowest = min(c.block_n for c in fitting)
+    return tuple(c for c in fitting if c.block_n < max(2 * n, narrowest + 1))
+
+
+def shared_memory(c: Tiling, layout: str, stored_dtype: str) -> int:
+    """Bytes of shared memory of one block.
+
+    Beside the left operand, a stage has the right one and its low parts, and if that is ``kn``, high parts of its own.
+    """
+    weights = 2 if layout == "nk" else 3
+    slices = c.stages * (c.block_m + weights * c.block_n) * c.block_k
+    return ITEM_BYTES["float32"] * slices + c.staged_memory(ITEM_BYTES[stored_dtype]) + SHARED_MEMORY_MARGIN

@@ -1,0 +1,142 @@
+"""Products of float32 numbers by tensor cores: three products of TF32 numbers, whose sum errs like float32's.
+
+A float32 number is the sum of a ``high`` part with its first 11 bits and a ``low`` part with the 13 that remain. TF32
+holds the former, and 11 bits of the latter. Of the four products of two numbers' parts, low times low is left out: it
+is about what float32 rounds off. (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
+surpassing the FP32 theoretical peak performance", arXiv:2203.03341.) As they found, tensor cores round sums toward
+zero, so that those of each slice go into others, which are rounded to nearest.
+
+Infinite operands make their row or column of the product not a number: their low parts are infinity less infinity.
+"""
+
+from dataclasses import dataclass
+
+import tilelang.language as T
+from tilelang.layout import make_full_bank_swizzled_layout
+from tvm.tirx import Buffer, PrimExpr
+
+from tkc.kernels.matmul.tiling import Tiling
+from tkc.kernels.warpgroups import WARPGROUP
+
+TF32 = "custom[tfloat32]"
+
+SPLITTING_REGISTERS = 56
+"""Registers that a thread keeps whose warpgroup takes right operands apart."""
+
+_VECTOR = 4  # floats that a thread loads or stores at a time
+
+# TF32's last bit among a float32's, and what is cut off below it.
+_LAST_BIT = 1 << 13
+_HIGH_BITS = 0xFFFFFFFF - (_LAST_BIT - 1)
+
+# From here on, rounding to nearest may make infinity of a number.
+_LARGE = 2.0**127
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Slices of both operands in shared memory, and of the right one's the parts, ``[stages, block_n, block_k]``.
+
+    Where right operands have a column of the product in each row (layout ``nk``), ``high`` is ``b`` itself, of which
+    tensor cores read no more than the high parts. The barriers ``split`` say that the parts of a slice are there,
+    or that it has none.
+    """
+
+    a: Buffer
+    b: Buffer
+    high: Buffer
+    low: Buffer
+    split: Buffer
+    layout: str
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What a warpgroup holds of one slice: its rows of the left operand, their parts, and their products."""
+
+    a: Buffer
+    high: Buffer
+    low: Buffer
+    products: Buffer
+
+
+def slices(a: Buffer, b: Buffer, c: Tiling, layout: str) -> Slices:
+    """The slices ``a`` and ``b``, and room for the parts."""
+    # Rows of 128 bytes, of which a warp reads eight at a time.
+    T.annotate_layout({a: make_full_bank_swizzled_layout(a)})
+    shape = (c.stages, c.block_n, c.block_k)
+    high = b if layout == "nk" else T.alloc_shared(shape, "float32")
+    low = T.alloc_shared(shape, "float32")
+    return Slices(a, b, high, low, T.alloc_barrier([WARPGROUP] * c.stages), layout)
+
+
+def registers(rows: int, c: Tiling) -> Registers:
+    """For so many rows of a tile."""
+    a = T.alloc_fragment((rows, c.block_k), "float32")
+    high, low = (T.alloc_fragment((rows, c.block_k), TF32) for _ in range(2))
+    return Registers(a, high, low, T.alloc_fragment((rows, c.block_n), "float32"))
+
+
+@T.macro
+def take_apart(s: Slices, at: PrimExpr, thread: PrimExpr):
+    """Write the parts of the right operand's slice ``at``; ``thread`` is the number within the warpgroup that does so.
+
+    Its neighbours read neighbouring numbers and write vectors that lie in other banks.
+    """
+    _, columns, depths = s.low.shape
+    x = T.alloc_local((_VECTOR,), "float32")
+    y = T.alloc_local((_VECTOR,), "float32")
+    for nth in T.unroll(columns * depths // (_VECTOR * WARPGROUP)):
+        vector = nth * WARPGROUP + thread
+        if s.layout == "nk":
+            column, depth = vector // (depths // _VECTOR), vector % (depths // _VECTOR) * _VECTOR
+            for i in T.vectorized(_VECTOR):
+                x[i] = s.b[at, column, depth + i]
+        else:
+            column, depth = vector % columns, vector // columns * _VECTOR
+            for i in T.unroll(_VECTOR):
+                x[i] = s.b[at, depth + i, column]
+            for i in T.vectorized(_VECTOR):
+                s.high[at, column, depth + i] = x[i]
+        for i in T.unroll(_VECTOR):
+            y[i] = _rounded(x[i] - _cut(x[i]))
+        for i in T.vectorized(_VECTOR):
+            s.low[at, column, depth + i] = y[i]
+
+
+@T.macro
+def multiply(s: Slices, at: PrimExpr, parity: PrimExpr, rows: slice, own: Registers):
+    """The products of ``rows`` of the left operand's slice ``at``, once the right one's is taken apart."""
+    high, low = T.view(s.high, dtype=TF32), T.view(s.low, dtype=TF32)
+    T.copy(s.a[at, rows, :], own.a)
+    for i, j in T.Parallel(*own.a.shape):
+        nearest = _nearest(own.a[i, j])
+        own.high[i, j] = T.reinterpret(nearest, TF32)
+        own.low[i, j] = T.reinterpret(_rounded(own.a[i, j] - nearest), TF32)
+    T.mbarrier_wait_parity(s.split[at], parity)
+    # The smallest first.
+    for nth, (left, right) in enumerate(((own.low, high), (own.high, low), (own.high, high))):
+        T.wgmma_gemm(
+            left,
+            right[at, :, :],
+            own.products,
+            transpose_B=True,
+            clear_accum=nth == 0,
+            policy=T.GemmWarpPolicy.FullRow,
+        )
+    T.wait_wgmma(0)
+
+
+def _cut(x: PrimExpr) -> PrimExpr:
+    """``x`` rounded toward zero to TF32, as tensor cores read it."""
+    return T.reinterpret(T.reinterpret(x, "uint32") & T.uint32(_HIGH_BITS), "float32")
+
+
+def _rounded(x: PrimExpr) -> PrimExpr:
+    """A number that is far from infinite rounded to the nearest of TF32."""
+    return _cut(T.reinterpret(T.reinterpret(x, "uint32") + T.uint32(_LAST_BIT // 2), "float32"))
+
+
+def _nearest(x: PrimExpr) -> PrimExpr:
+    """``x`` rounded to the nearest of TF32, and where that might be infinite, toward zero."""
+    return T.if_then_else(T.abs(x) < _LARGE, _rounded(x), _cut(x))
