@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
-# Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors.
+# Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors; last those
+# whose depth warpgroups share, for so few tiles that all wait for one slice after another.
 _TILINGS = (
     Tiling(128, 128, 32, stages=4, threads=256, blocks=MULTIPROCESSORS),
     Tiling(128, 128, 32, stages=3, threads=256, blocks=MULTIPROCESSORS),
@@ -17,6 +18,12 @@ _TILINGS = (
     Tiling(64, 64, 32, stages=6, threads=128, blocks=MULTIPROCESSORS),
     Tiling(64, 32, 64, stages=4, threads=128, blocks=MULTIPROCESSORS),
     Tiling(64, 32, 32, stages=8, threads=128, blocks=MULTIPROCESSORS),
+    Tiling(64, 64, 32, stages=6, threads=384, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 32, stages=8, threads=384, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 32, stages=8, threads=512, blocks=MULTIPROCESSORS),
+    Tiling(64, 16, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(64, 16, 32, stages=8, threads=512, blocks=MULTIPROCESSORS),
 )
 
 
@@ -52,7 +59,9 @@ def shared_memory(c: Tiling, layout: str, stored_dtype: str) -> int:
     """Bytes of shared memory of one block.
 
     Beside the left operand, a stage has the right one and its low parts, and if that is ``kn``, high parts of its own.
+    Warpgroups that share the depth have room for the sums of all but one.
     """
     weights = 2 if layout == "nk" else 3
     slices = c.stages * (c.block_m + weights * c.block_n) * c.block_k
-    return ITEM_BYTES["float32"] * slices + c.staged_memory(ITEM_BYTES[stored_dtype]) + SHARED_MEMORY_MARGIN
+    exchanged = (c.shares - 1) * c.block_m * c.block_n
+    return ITEM_BYTES["float32"] * (slices + exchanged) + c.staged_memory(ITEM_BYTES[stored_dtype]) + SHARED_MEMORY_MARGIN

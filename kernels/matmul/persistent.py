@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import tilelang.language as T
 from tvm.tirx import Buffer, BufferRegion, PrimExpr, PrimFunc
 
-from tkc.kernels.matmul import tf32
+from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.raster import tile_at
@@ -20,8 +20,8 @@ class _Shared:
     """What the warpgroups share: slices of the operands, parts of the output, and barriers.
 
     These say that a slice is ``loaded``, and that it is ``free`` again. Slices of a residual follow those of a tile's
-    operands, and lie where the left one's do. Of the ``bias``, each warpgroup has its tile's columns. Operands of
-    ``float32`` are multiplied by parts.
+    operands, and lie where the left one's do. Of the ``bias``, each that stores has its tile's columns. Operands of
+    ``float32`` are multiplied by parts, and sums of shares of the depth go through an ``exchange``.
     """
 
     a: Buffer
@@ -31,6 +31,7 @@ class _Shared:
     loaded: Buffer
     free: Buffer
     float32: tf32.Slices | None
+    exchange: shared_depth.Exchange | None
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) -> PrimFunc:
@@ -55,7 +56,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
     warpgroups = c.threads // WARPGROUP
     # What threads keep of their registers whose warpgroups compute nothing.
     kept = (LOADING_REGISTERS, tf32.SPLITTING_REGISTERS) if float32 else (LOADING_REGISTERS,)
-    rows = c.block_m // warpgroups
+    rows, row_parts = c.warpgroup_rows, c.block_m // c.warpgroup_rows
 
     def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """The entry of the batch that a tile is of, and where in it the tile begins."""
@@ -83,21 +84,62 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         return [(nth, left) for nth, left in enumerate(added) if left // width == part]
 
     @T.macro
-    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, warpgroup: int):
+    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, row_part: int):
         """Bias and activation, for columns of a tile from its ``first`` on."""
         if p.bias or p.activation:
             for i, j in T.Parallel(rows, columns):
                 x = acc[i, first + j]
                 if p.bias:
-                    x = x + T.cast(bias[warpgroup, first + j], "float32")
+                    x = x + T.cast(bias[row_part, first + j], "float32")
                 acc[i, first + j] = activated(x, p.activation, exact=float32)
+
+    @T.macro
+    def finish(
+        row_part: int,
+        turn: PrimExpr,
+        entry: PrimExpr,
+        row: PrimExpr,
+        column: PrimExpr,
+        acc: Buffer,
+        own_bias: Buffer,
+        s: _Shared,
+        args: SimpleNamespace,
+    ):
+        """Add and activate what follows the sums of a warpgroup's rows, and store them."""
+        top = row_part * rows
+        own_rows = slice(top, top + rows)
+        if p.bias:
+            T.copy(own_bias, s.bias[row_part, :])
+        for part, first in enumerate(range(0, c.block_n, width)):
+            # What this part is the first to need: parts are stored while later slices are still to come.
+            for nth, left in residual_slices(part):
+                columns = min(c.block_k, c.block_n - left)
+                activate(acc, left, columns, s.bias, row_part)
+                at, parity = slot(turn, steps + nth)
+                T.mbarrier_wait_parity(s.loaded[at], parity)
+                for i, j in T.Parallel(rows, columns):
+                    acc[i, left + j] += T.cast(s.a[at, top + i, j], "float32")
+                T.mbarrier_arrive(s.free[at])
+            turned = (turn * parts + part) % STORES_IN_FLIGHT
+            T.tma_store_wait(STORES_IN_FLIGHT - 1)
+            if not p.residual:
+                activate(acc, first, width, s.bias, row_part)
+            for i, j in T.Parallel(rows, width):
+                s.staged[turned, top + i, j] = T.cast(acc[i, first + j], p.stored_dtype)
+            for i, (begin, end) in enumerate(p.ranges):
+                if holds(p, column, begin, end):
+                    T.tma_copy(
+                        s.staged[turned, own_rows, :],
+                        tile_of(args.outputs[i], entry, row, column + first - begin, rows, width),
+                    )
 
     @T.macro
     def compute(
         warpgroup: int, turns: PrimExpr, row_tiles: PrimExpr, block: PrimExpr, s: _Shared, args: SimpleNamespace
     ):
-        """Multiply and store one warpgroup's rows of all tiles."""
-        top = warpgroup * rows
+        """Multiply one warpgroup's rows of all tiles, its share of the depth, and store what it has added up."""
+        share, row_part = divmod(warpgroup, row_parts)
+        top = row_part * rows
         own_rows = slice(top, top + rows)
         acc = T.alloc_fragment((rows, c.block_n), "float32")
         own = tf32.registers(rows, c) if float32 else None
@@ -110,11 +152,11 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             entry = begin[0]
             row = begin[1] + top
             column = begin[2]
-            if p.bias:  # it comes while the products run
+            if p.bias and share == 0:  # it comes while the products run
                 T.copy(args.bias[column : column + bias_columns], own_bias)
             T.clear(acc)
-            for step in T.serial(steps):
-                at, parity = slot(turn, step)
+            for nth in T.serial(-(-max(steps - share, 0) // c.shares)):
+                at, parity = slot(turn, nth * c.shares + share)
                 T.mbarrier_wait_parity(s.loaded[at], parity)
                 if float32:
                     tf32.multiply(s.float32, at, parity, own_rows, own)
@@ -126,31 +168,29 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
                     full_row = T.GemmWarpPolicy.FullRow
                     T.gemm(s.a[at, own_rows, :], s.b[at, :, :], acc, transpose_B=transposed, policy=full_row)
                     T.mbarrier_arrive(s.free[at])
-            if p.bias:
-                T.copy(own_bias, s.bias[warpgroup, :])
-            for part, first in enumerate(range(0, c.block_n, width)):
-                # What this part is the first to need: parts are stored while later slices are still to come.
-                for nth, left in residual_slices(part):
-                    columns = min(c.block_k, c.block_n - left)
-                    activate(acc, left, columns, s.bias, warpgroup)
-                    at, parity = slot(turn, steps + nth)
-                    T.mbarrier_wait_parity(s.loaded[at], parity)
-                    for i, j in T.Parallel(rows, columns):
-                        acc[i, left + j] += T.cast(s.a[at, top + i, j], "float32")
-                    T.mbarrier_arrive(s.free[at])
-                turned = (turn * parts + part) % STORES_IN_FLIGHT
-                T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                if not p.residual:
-                    activate(acc, first, width, s.bias, warpgroup)
-                for i, j in T.Parallel(rows, width):
-                    s.staged[turned, top + i, j] = T.cast(acc[i, first + j], p.stored_dtype)
-                for i, (begin, end) in enumerate(p.ranges):
-                    if holds(p, column, begin, end):
-                        T.tma_copy(
-                            s.staged[turned, own_rows, :],
-                            tile_of(args.outputs[i], entry, row, column + first - begin, rows, width),
-                        )
+            if c.shares > 1:
+                shared_depth.add_up(share, row_part, own_rows, turn, acc, s.exchange)
+            if share == 0:
+                finish(row_part, turn, entry, row, column, acc, own_bias, s, args)
         T.tma_store_wait(0)
+
+    @T.macro
+    def by_warpgroup(
+        first: int,
+        thread: PrimExpr,
+        turns: PrimExpr,
+        row_tiles: PrimExpr,
+        block: PrimExpr,
+        s: _Shared,
+        args: SimpleNamespace,
+    ):
+        """What each of the warpgroups computes, from the ``first`` on."""
+        if first == warpgroups - 1:
+            compute(first, turns, row_tiles, block, s, args)
+        elif thread < WARPGROUP * (len(kept) + first + 1):
+            compute(first, turns, row_tiles, block, s, args)
+        else:
+            by_warpgroup(first + 1, thread, turns, row_tiles, block, s, args)
 
     @T.prim_func
     def matmul(
@@ -172,12 +212,12 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
             b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
             staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.stored_dtype)
-            tile_bias = T.alloc_shared((warpgroups, bias_columns), p.dtype)
+            tile_bias = T.alloc_shared((row_parts, bias_columns), p.dtype)
             loaded = T.alloc_barrier([WARPGROUP] * c.stages)
-            free = T.alloc_barrier([c.threads] * c.stages)
+            free = T.alloc_barrier([WARPGROUP * row_parts] * c.stages)
             turns = T.ceildiv(T.max(tiles - block, 0), c.blocks)
             by_parts = tf32.slices(a_shared, b_shared, c, p.weight_layout) if float32 else None
-            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free, by_parts)
+            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free, by_parts, shared_depth.exchange(c))
             args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
             thread = T.get_thread_binding()
             entry = T.alloc_var("int32")
@@ -226,9 +266,6 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             else:
                 if warpgroups > 1:  # else there are enough registers for all
                     T.inc_max_nreg(computing_registers(warpgroups, *kept))
-                if warpgroups == 1 or thread < WARPGROUP * (len(kept) + 1):
-                    compute(0, turns, row_tiles, block, shared, args)
-                else:
-                    compute(1, turns, row_tiles, block, shared, args)
+                by_warpgroup(0, thread, turns, row_tiles, block, shared, args)
 
     return matmul

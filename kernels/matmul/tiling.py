@@ -38,8 +38,9 @@ class Tiling:
     """How a matrix product is cut.
 
     On CUDA, one block of ``threads`` computes ``block_m`` x ``block_n`` of the output, and ``stages`` slices of
-    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns; the depth of one tile is
-    shared by ``splits`` blocks of a cluster. On the CPU, ``block_m`` x ``block_n`` is what the registers hold,
+    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns, and have warpgroups that share
+    the depth where these are more than a tile has rows for; the depth of one tile is shared by ``splits`` blocks of a
+    cluster. On the CPU, ``block_m`` x ``block_n`` is what the registers hold,
     ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits`` are 1.
     """
 
@@ -68,6 +69,16 @@ class Tiling:
     def staged_memory(self, item_bytes: int = 2) -> int:
         """Bytes of shared memory for what a persistent block stores, in elements of ``item_bytes``."""
         return item_bytes * STORES_IN_FLIGHT * self.block_m * self.stored_columns(item_bytes)
+
+    @property
+    def warpgroup_rows(self) -> int:
+        """Rows of a tile that one warpgroup of a persistent block multiplies."""
+        return max(self.block_m // (self.threads // WARPGROUP), WGMMA_ROWS)
+
+    @property
+    def shares(self) -> int:
+        """How many warpgroups of a persistent block multiply the same rows, each a share of the depth."""
+        return self.threads // WARPGROUP * self.warpgroup_rows // self.block_m
 
     @property
     def finished_rows(self) -> int:
