@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
-# Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors; last those
-# whose depth warpgroups share, for so few tiles that all wait for one slice after another.
+# Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors. The depth
+# of small tiles is shared by warpgroups, of which one alone would wait for one slice after another. Of the stages, as
+# many are taken as there is room for.
 _TILINGS = (
     Tiling(128, 128, 32, stages=4, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(128, 128, 32, stages=3, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(128, 96, 32, stages=4, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(128, 64, 32, stages=5, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(128, 32, 32, stages=6, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(64, 64, 32, stages=6, threads=128, blocks=MULTIPROCESSORS),
-    Tiling(64, 32, 64, stages=4, threads=128, blocks=MULTIPROCESSORS),
-    Tiling(64, 32, 32, stages=8, threads=128, blocks=MULTIPROCESSORS),
-    Tiling(64, 64, 32, stages=6, threads=384, blocks=MULTIPROCESSORS),
-    Tiling(64, 32, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(64, 32, 32, stages=8, threads=384, blocks=MULTIPROCESSORS),
-    Tiling(64, 32, 32, stages=8, threads=512, blocks=MULTIPROCESSORS),
-    Tiling(64, 16, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
-    Tiling(64, 16, 32, stages=8, threads=512, blocks=MULTIPROCESSORS),
+    Tiling(128, 96, 32, stages=5, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(128, 64, 32, stages=6, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(64, 64, 32, stages=8, threads=128, blocks=MULTIPROCESSORS),
+    Tiling(64, 64, 32, stages=8, threads=384, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 64, stages=6, threads=256, blocks=MULTIPROCESSORS),
+    Tiling(64, 32, 32, stages=12, threads=384, blocks=MULTIPROCESSORS),
+    Tiling(64, 16, 64, stages=8, threads=256, blocks=MULTIPROCESSORS),
 )
 
 
@@ -49,10 +45,16 @@ def unsupported_float32(
 
 
 def float32_tilings(layout: str, n: int, stored_dtype: str, target: Target) -> tuple[Tiling, ...]:
-    """The tilings that fit into one block's shared memory and waste less than half of their columns on ``n``."""
-    fitting = [c for c in _TILINGS if shared_memory(c, layout, stored_dtype) <= target.shared_memory]
-    narrowest = min(c.block_n for c in fitting)
-    return tuple(c for c in fitting if c.block_n < max(2 * n, narrowest + 1))
+    """The tilings that waste less than half of their columns on ``n``, with the stages that fit into shared memory."""
+    narrowest = min(c.block_n for c in _TILINGS)
+    suitable = [c for c in _TILINGS if c.block_n < max(2 * n, narrowest + 1)]
+    return tuple(_fitting(c, layout, stored_dtype, target) for c in suitable)
+
+
+def _fitting(c: Tiling, layout: str, stored_dtype: str, target: Target) -> Tiling:
+    while shared_memory(c, layout, stored_dtype) > target.shared_memory:
+        c = replace(c, stages=c.stages - 1)
+    return c
 
 
 def shared_memory(c: Tiling, layout: str, stored_dtype: str) -> int:
@@ -64,4 +66,5 @@ def shared_memory(c: Tiling, layout: str, stored_dtype: str) -> int:
     weights = 2 if layout == "nk" else 3
     slices = c.stages * (c.block_m + weights * c.block_n) * c.block_k
     exchanged = (c.shares - 1) * c.block_m * c.block_n
-    return ITEM_BYTES["float32"] * (slices + exchanged) + c.staged_memory(ITEM_BYTES[stored_dtype]) + SHARED_MEMORY_MARGIN
+    staged = c.staged_memory(ITEM_BYTES[stored_dtype])
+    return ITEM_BYTES["float32"] * (slices + exchanged) + staged + SHARED_MEMORY_MARGIN

@@ -185,9 +185,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         args: SimpleNamespace,
     ):
         """What each of the warpgroups computes, from the ``first`` on."""
-        if first == warpgroups - 1:
-            compute(first, turns, row_tiles, block, s, args)
-        elif thread < WARPGROUP * (len(kept) + first + 1):
+        if first == warpgroups - 1 or thread < WARPGROUP * (len(kept) + first + 1):
             compute(first, turns, row_tiles, block, s, args)
         else:
             by_warpgroup(first + 1, thread, turns, row_tiles, block, s, args)

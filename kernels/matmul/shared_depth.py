@@ -40,8 +40,10 @@ def exchange(c: Tiling) -> Exchange | None:
 
 @T.macro
 def add_up(share: int, part: int, rows: slice, turn: PrimExpr, acc: Buffer, e: Exchange):
-    """The sums of all shares of these ``rows``, in the ``acc`` of the first; ``part`` is the number of the rows' barriers
-    and ``turn`` that of the block's tile."""
+    """The sums of all shares of these ``rows``, in the ``acc`` of the first.
+
+    ``part`` is the number of the rows' barriers, ``turn`` that of the block's tile.
+    """
     if share > 0:
         T.mbarrier_wait_parity(e.taken[part], (turn + 1) % 2)
         T.copy(acc, e.sums[share - 1, rows, :])

@@ -38,10 +38,10 @@ class Tiling:
     """How a matrix product is cut.
 
     On CUDA, one block of ``threads`` computes ``block_m`` x ``block_n`` of the output, and ``stages`` slices of
-    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns, and have warpgroups that share
-    the depth where these are more than a tile has rows for; the depth of one tile is shared by ``splits`` blocks of a
-    cluster. On the CPU, ``block_m`` x ``block_n`` is what the registers hold,
-    ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits`` are 1.
+    ``block_k`` are in flight; with ``blocks``, so many blocks compute all tiles by turns, and warpgroups that are more
+    than a tile has rows for share its depth; otherwise ``splits`` blocks of a cluster may. On the CPU, ``block_m`` x
+    ``block_n`` is what the registers hold, ``block_k`` the depth of one step; ``stages``, ``threads`` and ``splits``
+    are 1.
     """
 
     block_m: int = 128
