@@ -109,6 +109,13 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
         """Why ``kernels="auto"`` leaves a supported kernel unused on this target; ``None`` where it pays."""
         return None
 
+    def least_beneficial_size(self, parameters: ParametersT, target: Target) -> int:
+        """The dispatch size from which on ``kernels="auto"`` uses a beneficial kernel.
+
+        Calls that are known to have less are left to generated code.
+        """
+        return 0
+
     @property
     def definition_module(self) -> str:
         """The module with ``define(parameters, configuration, target) -> PrimFunc``, beside the spec's own."""

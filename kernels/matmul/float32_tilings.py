@@ -32,7 +32,7 @@ def unsupported_float32(
     ``None`` what only calls know.
     """
     if target.compute_capability != 90:
-        return f"float32 operands take the tensor cores of sm_90a, and {target.arch} is slower with them than without"
+        return f"float32 operands are multiplied by the tensor cores of sm_90a alone, not by those of {target.arch}"
     if residual and stored_dtype != "float32":
         return f"to a product of float32 operands, a residual of {stored_dtype} is not added"
     for sizes, dtype in ((strides, "float32"), (widths, stored_dtype)):

@@ -179,3 +179,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         if parameters.n < 16 or parameters.k < 16:
             return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
         return None
+
+    def least_beneficial_size(self, parameters: MatmulParameters, target: Target) -> int:
+        # Of one row of float32, generated code reads the weight once, and takes nothing apart.
+        return 2 if target.is_cuda and parameters.dtype == "float32" else 0

@@ -236,6 +236,7 @@ def test_which_float32_products_a_gpu_has_a_kernel_for(arch: str, changes: dict[
     for layout in ("nk", "kn"):
         tilings = SPEC.configurations(MatmulParameters(512, 512, "float32", layout), HOPPER)
         assert {32, 128} <= {c.block_n for c in tilings} and {64, 128} == {c.block_m for c in tilings}
+        assert min(c.stages for c in tilings) > 1
         assert all(shared_memory(c, layout, "float32") <= HOPPER.shared_memory for c in tilings)
 
 
@@ -367,6 +368,42 @@ def test_tiles_cover_each_output_once() -> None:
         ends = list(accumulate(outputs))
         own = [range(begin, min(begin + width, *(e for e in ends if e > begin))) for begin in json.loads(line)]
         assert list(chain(*own)) == list(range(sum(outputs))), (outputs, width)
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_float32_products_are_three_of_tf32(layout: str) -> None:
+    """Of each slice, by every warpgroup that multiplies; the right operand's parts have barriers of their own."""
+    parameters = MatmulParameters(256, 128, "float32", layout, residual=True)
+    configurations = SPEC.configurations(parameters, HOPPER)
+    for tiling in (configurations[0], configurations[-1]):
+        source = cuda_source(request_for(parameters, tiling, HOPPER))
+        warpgroups = tiling.threads // 128
+        assert source.count("kTensorFloat32, tl::DataType::kTensorFloat32") == 3 * warpgroups
+        assert source.count("].init(") == tiling.stages * 3 + (2 if tiling.shares > 1 else 0)
+        assert f"__launch_bounds__({256 + tiling.threads}, 1)" in source
+
+
+def test_warpgroups_share_the_depth_of_small_tiles() -> None:
+    """Of 64 rows, which one multiplies, or of 128 by two."""
+    shares = {Tiling(64, threads=384): 3, Tiling(64, threads=128): 1, Tiling(128): 1, Tiling(128, threads=512): 2}
+    assert {tiling: tiling.shares for tiling in shares} == shares
+    assert {tiling.warpgroup_rows for tiling in shares} == {64} and Tiling(256).warpgroup_rows == 128
+
+
+def test_one_row_of_float32_is_left_to_generated_code_on_a_gpu() -> None:
+    """What reads its weight once is no work for tensor cores."""
+    single, half = MatmulParameters(64, 64, "float32"), MatmulParameters(64, 64, "float16")
+    assert SPEC.least_beneficial_size(single, HOPPER) == 2
+    assert SPEC.least_beneficial_size(single, CPU) == SPEC.least_beneficial_size(half, HOPPER) == 0
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("place", [0, -1])
+def test_float32_kernels_compile(builder: KernelBuilder, place: int) -> None:
+    """The widest tiles, and the narrowest, whose depth warpgroups share."""
+    parameters = MatmulParameters(768, 512, "float32", bias=True, activation="gelu", residual=True)
+    request = request_for(parameters, SPEC.configurations(parameters, HOPPER)[place], HOPPER)
+    assert b"sm_90a" in builder.build([request])[request].path.read_bytes()
 
 
 @pytest.mark.nvcc

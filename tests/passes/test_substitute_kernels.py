@@ -112,6 +112,26 @@ def test_auto_asks_whether_a_kernel_pays(kernels: str, count: int, monkeypatch: 
     assert [refused.reason for refused in report.refusals] == ["8 channels are too few"] * (1 - count)
 
 
+class _ForSeveral(type(SPECS["swiglu"])):
+    def least_beneficial_size(self, parameters: SwiGLUParameters, target: Target) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("kernels", "tokens", "count"), [("auto", 3, 0), ("auto", 4, 1), ("auto", None, 1), ("all", 3, 1)]
+)
+def test_auto_asks_from_which_size_on_a_kernel_pays(
+    kernels: str, tokens: int | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where fewer tokens are known to come, the kernel is used only where all are asked for."""
+    monkeypatch.setitem(SPECS, "swiglu", _ForSeveral())
+    module = imported(gated, torch.randn(tokens or 3, 16), **({} if tokens is None else {"symbolic": ()}))
+    report = SubstitutionReport()
+    SubstituteKernels(CPU, kernels, report, (SWIGLU,))(module)
+    assert len(report.substitutions) == count
+    assert [r.reason for r in report.refusals] == ["tokens is 3, and it pays from 4 on"] * (1 - count)
+
+
 def test_configurations_can_be_chosen() -> None:
     """A tuner's choice takes the place of the default."""
     wanted = replace(SPECS["swiglu"].configurations(SwiGLUParameters(8, "float32"), CPU)[0], threads=7)
