@@ -81,7 +81,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
 
     def unsupported(self, parameters: GatedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
-            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+            return "its tensor cores would round float32 operands to TF32; use float16 or bfloat16"
         return None
 
     def inputs(self, parameters: GatedMatmulParameters) -> tuple[TensorType, ...]:

@@ -118,7 +118,7 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
 
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
-            return "tensor cores would round float32 operands to TF32; use float16 or bfloat16"
+            return "its tensor cores would round float32 operands to TF32; use float16 or bfloat16"
         if parameters.rows is not None and not self.configurations(parameters, target):
             return "rows are fetched by their numbers only where tensor maps load the weights, on Hopper and the CPU"
         return None
