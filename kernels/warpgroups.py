@@ -9,6 +9,9 @@ LOADING_REGISTERS = 24
 SCHEDULING_REGISTERS = 48
 """Registers that a thread keeps whose warpgroup also finds out what is to be loaded."""
 
+SPLITTING_REGISTERS = 56
+"""Registers that a thread keeps whose warpgroup takes float32 operands apart."""
+
 _REGISTERS = 65536  # of a multiprocessor
 _GRANULARITY = 8  # of what threads get and ask for
 

@@ -210,7 +210,8 @@ class _Writer:
             bound = self.graph.analyzer.const_int_bound(size)
             least = dispatch.spec.least_beneficial_size(dispatch.parameters, dispatch.target)
             if self.settings.kernels == "auto" and bound.max_value < least:
-                return Refusal(f"{dispatch.spec.dispatch_size} is {bound.max_value}, and it pays from {least} on")
+                name = dispatch.spec.dispatch_size
+                return Refusal(f"its {name} is {bound.max_value}, and the kernel pays from {least} on")
             dispatch = dispatch.serving(int(bound.min_value), int(bound.max_value))
         bindings = self._bindings(call, dispatch, output_types(dispatch, sizes))
         made = {binding.var for binding in bindings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma
+from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma, narrow_enough
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
 # Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors. The depth
@@ -46,9 +46,7 @@ def unsupported_float32(
 
 def float32_tilings(layout: str, n: int, stored_dtype: str, target: Target) -> tuple[Tiling, ...]:
     """The tilings that waste less than half of their columns on ``n``, with the stages that fit into shared memory."""
-    narrowest = min(c.block_n for c in _TILINGS)
-    suitable = [c for c in _TILINGS if c.block_n < max(2 * n, narrowest + 1)]
-    return tuple(_fitting(c, layout, stored_dtype, target) for c in suitable)
+    return tuple(_fitting(c, layout, stored_dtype, target) for c in narrow_enough(_TILINGS, n))
 
 
 def _fitting(c: Tiling, layout: str, stored_dtype: str, target: Target) -> Tiling:

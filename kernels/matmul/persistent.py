@@ -12,7 +12,7 @@ from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT
-from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+from tkc.kernels.warpgroups import LOADING_REGISTERS, SPLITTING_REGISTERS, WARPGROUP, computing_registers
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
     bias_columns = -(-c.block_n // WARPGROUP) * WARPGROUP  # each thread of a warpgroup loads as many
     warpgroups = c.threads // WARPGROUP
     # What threads keep of their registers whose warpgroups compute nothing.
-    kept = (LOADING_REGISTERS, tf32.SPLITTING_REGISTERS) if float32 else (LOADING_REGISTERS,)
+    kept = (LOADING_REGISTERS, SPLITTING_REGISTERS) if float32 else (LOADING_REGISTERS,)
     rows, row_parts = c.warpgroup_rows, c.block_m // c.warpgroup_rows
 
     def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
@@ -250,7 +250,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
                         T.mbarrier_arrive(loaded[at])
             elif float32 and thread < 2 * WARPGROUP:
                 if warpgroups > 1:
-                    T.dec_max_nreg(tf32.SPLITTING_REGISTERS)
+                    T.dec_max_nreg(SPLITTING_REGISTERS)
                 for turn in T.serial(turns):
                     for step in T.serial(steps):
                         at, parity = slot(turn, step)

@@ -1,10 +1,11 @@
 """Products of float32 numbers by tensor cores: three products of TF32 numbers, whose sum errs like float32's.
 
 A float32 number is the sum of a ``high`` part with its first 11 bits and a ``low`` part with the 13 that remain. TF32
-holds the former, and 11 bits of the latter. Of the four products of two numbers' parts, low times low is left out: it
-is about what float32 rounds off. (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while
-surpassing the FP32 theoretical peak performance", arXiv:2203.03341.) As they found, tensor cores round sums toward
-zero, so that those of each slice go into others, which are rounded to nearest.
+holds the former, and 11 bits of the latter. Of the four products of two numbers' parts, low times low is left out: at
+most 2**-21 of the product, since one of the two numbers is rounded to nearest. Float32 rounds off 2**-24 of each, but
+its sums of some tens of products may err by more than that, too. (Ootomo and Yokota, "Recovering single precision
+accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance", arXiv:2203.03341.) As they found,
+tensor cores round sums toward zero, so that those of each slice go into others, which are rounded to nearest.
 
 Infinite operands make their row or column of the product not a number: their low parts are infinity less infinity.
 """
@@ -19,9 +20,6 @@ from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.warpgroups import WARPGROUP
 
 TF32 = "custom[tfloat32]"
-
-SPLITTING_REGISTERS = 56
-"""Registers that a thread keeps whose warpgroup takes right operands apart."""
 
 _VECTOR = 4  # floats that a thread loads or stores at a time
 

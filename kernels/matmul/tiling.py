@@ -131,5 +131,10 @@ def fitting(
         if tiling.shared_memory(weights) <= capacity
         and (tma or target.compute_capability != 90 or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
     )
-    narrowest = min(tiling.block_n for tiling in usable)
-    return tuple(tiling for tiling in usable if tiling.block_n < max(2 * n, narrowest + 1))
+    return narrow_enough(usable, n)
+
+
+def narrow_enough(tilings: Sequence[Tiling], n: int) -> tuple[Tiling, ...]:
+    """Those of ``tilings`` that waste less than half of their columns on ``n``, or are the narrowest."""
+    narrowest = min(tiling.block_n for tiling in tilings)
+    return tuple(tiling for tiling in tilings if tiling.block_n < max(2 * n, narrowest + 1))

@@ -86,6 +86,12 @@ def check(
                 assert error <= tolerance, f"{parameters}, {configuration}, m={m}: error {error} > {tolerance}"
 
 
+def default_kernel(builder: KernelBuilder, parameters: MatmulParameters, target: Target) -> Callable[..., object]:
+    """The function of the configuration that is taken where nothing was measured."""
+    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
+    return tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+
+
 def check_extreme_values(builder: KernelBuilder, activation: str, dtype: str, target: Target) -> None:
     """Of products that are nothing but their bias, PyTorch's values, those that are not finite among them."""
     magnitudes = torch.tensor([0, 1e-30, 0.5, 1, 3, 5.5, 6, 9, 20, 80, 88, 89, 1e4, 1e20, 3e38, torch.inf])
@@ -93,8 +99,7 @@ def check_extreme_values(builder: KernelBuilder, activation: str, dtype: str, ta
     values = torch.cat([values, values[:3]])  # a number that tensor maps take
     device = "cuda" if target.is_cuda else "cpu"
     parameters = MatmulParameters(len(values), 64, dtype, bias=True, activation=activation, out_dtype="float32")
-    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
-    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    kernel = default_kernel(builder, parameters, target)
     a, b = torch.zeros(3, 64), torch.randn(len(values), 64)
     tensors = [tensor.to(device, getattr(torch, dtype)) for tensor in (a, b, values)]
     (expected,) = SPEC.reference(parameters, *tensors)
@@ -182,8 +187,7 @@ def test_cpu_kernels_take_any_size(builder: KernelBuilder, n: int, k: int, m: in
 def test_relu_keeps_nan(builder: KernelBuilder) -> None:
     """A NaN in the input stays one, as in PyTorch."""
     parameters = MatmulParameters(n=4, k=4, dtype="float32", activation="relu")
-    request = request_for(parameters, SPEC.configurations(parameters, CPU)[0], CPU)
-    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    kernel = default_kernel(builder, parameters, CPU)
     out = torch.zeros(1, 4)
     kernel(torch.full((1, 4), float("nan")), torch.ones(4, 4), out)
     assert out.isnan().all()
@@ -383,8 +387,9 @@ def test_float32_products_are_three_of_tf32(layout: str, shares: int) -> None:
     assert source.count("kTensorFloat32, tl::DataType::kTensorFloat32") == 3 * warpgroups
     assert source.count("].init(") == tiling.stages * 3 + (2 if shares > 1 else 0)
     assert f"__launch_bounds__({256 + tiling.threads}, 1)" in source
-    buffers = [int(offset) for offset in re.findall(r"buf_dyn_shmem \+ (\d+)", source)]
-    assert max(buffers) < shared_memory(tiling, layout, "float32") <= HOPPER.shared_memory
+    name, begin = re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)", source)[-1]
+    end = int(begin) + tiling.staged_memory(4)
+    assert name == "staged" and end <= shared_memory(tiling, layout, "float32") <= HOPPER.shared_memory
 
 
 def test_warpgroups_share_the_depth_of_small_tiles() -> None:
@@ -473,8 +478,7 @@ def test_gpu_float32_products_err_no_more_than_cublas(
     target, parameters = gpu_target(), MatmulParameters(256, k, "float32", layout)
     if (reason := SPEC.unsupported(parameters, target)) is not None:
         pytest.skip(reason)
-    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
-    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    kernel = default_kernel(builder, parameters, target)
     a, b = draw(512, k, device="cuda"), draw(256, k, device="cuda")
     out = torch.empty(512, 256, device="cuda")
     kernel(a, b if layout == "nk" else b.T.contiguous(), out)
@@ -490,8 +494,7 @@ def test_gpu_float32_products_of_extreme_values(builder: KernelBuilder) -> None:
     target, parameters = gpu_target(), MatmulParameters(64, 64, "float32")
     if (reason := SPEC.unsupported(parameters, target)) is not None:
         pytest.skip(reason)
-    request = request_for(parameters, SPEC.configurations(parameters, target)[0], target)
-    kernel = tvm_ffi.load_module(str(builder.build([request])[request].path))[request.symbol]
+    kernel = default_kernel(builder, parameters, target)
     a, b = torch.zeros(4, 64, device="cuda"), torch.randn(64, 64, device="cuda") / 4
     a[0, 3], a[1, 4], a[2, 5], a[3, 6] = torch.finfo().max, -torch.finfo().max, 1e-30, torch.nan
     out = torch.empty(4, 64, device="cuda")

@@ -129,7 +129,7 @@ def test_auto_asks_from_which_size_on_a_kernel_pays(
     report = SubstitutionReport()
     SubstituteKernels(CPU, kernels, report, (SWIGLU,))(module)
     assert len(report.substitutions) == count
-    assert [r.reason for r in report.refusals] == ["tokens is 3, and it pays from 4 on"] * (1 - count)
+    assert [r.reason for r in report.refusals] == ["its tokens is 3, and the kernel pays from 4 on"] * (1 - count)
 
 
 def test_configurations_can_be_chosen() -> None:
