@@ -1,4 +1,4 @@
-"""Turns dense convolutions into matrix products of the windows that they slide over the image."""
+"""Turns convolutions into matrix products of the windows that they slide over the image, or sums over them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from tkc.passes.windows import Windows
 # Rows of a product begin at multiples of 16 bytes, or the copy engine cannot load them.
 _ALIGNMENT = 8
 _MOST_BYTES = 2 << 30
+_LEAST_COLUMNS = 16  # of a group's product: a tile of tensor cores
 
-_OPAQUE = 8  # TVM's OpPatternKind
+
+_REDUCTION_WITH_EPILOGUE, _OPAQUE = 4, 8  # TVM's OpPatternKind
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -35,10 +37,13 @@ _LAYOUTS = {
 class ConvolutionProducts:
     """Replaces ``conv(x [batch, channels, ...], w [out, channels, ...])`` by a product over gathered windows.
 
-    For convolutions without groups whose operands are, or were widened from, one of ``dtypes``. The windows are
+    For convolutions whose operands are, or were widened from, one of ``dtypes``. The windows are
     ``[batch, counts ..., extents ..., channels]``, copied in whole vectors by one function; a convolution of single
     pixels needs none. Products have their channels last, and so does what is computed from them, up to where an
     operator needs them second: no activation is transposed between two convolutions.
+
+    Those of groups are products of two batches, a matrix a group. Where groups are too small for tensor cores, as those
+    of a channel each, windows are summed in place, in float32, over channels that stand last as well.
 
     Where the channels are not a multiple of 8 (images), windows are read in the order of the weight, and filled up with
     zeros. Windows that tile an image are left to :class:`tkc.passes.patch_products.PatchProducts` there.
@@ -66,15 +71,58 @@ class _Rewriting(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        last = self._product(call) if self._is_dense(call) else with_channels_last(call, self._twin, self._emit)
+        last = self._convolved(call) if self._is_narrow(call) else with_channels_last(call, self._twin, self._emit)
         if last is None:
             return call
         last = self._emit(last)
         self.made.add(last)
         return op.permute_dims(last, channels_second(last.struct_info.ndim))
 
-    def _product(self, call: relax.Call) -> relax.Expr | None:
+    def _convolved(self, call: relax.Call) -> relax.Expr | None:
         """The convolution ``call`` as ``[batch, ..., out]``; ``None`` where it is better left alone."""
+        if int(call.attrs.groups) == 1:
+            return self._product(call)
+        return self._products_of_groups(call) or self._sums(call)
+
+    def _products_of_groups(self, call: relax.Call) -> relax.Expr | None:
+        """A product for each group; ``None`` where they are small, or their windows are too large."""
+        image, weight = map(self._narrow, call.args)
+        groups, windows = int(call.attrs.groups), Windows.of(call)
+        out, own, *_ = (int(size) for size in shape(weight))
+        batch, _, *counts = shape(call)
+        columns, depth = out // groups, own * prod(windows.extents)
+        if own % _ALIGNMENT or columns % _ALIGNMENT or columns < _LEAST_COLUMNS:
+            return None
+        if _known_product((batch, *counts)) * groups * depth * 2 > _MOST_BYTES:
+            return None
+        rows = prod((batch, *counts), start=tirx.IntImm("int64", 1))
+        gathered = self._emit(self._gathered(partial(windows.of_groups, groups=groups), self._last(image)))
+        matrices = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
+        product = op.matmul(
+            self._emit(op.reshape(gathered, (groups, rows, depth))),
+            self._emit(op.permute_dims(self._emit(op.reshape(matrices, (groups, columns, depth))), [0, 2, 1])),
+            out_dtype=call.struct_info.dtype,
+        )
+        side_by_side = op.permute_dims(self._emit(product), [1, 0, 2])
+        return op.reshape(self._emit(side_by_side), (batch, *counts, out))
+
+    def _sums(self, call: relax.Call) -> relax.Expr:
+        """Sums over each window."""
+        image, weight = map(self._narrow, call.args)
+        groups, rank = int(call.attrs.groups), weight.struct_info.ndim
+        out_last = self._emit(op.permute_dims(weight, [*range(2, rank), 1, 0]))
+        return self.builder_.call_te(
+            Windows.of(call).sums,
+            self._last(image),
+            out_last,
+            groups,
+            call.struct_info.dtype,
+            primfunc_name_hint="convolution",
+            primfunc_attrs={"op_pattern": _REDUCTION_WITH_EPILOGUE},
+        )
+
+    def _product(self, call: relax.Call) -> relax.Expr | None:
+        """The convolution ``call`` without groups."""
         image, weight = map(self._narrow, call.args)
         out, channels, *_ = (int(size) for size in shape(weight))
         batch, _, *counts = shape(call)
@@ -110,13 +158,13 @@ class _Rewriting(PyExprMutator):
         attributes = {"op_pattern": _OPAQUE}
         return self.builder_.call_te(gather, image, primfunc_name_hint="windows", primfunc_attrs=attributes)
 
-    def _is_dense(self, call: relax.Call) -> bool:
-        """Whether ``call`` is a convolution without groups in one of the dtypes, of known sizes but for the image's."""
+    def _is_narrow(self, call: relax.Call) -> bool:
+        """Whether ``call`` is a convolution in one of the dtypes, of known sizes but for the image's."""
         if not isinstance(call.op, Op) or call.op.name not in _LAYOUTS:
             return False
         data, kernel = _LAYOUTS[call.op.name]
         attrs = call.attrs
-        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data) or int(attrs.groups) != 1:
+        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data):
             return False
         if not all(map(has_known_shape, (*call.args, call))) or None in map(static, shape(call.args[1])):
             return False

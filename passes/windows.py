@@ -1,4 +1,4 @@
-"""Gathers the windows that a convolution slides over an image, as rows of a matrix product."""
+"""The windows that a convolution slides over an image: gathered as rows of a matrix product, or summed in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Size: TypeAlias = tirx.PrimExpr | int
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution without groups, from its attributes; a number an axis of the image.
+    """The windows of a convolution, from its attributes; a number an axis of the image.
 
     ``before`` and ``after`` are the zeros around the image.
     """
@@ -75,6 +75,55 @@ class Windows:
             return self._pixel(positions, sizes, lambda pixel: image(item, *pixel, channel))
 
         return te.compute((batch, *self.counts(sizes), *self.extents, channels), element, name="windows")
+
+    def of_groups(self, image: te.Tensor, groups: int) -> te.Tensor:
+        """``image [batch, ..., channels]`` to ``[groups, batch, counts ..., extents ..., channels / groups]``."""
+        batch, *sizes, channels = image.shape
+        axes, own = len(sizes), int(channels) // groups
+
+        def element(*index: tirx.Var) -> tirx.PrimExpr:
+            group, item, channel = index[0], index[1], index[-1]
+            positions = self._positions(index[2 : 2 + axes], index[2 + axes : -1])
+            return self._pixel(positions, sizes, lambda pixel: image(item, *pixel, group * own + channel))
+
+        return te.compute((groups, batch, *self.counts(sizes), *self.extents, own), element, name="windows")
+
+    def sums(self, image: te.Tensor, weight: te.Tensor, groups: int, dtype: str) -> te.Tensor:
+        """``image [batch, ..., channels]`` convolved with ``weight [extents ..., channels / groups, out]``, summed in
+        float32, as ``[batch, counts ..., out]`` of ``dtype``.
+        """
+        batch, *sizes, channels = image.shape
+        own, out = int(channels) // groups, weight.shape[-1]
+        of_group = int(out) // groups
+        inside = [te.reduce_axis((0, extent), name="inside") for extent in self.extents]
+        among = [te.reduce_axis((0, own), name="among")] if own > 1 else []
+
+        if self._padded:
+            image = self._with_zeros(image)
+
+        def element(*index: tirx.Var) -> tirx.PrimExpr:
+            item, channel = index[0], index[-1]
+            first = channel if of_group == 1 else channel // of_group
+            read = first * own + among[0].var if among else first
+            axes = zip(index[1:-1], inside, self.strides, self.dilation, strict=True)
+            pixel = [window * stride + axis.var * dilation for window, axis, stride, dilation in axes]
+            factor = weight(*inside, *(among or [0]), channel)
+            return te.sum(image(item, *pixel, read).astype("float32") * factor.astype("float32"), [*inside, *among])
+
+        summed = te.compute((batch, *self.counts(sizes), out), element, name="convolved")
+        return summed if dtype == "float32" else te.compute(summed.shape, lambda *index: summed(*index).astype(dtype))
+
+    def _with_zeros(self, image: te.Tensor) -> te.Tensor:
+        """``image [batch, ..., channels]`` with the zeros around it."""
+        batch, *sizes, channels = image.shape
+        padded = [size + before + after for size, before, after in zip(sizes, self.before, self.after, strict=True)]
+
+        def element(*index: tirx.Var) -> tirx.PrimExpr:
+            item, *positions, channel = index
+            inside = [position - before for position, before in zip(positions, self.before, strict=True)]
+            return self._pixel(inside, sizes, lambda pixel: image(item, *pixel, channel))
+
+        return te.compute((batch, *padded, channels), element, name="padded")
 
     def as_rows(self, image: te.Tensor, width: int) -> te.Tensor:
         """``image [batch, channels, ...]`` to ``[batch, counts ..., width]``.

@@ -42,7 +42,8 @@ def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
         sch.vectorize(lane)
         return
     # Whole vectors are only copied; CUDA has no arithmetic on most of them.
-    copies = [sch.cache_read(block, index, "local", [block]) for index in _contiguous_reads(sch.get(block))]
+    reads = contiguous_reads(sch.get(block), sch.get(block).iter_vars[-1].var)
+    copies = [sch.cache_read(block, index, "local", [block]) for index in reads]
     for copy in copies:
         sch.compute_at(copy, thread)
     copies.append(sch.cache_write(block, 0, "local"))
@@ -70,7 +71,8 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     extent = static(sch.get(loops[-1]).extent) if loops else None
     if extent is None or not _runs_contiguously(statement):
         return 1
-    moved = [statement.reads[index] for index in _contiguous_reads(statement)] + list(statement.writes)
+    reads = contiguous_reads(statement, statement.iter_vars[-1].var)
+    moved = [statement.reads[index] for index in reads] + list(statement.writes)
     widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
     most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
     lanes = min(_VECTOR_BYTES // widest, most)
@@ -96,9 +98,8 @@ def _is_copy(block: tirx.SBlock) -> bool:
     return isinstance(source, tirx.BufferLoad) and _is_contiguous(source.indices, block.iter_vars[-1].var)
 
 
-def _contiguous_reads(block: tirx.SBlock) -> list[int]:
-    """Which of the block's reads run along its last iterator."""
-    last = block.iter_vars[-1].var
+def contiguous_reads(block: tirx.SBlock, last: tirx.Var) -> list[int]:
+    """Which of the block's reads run along ``last``, one of its iterators."""
     return [index for index, read in enumerate(block.reads) if _is_contiguous([part.min for part in read.region], last)]
 
 

@@ -22,6 +22,7 @@ from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.gpu_matmul import SizedMatmul
 from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
+from tkc.schedules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.tuned import recorded_seconds, schedule_found
@@ -82,6 +83,7 @@ GPU_RULES = (
     _dlight("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
+    Rule("gpu-vector-reduction", schedule_gpu_vector_reduction),
     Rule("gpu-strided-reduction", schedule_gpu_strided_reduction),
     _dlight("dlight-reduction", dlight.gpu.Reduction()),
     _dlight("dlight-general-reduction", dlight.gpu.GeneralReduction()),

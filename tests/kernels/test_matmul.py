@@ -102,7 +102,8 @@ def check_extreme_values(builder: KernelBuilder, activation: str, dtype: str, ta
     kernel = default_kernel(builder, parameters, target)
     a, b = torch.zeros(3, 64), torch.randn(len(values), 64)
     tensors = [tensor.to(device, getattr(torch, dtype)) for tensor in (a, b, values)]
-    (expected,) = SPEC.reference(parameters, *tensors)
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's GELU of 3e38 is infinite on some CPUs
+        (expected,) = SPEC.reference(parameters, *tensors)
     out = torch.empty_like(expected)
     kernel(*tensors, out)
     if activation == "gelu" and dtype == "bfloat16":  # the limit, where PyTorch multiplies infinity by zero

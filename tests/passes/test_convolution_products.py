@@ -1,4 +1,4 @@
-"""Dense convolutions become products over gathered windows, and nothing between two of them is transposed."""
+"""Convolutions become products over gathered windows, or sums, and nothing between two of them is transposed."""
 
 from __future__ import annotations
 
@@ -48,6 +48,40 @@ def test_a_convolution_becomes_a_product(form: str) -> None:
     torch.testing.assert_close(evaluated(module, *examples)[0], function(*examples), rtol=1e-4, atol=1e-4)
 
 
+GROUPS = {
+    "a channel each": (lambda x, w: F.conv2d(x, w, padding=1, groups=8), ((3, 8, 9, 12), (8, 1, 3, 3)), 0),
+    "two filters a channel, by twos": (
+        lambda x, w: F.conv2d(x, w, stride=2, padding=(0, 1), groups=8),
+        ((3, 8, 9, 12), (16, 1, 3, 3)),
+        0,
+    ),
+    "dilated": (lambda x, w: F.conv2d(x, w, dilation=2, padding=2, groups=8), ((3, 8, 9, 12), (8, 1, 3, 3)), 0),
+    "few channels each": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), ((3, 8, 9, 12), (32, 4, 3, 3)), 0),
+    "tiles of tensor cores": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), ((3, 16, 9, 12), (32, 8, 3, 3)), 1),
+    "pixels": (lambda x, w: F.conv2d(x, w, groups=2), ((3, 16, 9, 12), (32, 8, 1, 1)), 1),
+    "a sequence": (lambda x, w: F.conv1d(x, w, padding=3, groups=8), ((3, 8, 21), (8, 1, 4)), 0),
+    "positions of a sequence": (lambda x, w: F.conv1d(x, w, padding=8, groups=2), ((3, 16, 21), (32, 8, 16)), 1),
+}
+
+
+@pytest.mark.parametrize("form", GROUPS)
+def test_groups_are_products_where_they_are_large_enough(form: str) -> None:
+    """One for all of them, and sums otherwise; at a symbolic batch."""
+    function, shapes, products = GROUPS[form]
+    examples = tensors(*shapes)
+    module = ConvolutionProducts(("float32",))(imported(function, *examples, symbolic=(0,)))
+    assert "R.nn.conv" not in module.script() and module.script().count("R.matmul(") == products
+    torch.testing.assert_close(evaluated(module, *examples)[0], function(*examples), rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_sixteen_bits_are_rounded_once() -> None:
+    """They are taken in float32."""
+    examples = tensors((3, 8, 9, 12), (8, 1, 7, 7), dtype=torch.bfloat16)
+    module = ConvolutionProducts()(imported(lambda x, w: F.conv2d(x, w, padding=3, groups=8), *examples))
+    exact = F.conv2d(*(tensor.double() for tensor in examples), padding=3, groups=8)
+    torch.testing.assert_close(evaluated(module, *examples)[0].double(), exact, rtol=2**-8, atol=1e-4)
+
+
 def test_nothing_between_two_convolutions_is_transposed() -> None:
     """A bias, an activation and a residual become the products' epilogues, with channels last throughout."""
 
@@ -69,14 +103,13 @@ def test_nothing_between_two_convolutions_is_transposed() -> None:
 
 OTHERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
     "float32": (lambda x, w: F.conv2d(x, w), (16, 8, 3, 3), torch.float32),
-    "grouped": (lambda x, w: F.conv2d(x, w, groups=2), (16, 4, 3, 3), torch.bfloat16),
     "an image's patches": (lambda x, w: F.conv2d(x[:, :3], w, stride=3), (16, 3, 3, 3), torch.bfloat16),
 }
 
 
 @pytest.mark.parametrize("form", OTHERS)
 def test_other_convolutions_stay(form: str) -> None:
-    """What tensor cores would round, or do not see all channels of, and what a reshape makes patches of."""
+    """What tensor cores would round, and what a reshape makes patches of."""
     function, weight, dtype = OTHERS[form]
     module = imported(function, *tensors((3, 8, 9, 12), weight, dtype=dtype), symbolic=(0,))
     assert "R.nn.conv2d" in ConvolutionProducts()(module).script()

@@ -18,6 +18,7 @@ from tvm.relax import op
 
 from tkc.builder import toolchain
 from tkc.kernels.target import CUDA_ARCHITECTURES, Target
+from tkc.passes.windows import Windows
 from tkc.schedules import schedule_module
 from tkc.schedules.blocks import launches_threads, top_level_statements
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
@@ -63,6 +64,24 @@ def reversed_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
 def summed_in_float32(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
     """A product as the pipeline has it, which widens it before."""
     return op.astype(b.emit(op.matmul(x, w, out_dtype="float32")), x.struct_info.dtype)
+
+
+def windowed(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, groups: int, strides: tuple[int, ...]) -> relax.Expr:
+    """``x`` convolved with ``w``, channels last, as the pass for convolutions writes it; half a window of zeros."""
+    extents = tuple(int(extent) for extent in w.struct_info.shape.values[: len(strides)])
+    zeros = tuple(extent // 2 for extent in extents)
+    windows = Windows(extents, strides, (1,) * len(strides), zeros, zeros)
+    dtype, attributes = x.struct_info.dtype, {"op_pattern": 4}
+    name = f"sums_of_{groups}"  # unlike that of others, since tests put several graphs into one module
+    return b.emit_te(windows.sums, x, w, groups, dtype, primfunc_name_hint=name, primfunc_attrs=attributes)
+
+
+def convolved(x: torch.Tensor, w: torch.Tensor, groups: int, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same in PyTorch, in float32."""
+    function = functional.conv2d if len(strides) == 2 else functional.conv1d
+    zeros = tuple(extent // 2 for extent in w.shape[: len(strides)])
+    weight = w.float().movedim((-1, -2), (0, 1))
+    return function(x.float().movedim(-1, 1), weight, None, strides, zeros, 1, groups).movedim(1, -1)
 
 
 def rows(dtype: str) -> Input:
@@ -127,6 +146,27 @@ CASES = (
         lambda b, x, w: op.nn.relu(b.emit(op.nn.conv2d(x, w, padding=(1, 2), groups=6))),
         lambda x, w: functional.conv2d(x, w, padding=(1, 2), groups=6).relu(),
         "gpu-strided-reduction",
+    ),
+    Case(
+        "convolution of each channel, channels last",
+        lambda t: [((8, 30, 64, 144), t), ((3, 5, 1, 144), t), ((144,), t)],
+        lambda b, x, w, bias: op.nn.relu(b.emit(op.add(windowed(b, x, w, 144, (2, 1)), bias))),
+        lambda x, w, bias: (convolved(x, w, 144, (2, 1)) + bias.float()).relu().to(x.dtype),
+        "gpu-vector-reduction",
+    ),
+    Case(
+        "convolution of small groups, channels last",
+        lambda t: [((BATCH, 40, 64, 32), t), ((3, 3, 4, 64), t)],
+        lambda b, x, w: op.nn.relu(windowed(b, x, w, 8, (1, 1))),
+        lambda x, w: convolved(x, w, 8, (1, 1)).relu().to(x.dtype),
+        "gpu-vector-reduction",
+    ),
+    Case(
+        "convolution of a sequence, channels last",
+        lambda t: [((1, 4096, 1536), t), ((4, 1, 1536), t)],
+        lambda b, x, w: windowed(b, x, w, 1536, (1,)),
+        lambda x, w: convolved(x, w, 1536, (1,)).to(x.dtype),
+        "gpu-vector-reduction",
     ),
     Case(
         "sums of many elements",
@@ -394,10 +434,15 @@ def test_what_needs_the_host_is_refused() -> None:
 def test_compiles_to_machine_code(arch: str, tmp_path: Path) -> None:
     """The CUDA compiler takes the code of every rule, in bfloat16, for every architecture."""
     target = Target("cuda", arch)
-    graphs = {f"case{i}": graph(case.inputs("bfloat16"), case.body)["main"] for i, case in enumerate(CASES)}
-    named = {name: function.with_attr("global_symbol", name) for name, function in graphs.items()}
-    named["main"] = named.pop("case0").with_attr("global_symbol", "main")
-    module, _ = scheduled(tvm.IRModule(named), target)
+    functions = {}
+    for number, case in enumerate(CASES):
+        name = f"case{number}" if number else "main"
+        for variable, function in graph(case.inputs("bfloat16"), case.body).functions_items():
+            if variable.name_hint == "main":
+                functions[tvm.ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
+            else:
+                functions[variable] = function
+    module, _ = scheduled(tvm.IRModule(functions), target)
     code = tmp_path / "kernels.cu"
     code.write_text(cuda_source(build(module, target).mod))
     command = [toolchain.nvcc(), f"-arch={arch}", "-cubin", str(code), "-o", str(tmp_path / "kernels.cubin")]

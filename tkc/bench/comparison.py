@@ -24,7 +24,7 @@ def comparison(earlier: Record, later: Record) -> Table:
             name,
             _number(then.ours if then else None),
             _number(now.ours if now else None),
-            f"{then.ours / now.ours:.2f}×" if then and now else "–",
+            f"{then.ours / now.ours:.2f}×" if then and now and then.ours and now.ours else "–",
             _number(then.ratio if then else None, ".2f"),
             _number(now.ratio if now else None, ".2f"),
         )

@@ -68,6 +68,17 @@ def _rows(
     database: Path | None,
 ) -> Iterator[Row]:
     exact = copy.deepcopy(case.model).float()
+    contenders, notes = compiled(case, device, kernels, database)
+    for count in tokens:
+        name = f"{case.name}, {batch} × {count} tokens"
+        inputs = case.inputs(batch, count)
+        yield compared(name, case, exact, contenders | pytorch(case.model, references), inputs, notes, device)
+
+
+def compiled(
+    case: Benchmarked, device: torch.device, kernels: Sequence[str], database: Path | None
+) -> tuple[dict[str, Contender], dict[str, float | str]]:
+    """The model under each of the substitution settings ``kernels``, and notes of how long that took."""
     contenders: dict[str, Contender] = {}
     notes: dict[str, float | str] = {}
     for choice in kernels:
@@ -82,11 +93,11 @@ def _rows(
             database=database,
         )
         notes[f"tkc {choice} compile s"] = time.perf_counter() - start
-    for count in tokens:
-        yield _row(case, exact, contenders | _references(case.model, references), dict(notes), count, batch, device)
+    return contenders, notes
 
 
-def _references(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Contender]:
+def pytorch(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Contender]:
+    """PyTorch's contenders by ``names``, keys of :data:`PYTORCH`, not yet compiled."""
     torch.compiler.reset()  # what was compiled for another size would make the next one dynamic
     modes = {name: PYTORCH[name] for name in names}
     return {
@@ -94,16 +105,20 @@ def _references(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Conte
     }
 
 
-def _row(
+def compared(
+    name: str,
     case: Benchmarked,
     exact: torch.nn.Module,
     contenders: Mapping[str, Contender],
-    notes: dict[str, float | str],
-    tokens: int,
-    batch: int,
+    inputs: dict[str, Any],
+    notes: Mapping[str, float | str],
     device: torch.device,
 ) -> Row:
-    inputs = case.inputs(batch, tokens)
+    """The row ``name``: what each contender takes for ``inputs``, and its error against ``exact``, the float32 model.
+
+    The first contender is ours; the ratio is to the fastest of those that are keys of :data:`PYTORCH`.
+    """
+    notes = dict(notes)
     widened = {
         name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
         for name, value in inputs.items()
@@ -112,18 +127,18 @@ def _row(
     errors: dict[str, float] = {}
     with torch.no_grad():
         reference = exact(**widened)[0]
-        for name, contender in contenders.items():
+        for contender_name, contender in contenders.items():
             start = time.perf_counter()
-            errors[name] = _checked(contender, case, inputs, reference, exact)
-            if name in PYTORCH:
-                notes[f"{name} first call s"] = time.perf_counter() - start
+            errors[contender_name] = _checked(contender, case, inputs, reference, exact)
+            if contender_name in PYTORCH:
+                notes[f"{contender_name} first call s"] = time.perf_counter() - start
             with watched(device) as state:
-                milliseconds[name] = median_milliseconds(partial(contender, **inputs), device)
-            notes |= {f"{name} {unit}": value for unit, value in state.items()}
+                milliseconds[contender_name] = median_milliseconds(partial(contender, **inputs), device)
+            notes |= {f"{contender_name} {unit}": value for unit, value in state.items()}
     ours = next(iter(contenders))
-    best = min(time for name, time in milliseconds.items() if name in PYTORCH)
-    notes |= {f"{name} error": error for name, error in errors.items()}
-    return Row(f"{case.name}, {batch} × {tokens} tokens", milliseconds, best / milliseconds[ours], errors[ours], notes)
+    best = min(time for contender, time in milliseconds.items() if contender in PYTORCH)
+    notes |= {f"{contender} error": error for contender, error in errors.items()}
+    return Row(name, milliseconds, best / milliseconds[ours], errors[ours], notes)
 
 
 def _checked(

@@ -112,7 +112,7 @@ def _text(
     constants: dict[str, Any],
 ) -> Benchmarked:
     model = initialized(model_type, config, device, dtype)
-    _tell_tokens_apart(model)
+    tell_tokens_apart(model)
 
     def inputs(batch: int, tokens: int) -> dict[str, Any]:
         return {"input_ids": torch.randint(0, config.vocab_size, (batch, tokens), device=device), **constants}
@@ -123,7 +123,7 @@ def _text(
     return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 64), shapes, inputs)
 
 
-def _tell_tokens_apart(model: nn.Module) -> None:
+def tell_tokens_apart(model: nn.Module) -> None:
     """Make embeddings as large as what layers add to them, as training does.
 
     With those that transformers begins training with, all that differs between tokens is small beside what attention
@@ -134,7 +134,9 @@ def _tell_tokens_apart(model: nn.Module) -> None:
     nn.init.normal_(model.get_input_embeddings().weight)  # type: ignore[operator]
 
 
-def initialized(model_type: type[nn.Module], config: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def initialized(
+    model_type: Callable[[Any], nn.Module], config: Any, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
     """The model with random weights, the same each time."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()

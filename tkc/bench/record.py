@@ -35,13 +35,13 @@ class Row:
     notes: dict[str, float | str] = field(default_factory=dict)
 
     @property
-    def ours(self) -> float:
-        """The milliseconds of what is measured: of the first contender."""
-        return next(iter(self.milliseconds.values()))
+    def ours(self) -> float | None:
+        """The milliseconds of what is measured: of the first contender. ``None`` where it could not be."""
+        return next(iter(self.milliseconds.values()), None)
 
     @property
     def kind(self) -> str:
-        """What it is one of: a kernel, of a dtype where its name begins with one."""
+        """What it is one of: a kernel, of a dtype where its name begins with one, or a family of architectures."""
         kernel, *told = self.name.split()
         return " ".join([kernel, *(word for word in told if word.startswith("dtype="))])
 
@@ -95,11 +95,12 @@ class Record:
         return table
 
     def mean_ratios(self) -> dict[str, tuple[float, int]]:
-        """Of each kernel and dtype, the geometric mean of its rows' ratios, and how many these are.
+        """Of each kernel and dtype, or family of architectures, the geometric mean of its rows' ratios, and how many
+        these are.
 
         Nothing for other benchmarks, nor where rows are configurations of one case, which share its name.
         """
-        if self.benchmark != "kernels" or len({row.name for row in self.rows}) < len(self.rows):
+        if self.benchmark not in ("kernels", "architectures") or len({row.name for row in self.rows}) < len(self.rows):
             return {}
         ratios: dict[str, list[float]] = {}
         for row in self.rows:

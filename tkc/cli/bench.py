@@ -42,6 +42,13 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", callback=_json_path, help="Write the record as JSON, and its pictures beside it."),
 ]
 
+ReferencesOption = Annotated[
+    list[str] | None, typer.Option("--reference", help="PyTorch's contenders: eager, compile, max-autotune.")
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="Of weights and activations; bfloat16 on a GPU, float32 on a CPU if left out.")
+]
+
 
 def _read_record(path: str) -> Record:
     return Record.read(Path(path))
@@ -110,12 +117,8 @@ def model(
     kernels: Annotated[
         list[str] | None, typer.Option(help="Substitution settings to compare; the first is ours.")
     ] = None,
-    references: Annotated[
-        list[str] | None, typer.Option("--reference", help="PyTorch's contenders: eager, compile, max-autotune.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Of weights and activations; bfloat16 on a GPU, float32 on a CPU if left out.")
-    ] = None,
+    references: ReferencesOption = None,
+    dtype: DtypeOption = None,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -124,21 +127,36 @@ def model(
     from tkc.bench.model import bench_model
 
     on_gpu = resolve_target(target).is_cuda
-    dtypes = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
-    if (name_of_dtype := dtype or ("bfloat16" if on_gpu else "float32")) not in dtypes:
-        raise UsageError(f"--dtype {dtype}: choose one of {', '.join(dtypes)}")
     rows = bench_model(
         name,
         tokens or [2048],
         layers,
         batch,
         _device(on_gpu),
-        dtypes[name_of_dtype],
+        _dtype(dtype, on_gpu),
         kernels or ["auto", "none"],
         references or ["eager"],
         database,
     )
     _finish(f"model {name}", rows, on_gpu, output, against)
+
+
+@app.command()
+def architectures(
+    names: Annotated[list[str] | None, typer.Argument(help="Types of transformers' models; all if left out.")] = None,
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    references: ReferencesOption = None,
+    dtype: DtypeOption = None,
+    database: DatabaseOption = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """Two layers each of architectures that nobody tuned for, against PyTorch."""
+    from tkc.bench.architectures import bench_architectures
+
+    on_gpu = resolve_target(target).is_cuda
+    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), references or ["eager"], database)
+    _finish("architectures", rows, on_gpu, output, against)
 
 
 @app.command()
@@ -236,6 +254,13 @@ def _finish(
         result.write(output)
         partial.unlink(missing_ok=True)
         draw(result, output.parent, output.stem)
+
+
+def _dtype(name: str | None, on_gpu: bool) -> torch.dtype:
+    dtypes = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+    if (chosen := name or ("bfloat16" if on_gpu else "float32")) not in dtypes:
+        raise UsageError(f"--dtype {name}: choose one of {', '.join(dtypes)}")
+    return dtypes[chosen]
 
 
 def _device(on_gpu: bool) -> torch.device:

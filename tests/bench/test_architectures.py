@@ -1,0 +1,54 @@
+"""The benchmark of architectures, on tiny ones: what a row holds, and that one that fails does not end the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tkc.bench import architectures
+from tkc.bench.architectures import ARCHITECTURES, FAMILIES, Architecture, bench_architectures
+from tkc.bench.comparison import comparison
+from tkc.bench.record import Row, record
+from tkc.errors import UsageError
+
+TINY = {"hidden_sizes": [8], "depths": [1], "num_stages": 1}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks of convolutions, of which one takes images of four channels, and gets three."""
+    made = [Architecture("resnet", "vision", {"num_channels": 4}), Architecture("convnext", "vision", TINY)]
+    monkeypatch.setattr(architectures, "ARCHITECTURES", {one.model_type: one for one in made})
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_that_fails_does_not_end_the_others() -> None:
+    """Its row says why, and tables and means leave it out."""
+    failed, measured = bench_architectures(["resnet", "convnext"], CPU, torch.float32)
+    assert failed.name == "vision resnet, 32 × 224²" and not failed.milliseconds and failed.ratio is None
+    assert "channel" in str(failed.notes["failed"])
+    assert measured.name == "vision convnext, 32 × 224²" and set(measured.milliseconds) == {"tkc auto", "eager"}
+    assert measured.error is not None and measured.error < 1e-5
+    found = record("architectures", [failed, measured, Row("vision one more", {"tkc auto": 1.0}, 2.0)], CPU)
+    assert set(found.mean_ratios()) == {"vision"}
+    assert comparison(found, found).row_count == 3
+
+
+def test_unknown_names_are_refused() -> None:
+    """Before anything is measured, architectures and references alike."""
+    with pytest.raises(UsageError, match="no benchmark architecture lama"):
+        next(bench_architectures(["resnet", "lama"], CPU, torch.float32))
+    with pytest.raises(UsageError, match="there is no reference eagre"):
+        next(bench_architectures(["resnet"], CPU, torch.float32, ["eagre"]))
+
+
+def test_options_are_those_of_the_configurations() -> None:
+    """A name that transformers does not know would be kept, and change nothing."""
+    undeclared = {"head_dim", "norm_rel_ebd", "position_buckets", "share_att_key"}  # read where there are some
+    for name, architecture in ARCHITECTURES.items():
+        assert architecture.model_type == name and architecture.family in FAMILIES
+        config = AutoConfig.for_model(name)
+        unknown = set(architecture.options) - set(config.to_dict()) - set(config.attribute_map) - undeclared
+        assert not unknown, f"{name} has no options {sorted(unknown)}"

@@ -1,0 +1,306 @@
+"""Architectures of transformers that nobody tuned for, each beside PyTorch: what a model of one's own may expect."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tkc.bench.contenders import known_references
+from tkc.bench.model import compared, compiled, pytorch
+from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
+from tkc.bench.record import Row
+from tkc.errors import UsageError
+
+LAYERS = 2
+_VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in
+_TOKENS, _ENCODED_TOKENS, _DECODED_TOKENS = 4096, 512, 128
+_SEQUENCES, _IMAGES = 8, 32
+_PIXELS = 224
+_SAMPLES = 160_000  # ten seconds of sound
+_REASON_WIDTH = 200  # characters
+_FRAMES = 3000  # of a spectrogram: 30 seconds
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture by its ``model_type`` in transformers, with the ``options`` of its configuration.
+
+    ``family`` is a key of :data:`FAMILIES`, which says what the model is called with. ``attention`` is the
+    implementation asked of transformers where its own choice leaves something out.
+    """
+
+    model_type: str
+    family: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    attention: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What its row is called: the family, too, of which a record makes a mean."""
+        return f"{self.family} {self.model_type}, {FAMILIES[self.family][0]}"
+
+    def benchmarked(self, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+        """The model with random weights, the same each time, and inputs of one size."""
+        from transformers import AutoConfig, AutoModel
+
+        config = AutoConfig.for_model(self.model_type, **self.options)
+
+        def model_type(config: Any) -> nn.Module:
+            return AutoModel.from_config(config, attn_implementation=self.attention)
+
+        model = initialized(model_type, config, device, dtype)
+        if self.family in ("decoder", "encoder", "translator"):
+            tell_tokens_apart(model)
+        make = FAMILIES[self.family][1]
+        return Benchmarked(self.name, model, make(device, dtype), None, lambda *_: make(device, dtype))
+
+
+def _decoder_inputs(device: torch.device, _: torch.dtype) -> dict[str, Any]:
+    return {"input_ids": torch.randint(0, _VOCABULARY, (1, _TOKENS), device=device), "use_cache": False}
+
+
+def _encoder_inputs(device: torch.device, _: torch.dtype) -> dict[str, Any]:
+    """Sequences of all lengths between an eighth of the longest and all of it, padded."""
+    lengths = torch.linspace(_ENCODED_TOKENS // 8, _ENCODED_TOKENS, _SEQUENCES, device=device)
+    shape = (_SEQUENCES, _ENCODED_TOKENS)
+    return {
+        "input_ids": torch.randint(3, _VOCABULARY, shape, device=device),  # smaller ones mean "padding" to some
+        "attention_mask": (torch.arange(_ENCODED_TOKENS, device=device) < lengths[:, None]).long(),
+    }
+
+
+def _translator_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    return {**_encoder_inputs(device, dtype), **_decoded(device)}
+
+
+def _speech_translator_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    features = torch.randn(_SEQUENCES, 80, _FRAMES, device=device, dtype=dtype)
+    return {"input_features": features, **_decoded(device)}
+
+
+def _decoded(device: torch.device) -> dict[str, Any]:
+    shape = (_SEQUENCES, _DECODED_TOKENS)
+    return {"decoder_input_ids": torch.randint(3, _VOCABULARY, shape, device=device), "use_cache": False}
+
+
+def _vision_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(_IMAGES, 3, _PIXELS, _PIXELS, device=device, dtype=dtype)}
+
+
+def _sound_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    return {"input_values": torch.randn(_SEQUENCES, _SAMPLES, device=device, dtype=dtype)}
+
+
+FAMILIES: dict[str, tuple[str, Callable[[torch.device, torch.dtype], dict[str, Any]]]] = {
+    "decoder": (f"1 × {_TOKENS:,} tokens", _decoder_inputs),
+    "encoder": (f"{_SEQUENCES} × {_ENCODED_TOKENS} tokens", _encoder_inputs),
+    "translator": (f"{_SEQUENCES} × {_ENCODED_TOKENS} to {_DECODED_TOKENS} tokens", _translator_inputs),
+    "speech-translator": (f"{_SEQUENCES} × {_FRAMES:,} frames to {_DECODED_TOKENS} tokens", _speech_translator_inputs),
+    "vision": (f"{_IMAGES} × {_PIXELS}²", _vision_inputs),
+    "sound": (f"{_SEQUENCES} × {_SAMPLES:,} samples", _sound_inputs),
+}
+"""What models of a family are called with: in words, and how it is made."""
+
+_WIDTH = {"hidden_size": 2048, "num_attention_heads": 16}
+_MARKS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # which stand in the vocabulary
+_TOKENIZER = {"vocab_size": _VOCABULARY, **_MARKS}
+_TEXT = {
+    **_WIDTH,
+    **_TOKENIZER,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 8192,
+}
+_DECODER = {**_TEXT, "num_key_value_heads": 4}
+_HEADS = {"head_dim": 128}
+_EXPERTS = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_LATENTS = {
+    "num_key_value_heads": 16,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+_TRANSLATOR = {
+    **_TOKENIZER,
+    "decoder_start_token_id": 0,
+    "d_model": 1024,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+}
+_VISION = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": LAYERS}
+
+ARCHITECTURES = {
+    architecture.model_type: architecture
+    for architecture in (
+        Architecture("llama", "decoder", _DECODER),
+        Architecture("mistral", "decoder", {**_DECODER, "sliding_window": 1024}),
+        Architecture("qwen3", "decoder", {**_DECODER, **_HEADS}),
+        # The others of transformers' implementations do not cap the scores.
+        Architecture("gemma2", "decoder", {**_DECODER, **_HEADS, "sliding_window": 1024}, attention="eager"),
+        Architecture("gemma3_text", "decoder", {**_DECODER, **_HEADS, "sliding_window": 1024}),
+        Architecture("cohere2", "decoder", {**_DECODER, "sliding_window": 1024}),
+        Architecture("olmo2", "decoder", _DECODER),
+        Architecture("phi3", "decoder", {**_DECODER}),
+        Architecture("granite", "decoder", _DECODER),
+        Architecture("glm4", "decoder", {**_DECODER, **_HEADS}),
+        Architecture("starcoder2", "decoder", _DECODER),
+        Architecture("stablelm", "decoder", _DECODER),
+        Architecture("smollm3", "decoder", {**_DECODER}),
+        Architecture("gpt_neox", "decoder", _TEXT),
+        Architecture(
+            "gpt2", "decoder", {**_TOKENIZER, "n_embd": 2048, "n_head": 16, "n_layer": LAYERS, "n_positions": 8192}
+        ),
+        Architecture(
+            "opt",
+            "decoder",
+            {
+                **_WIDTH,
+                **_TOKENIZER,
+                "num_hidden_layers": LAYERS,
+                "ffn_dim": 8192,
+                "word_embed_proj_dim": 2048,
+                "max_position_embeddings": 8192,
+            },
+        ),
+        Architecture("bloom", "decoder", {**_TOKENIZER, "hidden_size": 2048, "n_head": 16, "n_layer": LAYERS}),
+        Architecture("falcon", "decoder", {**_WIDTH, **_TOKENIZER, "num_hidden_layers": LAYERS, "multi_query": True}),
+        Architecture("mixtral", "decoder", {**_DECODER, "num_local_experts": 8}),
+        Architecture("qwen2_moe", "decoder", {**_DECODER, **_EXPERTS, "shared_expert_intermediate_size": 2048}),
+        Architecture("qwen3_moe", "decoder", {**_DECODER, **_HEADS, **_EXPERTS}),
+        Architecture("olmoe", "decoder", {**_DECODER, "num_experts": 64, "intermediate_size": 1024}),
+        Architecture("ernie4_5_moe", "decoder", {**_DECODER, "moe_num_experts": 64, "moe_intermediate_size": 768}),
+        Architecture("gpt_oss", "decoder", {**_DECODER, **_HEADS, "num_local_experts": 32, "intermediate_size": 2048}),
+        Architecture("granitemoe", "decoder", {**_DECODER, "num_local_experts": 32, "intermediate_size": 1024}),
+        Architecture("llama4_text", "decoder", {**_DECODER, **_HEADS, "intermediate_size_mlp": 8192}),
+        Architecture("deepseek_v2", "decoder", {**_DECODER, **_LATENTS, "topk_method": "greedy"}),
+        Architecture("deepseek_v3", "decoder", {**_DECODER, **_LATENTS, "n_group": 8, "topk_group": 4}),
+        Architecture(
+            "qwen3_next", "decoder", {**_DECODER, **_EXPERTS, "layer_types": ["linear_attention", "full_attention"]}
+        ),
+        Architecture(
+            "mamba2",
+            "decoder",
+            {
+                **_TOKENIZER,
+                "hidden_size": 2048,
+                "num_heads": 64,
+                "head_dim": 64,
+                "num_hidden_layers": LAYERS,
+            },
+        ),
+        Architecture("bert", "encoder", _TEXT),
+        Architecture("roberta", "encoder", _TEXT),
+        Architecture("mpnet", "encoder", _TEXT),
+        Architecture("albert", "encoder", _TEXT),
+        Architecture("electra", "encoder", _TEXT),
+        Architecture(
+            "distilbert", "encoder", {**_TOKENIZER, "dim": 2048, "n_heads": 16, "n_layers": LAYERS, "hidden_dim": 8192}
+        ),
+        Architecture("modernbert", "encoder", {**_TEXT}),
+        Architecture("esm", "encoder", {**_TEXT, "position_embedding_type": "rotary"}),
+        Architecture(
+            "deberta-v2",
+            "encoder",
+            {
+                **_TEXT,
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "relative_attention": True,
+                "position_buckets": 256,
+                "pos_att_type": ["p2c", "c2p"],
+                "norm_rel_ebd": "layer_norm",
+                "share_att_key": True,
+                "position_biased_input": False,
+            },
+        ),
+        Architecture(
+            "t5",
+            "translator",
+            {"vocab_size": _VOCABULARY, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": LAYERS},
+        ),
+        Architecture("bart", "translator", _TRANSLATOR),
+        Architecture("m2m_100", "translator", _TRANSLATOR),
+        Architecture("whisper", "speech-translator", _TRANSLATOR),
+        Architecture("vit", "vision", _VISION),
+        Architecture("deit", "vision", _VISION),
+        Architecture("beit", "vision", _VISION),
+        Architecture(
+            "dinov2",
+            "vision",
+            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": LAYERS, "image_size": _PIXELS},
+        ),
+        Architecture("siglip_vision_model", "vision", _VISION),
+        Architecture("clip_vision_model", "vision", _VISION),
+        Architecture("swin", "vision", {"embed_dim": 128, "depths": [1, 1, 1, 1], "num_heads": [4, 8, 16, 32]}),
+        Architecture("segformer", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [64, 128, 320, 512]}),
+        Architecture("convnext", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]}),
+        Architecture("resnet", "vision", {"depths": [1, 1, 1, 1]}),
+        Architecture("regnet", "vision", {"depths": [1, 1, 1, 1]}),
+        Architecture("mobilenet_v2", "vision"),
+        Architecture("efficientnet", "vision"),
+        Architecture("wav2vec2", "sound", _VISION),
+        Architecture("hubert", "sound", _VISION),
+    )
+}
+
+
+def bench_architectures(
+    names: Sequence[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    references: Sequence[str] = ("eager",),
+    database: Path | None = None,
+) -> Iterator[Row]:
+    """A row for each of ``names``, of :data:`ARCHITECTURES` (all, where there are none), compiled for its one size.
+
+    One that cannot be compiled or run has a row that says why, and no figures.
+    """
+    if unknown := [name for name in names if name not in ARCHITECTURES]:
+        known = ", ".join(ARCHITECTURES)
+        raise UsageError(f"there is no benchmark architecture {', '.join(unknown)}; choose from {known}")
+    known_references(references)
+    for name in names or ARCHITECTURES:
+        yield _row(ARCHITECTURES[name], device, dtype, references, database)
+
+
+def _row(
+    architecture: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+    references: Sequence[str],
+    database: Path | None,
+) -> Row:
+    try:
+        case = architecture.benchmarked(device, dtype)
+        ours, notes = compiled(case, device, ["auto"], database)
+        contenders = ours | pytorch(case.model, references)
+        exact = copy.deepcopy(case.model).float()
+        return compared(case.name, case, exact, contenders, case.kwargs, notes, device)
+    except Exception as error:  # of whatever kind: the others are still to be measured
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # raises where the device can do nothing more
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
+        return Row(architecture.name, {}, notes={"failed": reason})
+    finally:
+        gc.collect()  # models, and what torch.compile keeps of them, are in cycles
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
