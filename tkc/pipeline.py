@@ -16,6 +16,7 @@ from tvm.relax import transform
 from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.concatenations import Concatenations
+from tkc.passes.contractions import Contractions
 from tkc.passes.convolution_products import ConvolutionProducts
 from tkc.passes.define_sizes_first import DefineSizesFirst
 from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
@@ -74,7 +75,8 @@ def substitution_stages(
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
-            "canonicalize", (FoldEmptyTensors(), Concatenations(), *convolutions, PatchProducts(), Canonicalize())
+            "canonicalize",
+            (FoldEmptyTensors(), Concatenations(), Contractions(), *convolutions, PatchProducts(), Canonicalize()),
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
         # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.

@@ -77,11 +77,11 @@ def windowed(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, groups: int, str
 
 
 def convolved(x: torch.Tensor, w: torch.Tensor, groups: int, strides: tuple[int, ...]) -> torch.Tensor:
-    """The same in PyTorch, in float32."""
+    """The same in PyTorch, whose convolutions of float32 on a GPU may be TensorFloat-32's."""
     function = functional.conv2d if len(strides) == 2 else functional.conv1d
     zeros = tuple(extent // 2 for extent in w.shape[: len(strides)])
-    weight = w.float().movedim((-1, -2), (0, 1))
-    return function(x.float().movedim(-1, 1), weight, None, strides, zeros, 1, groups).movedim(1, -1)
+    weight = w.double().movedim((-1, -2), (0, 1))
+    return function(x.double().movedim(-1, 1), weight, None, strides, zeros, 1, groups).movedim(1, -1)
 
 
 def rows(dtype: str) -> Input:
@@ -151,7 +151,7 @@ CASES = (
         "convolution of each channel, channels last",
         lambda t: [((8, 30, 64, 144), t), ((3, 5, 1, 144), t), ((144,), t)],
         lambda b, x, w, bias: op.nn.relu(b.emit(op.add(windowed(b, x, w, 144, (2, 1)), bias))),
-        lambda x, w, bias: (convolved(x, w, 144, (2, 1)) + bias.float()).relu().to(x.dtype),
+        lambda x, w, bias: (convolved(x, w, 144, (2, 1)) + bias).relu().to(x.dtype),
         "gpu-vector-reduction",
     ),
     Case(
