@@ -26,11 +26,12 @@ def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Sched
         return None
     inline_injective(sch, child_blocks(sch))
     for block in child_blocks(sch):
-        _bind(sch, block)
+        bind_elementwise(sch, block)
     return sch
 
 
-def _bind(sch: s_tir.Schedule, block: SBlockRV) -> None:
+def bind_elementwise(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Make the injective ``block`` a kernel."""
     lanes, loops = _lanes(sch, block), sch.get_loops(block)
     if lanes == 1:
         _bind_threads(sch, sch.fuse(*loops) if loops else sch.add_unit_loop(block))

@@ -19,6 +19,7 @@ from tkc.schedules.blocks import (
     loop_kinds,
     static,
 )
+from tkc.schedules.gpu_elementwise import bind_elementwise
 
 _THREADS = 256
 _MOST_UNROLLED = 16
@@ -33,10 +34,11 @@ _UNKNOWN = 1024  # what sizes known only at run time are taken for
 
 
 def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-    """Schedule one reduction, with injective blocks before and at most one after it; ``None`` for anything else.
+    """Schedule one reduction, with injective blocks before and after it; ``None`` for anything else.
 
     Neighbouring outputs must read elements side by side, or the same: sums over an axis that is not the innermost,
-    pooling, and convolutions of each channel by itself.
+    pooling, and convolutions of each channel by itself. What follows is computed in the same kernel if it has as many
+    elements as there are outputs, and in one of its own otherwise, as in normalization over the pixels of an image.
     """
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None:
@@ -46,12 +48,17 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     if len(reductions) != 1 or not _reads_lines(sch, reductions[0]):
         return None
     (reduction,) = reductions
-    consumers = sch.get_consumers(reduction)
-    if len(child_blocks(sch)) != 1 + len(consumers) or len(consumers) > 1:
+    others = [block for block in child_blocks(sch) if not is_reduction(sch.get(block))]
+    if sch.get_producers(reduction) or not all(is_injective(sch.get(block)) for block in others):
         return None
-    if consumers and not (is_injective(sch.get(consumers[0])) and _one_each(sch, reduction, consumers[0])):
-        return None
-    outer = consumers[0] if consumers else reduction
+    fused = sch.get_consumers(reduction)
+    if len(fused) != 1 or not _one_each(sch, reduction, fused[0]):
+        fused = []
+    together_with = {sch.get(block).name_hint for block in fused}
+    for block in others:
+        if sch.get(block).name_hint not in together_with:
+            bind_elementwise(sch, block)
+    outer = fused[0] if fused else reduction
     loops = list(zip(sch.get_loops(outer), loop_kinds(sch, outer), strict=True))
     parallel = [loop for loop, kind in loops if kind == "S"]
     sch.reorder(*parallel, *(loop for loop, kind in loops if kind == "R"))
@@ -60,7 +67,7 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     group, thread = sch.split(spatial, [None, _THREADS if together == 1 else _WARP])
     sch.bind(group, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
-    if consumers:
+    if fused:
         for index in range(len(sch.get(reduction).writes)):
             sch.set_scope(reduction, index, "local")
         sch.compute_at(reduction, thread)

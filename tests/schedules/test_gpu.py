@@ -54,6 +54,15 @@ def running_sums(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return op.add(sums, other)
 
 
+def normalized_pixels(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """Each channel of ``x``, which stands last, normalized over the pixels of an image."""
+    wide = b.emit(op.astype(x, "float32"))
+    centered = b.emit(op.subtract(wide, b.emit(op.mean(wide, [1], keepdims=True))))
+    square = b.emit(op.mean(b.emit(op.multiply(centered, centered)), [1], keepdims=True))
+    scale = b.emit(op.rsqrt(b.emit(op.add(square, relax.const(1e-5, "float32")))))
+    return op.astype(b.emit(op.nn.relu(b.emit(op.multiply(centered, scale)))), x.struct_info.dtype)
+
+
 def reversed_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     """``x``, each row's last number first, gathered by what is broadcast to all rows; and ``x`` added."""
     places = b.emit(op.broadcast_to(relax.const(np.arange(95, -1, -1)[None, None], "int64"), x.struct_info.shape))
@@ -173,6 +182,13 @@ CASES = (
         lambda t: [((40, 9, 70), t)],
         lambda b, x: op.nn.relu(b.emit(op.sum(b.emit(op.multiply(x, x)), [0, 1], keepdims=True))),
         lambda x: (x.float() * x).sum((0, 1), keepdim=True).to(x.dtype),
+        "gpu-strided-reduction",
+    ),
+    Case(
+        "normalization over pixels",
+        lambda t: [((BATCH, 999, 96), t)],
+        normalized_pixels,
+        lambda x: functional.instance_norm(x.float().mT).mT.relu().to(x.dtype),
         "gpu-strided-reduction",
     ),
     Case(
@@ -383,14 +399,16 @@ def test_a_scan_along_a_short_axis_is_one_launch(case: Case) -> None:
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["for each element", "for each sum"])
 def test_no_sum_is_computed_again_for_each_element_that_reads_it(keeps: bool) -> None:
-    """A thread an output only where what follows has as many elements as there are sums."""
+    """What follows is in the same kernel only where it has as many elements as there are sums."""
 
     def body(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         mean = b.emit(op.mean(x, 1, keepdims=True))
         return op.nn.relu(mean) if keeps else op.subtract(x, mean)
 
-    _, report = scheduled(graph([((BATCH, LENGTH, 96), "float32")], body), HOPPER)
-    assert [entry.scheduled_by == "gpu-strided-reduction" for entry in report] == [keeps]
+    module, report = scheduled(graph([((BATCH, LENGTH, 96), "float32")], body), HOPPER)
+    (entry,) = report
+    assert entry.scheduled_by == "gpu-strided-reduction"
+    assert module[entry.function].script().count('thread="blockIdx.x"') == (1 if keeps else 2)
 
 
 def test_views_that_scans_are_taken_of_share_memory_in_planning() -> None:

@@ -59,8 +59,23 @@ class Architecture:
         model = initialized(model_type, config, device, dtype)
         if self.family in ("decoder", "encoder", "translator"):
             tell_tokens_apart(model)
+        elif self.family == "vision":
+            _keep_variance(model)
         make = FAMILIES[self.family][1]
         return Benchmarked(self.name, model, make(device, dtype), None, lambda *_: make(device, dtype))
+
+
+def _keep_variance(model: nn.Module) -> None:
+    """Make filters and normalizations as large as training does.
+
+    With those that transformers begins training some networks with, each layer makes what it is given smaller, since
+    normalizations take statistics for granted that no data made: EfficientNet computes zeros from the middle on.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
 
 
 def _decoder_inputs(device: torch.device, _: torch.dtype) -> dict[str, Any]:

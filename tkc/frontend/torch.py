@@ -40,6 +40,9 @@ from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_st
 from tkc.frontend.torch_weights import program_weights
 from tkc.passes.updates import ATTRIBUTE as UPDATES
 
+# The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
+_COMPLEX_NUMBERS = "2.13"
+
 
 def import_torch(
     model: nn.Module | ExportedProgram | str | PathLike[str],
@@ -115,10 +118,11 @@ def _simplified(program: ExportedProgram) -> ExportedProgram:
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
         if not is_complex or isinstance(error, UnsupportedModelError):
             raise
+        newer = "" if torch.__version__ >= _COMPLEX_NUMBERS else f", or use PyTorch {_COMPLEX_NUMBERS}, which has more"
         raise UnsupportedModelError(
-            "PyTorch has no form in real numbers of something that the model does with complex ones: "
-            f"{str(error).splitlines()[0]}\n"
-            "Write that on real and imaginary parts."
+            f"PyTorch {torch.__version__} has no form in real numbers of something that the model does with complex "
+            f"ones: {str(error).splitlines()[0]}\n"
+            f"Write that on real and imaginary parts{newer}."
         ) from error
 
 
