@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tvm import relax
+from tvm import DataType, relax
 from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -15,6 +15,7 @@ from tkc.passes.patterns import any_of
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 
 _DTYPES = ("float32", "float16", "bfloat16")
+_ELEMENTWISE = ("relax.subtract", "relax.multiply")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def _check(match: Match) -> KernelCall | Refusal | None:
     if (product := graph.call(var, "relax.matmul")) is not None and (reason := unfit(graph, product)) is not None:
         return Refusal(reason)
     fused = fused_product(graph, var)
-    if fused is None or dtype(var) not in _DTYPES:
+    if fused is None or dtype(var) not in _DTYPES or _is_widened_for_generated_code(graph, var):
         return None
     name, out = dtype(fused.a), dtype(var)
     n, k = weight_sizes(fused)
@@ -60,6 +61,19 @@ def _check(match: Match) -> KernelCall | Refusal | None:
         residual=fused.residual is not None,
     )
     return KernelCall(parameters, tuple(inputs), {var: restored(0, var)})
+
+
+def _is_widened_for_generated_code(graph: Graph, var: relax.Var) -> bool:
+    """Whether ``var`` is a rounded result, widened again for what is computed element by element of it.
+
+    That widens what it reads at no cost, while results that were not rounded would be written and read at twice the
+    bytes: a convolution's, in front of a batch normalization.
+    """
+    call = graph.call(var, "relax.astype")
+    if call is None or DataType(dtype(call.args[0])).bits >= DataType(dtype(var)).bits:
+        return False
+    users = graph.users(var)
+    return bool(users) and all(graph.call(user, *_ELEMENTWISE) is not None for user in users)
 
 
 def unfit(graph: Graph, product: relax.Call) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from tvm import DataType, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -17,6 +18,8 @@ _VECTOR_BYTES = 16
 # The widest vectors CUDA code generation has types for: in every dtype of numbers, and of truth values.
 _MOST_LANES = 8
 _MOST_BOOL_LANES = 4
+_MOST_ROWS = 4
+_LEAST_THREADS = 1 << 18  # what an H200 has resident, nearly: rows are shared only beyond that
 
 
 def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -36,22 +39,66 @@ def bind_elementwise(sch: s_tir.Schedule, block: SBlockRV) -> None:
     if lanes == 1:
         _bind_threads(sch, sch.fuse(*loops) if loops else sch.add_unit_loop(block))
         return
+    statement = sch.get(block)
+    rows = _rows(sch, block, lanes)
     vector, lane = sch.split(loops[-1], [None, lanes])
-    thread = _bind_threads(sch, sch.fuse(*loops[:-1], vector))
-    if _is_copy(sch.get(block)):
+    if rows == 1:
+        row = thread = _bind_threads(sch, sch.fuse(*loops[:-1], vector))
+    else:
+        along, row = sch.split(loops[-2], [None, rows])
+        sch.reorder(along, vector, row)
+        thread = _bind_threads(sch, sch.fuse(*loops[:-2], along, vector))
+        sch.unroll(row)
+    if _is_copy(statement):
         # Without a copy in registers, which a gather's row index would address: that puts them into local memory.
         sch.vectorize(lane)
         return
     # Whole vectors are only copied; CUDA has no arithmetic on most of them.
-    reads = contiguous_reads(sch.get(block), sch.get(block).iter_vars[-1].var)
-    copies = [sch.cache_read(block, index, "local", [block]) for index in reads]
-    for copy in copies:
-        sch.compute_at(copy, thread)
-    copies.append(sch.cache_write(block, 0, "local"))
-    sch.reverse_compute_at(copies[-1], thread)
-    for copy in copies:
-        sch.vectorize(sch.get_loops(copy)[-1])
+    reads = contiguous_reads(statement, statement.iter_vars[-1].var)
+    copies = [(_is_of_all_rows(statement, index), sch.cache_read(block, index, "local", [block])) for index in reads]
+    for is_of_all_rows, copy in copies:
+        sch.compute_at(copy, thread if is_of_all_rows else row)
+    stored = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(stored, row)
+    for copy in (*(copy for _, copy in copies), stored):
+        move_by_vectors(sch, copy)
     sch.unroll(lane)
+
+
+def move_by_vectors(sch: s_tir.Schedule, copy: SBlockRV) -> None:
+    """Have ``copy``, whose innermost loop runs over elements side by side, move 16 bytes of them at a time."""
+    lane = sch.get_loops(copy)[-1]
+    widest = _VECTOR_BYTES // DataType(sch.get(copy).writes[0].buffer.dtype).itemsize
+    if (static(sch.get(lane).extent) or 0) > widest:
+        part, lane = sch.split(lane, [None, widest])
+        sch.unroll(part)
+    sch.vectorize(lane)
+
+
+def _rows(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> int:
+    """How many rows a thread computes: several where they share what it reads, and there are enough for the device."""
+    loops, statement = sch.get_loops(block), sch.get(block)
+    extents = [static(sch.get(loop).extent) for loop in loops]
+    shared = any(
+        _is_of_all_rows(statement, index) for index in contiguous_reads(statement, statement.iter_vars[-1].var)
+    )
+    if not shared or len(loops) != len(statement.iter_vars):
+        return 1
+    vectors = prod(extent or 1 for extent in extents) // lanes
+    rows = _MOST_ROWS
+    while (extents[-2] or 1) % rows or vectors < rows * _LEAST_THREADS:
+        rows //= 2
+        if rows == 1:
+            break
+    return rows
+
+
+def _is_of_all_rows(block: tirx.SBlock, read: int) -> bool:
+    """Whether the last of several iterators alone decides what is read."""
+    last = block.iter_vars[-1].var
+    return len(block.iter_vars) > 1 and all(
+        set(undefined_vars(part.min)) <= {last} for part in block.reads[read].region
+    )
 
 
 def _bind_threads(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
@@ -66,14 +113,18 @@ def _bind_threads(sch: s_tir.Schedule, loop: LoopRV) -> LoopRV:
 
 
 def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    """How many elements one thread can move as one vector: the most whose loads and stores are all aligned."""
+    """How many elements one thread can move as one vector: the most whose loads and stores are all aligned.
+
+    What all rows share is read seldom, and may take several vectors.
+    """
     statement = sch.get(block)
     loops = sch.get_loops(block)
     extent = static(sch.get(loops[-1]).extent) if loops else None
     if extent is None or not _runs_contiguously(statement):
         return 1
     reads = contiguous_reads(statement, statement.iter_vars[-1].var)
-    moved = [statement.reads[index] for index in reads] + list(statement.writes)
+    moved = [statement.reads[index] for index in reads if not _is_of_all_rows(statement, index)]
+    moved += statement.writes
     widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
     most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
     lanes = min(_VECTOR_BYTES // widest, most)

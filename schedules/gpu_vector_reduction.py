@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from math import gcd, prod
 
-from tvm import DataType, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, is_reduction, loop_kinds, nodes, static
-from tkc.schedules.gpu_elementwise import contiguous_reads
+from tkc.schedules.gpu_elementwise import contiguous_reads, move_by_vectors
 
 _THREADS = 128
-_VECTOR_BYTES = 16
 _LEAST_LANES, _MOST_LANES = 2, 8
 _MOST_POSITIONS = 4
 _MOST_UNROLLED = 16
@@ -190,11 +189,7 @@ def _finish(sch: s_tir.Schedule, consumer: SBlockRV, thread: LoopRV) -> None:
 
 
 def _vectorize(sch: s_tir.Schedule, copy: SBlockRV, around: int) -> None:
-    """Copy 16 bytes at a time; ``around`` are the loops that are not the copy's own."""
-    lane = sch.get_loops(copy)[-1]
-    widest = _VECTOR_BYTES // DataType(sch.get(copy).writes[0].buffer.dtype).itemsize
-    if (static(sch.get(lane).extent) or 0) > widest:
-        _, lane = sch.split(lane, [None, widest])
-    sch.vectorize(lane)
+    """Copy vectors, written out; ``around`` are the loops that are not the copy's own."""
     for loop in sch.get_loops(copy)[around:-1]:
         sch.unroll(loop)
+    move_by_vectors(sch, copy)

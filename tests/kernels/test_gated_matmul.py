@@ -120,7 +120,6 @@ def test_work_counts_every_tensor(packed: bool) -> None:
     assert work.bytes == 2 * (2 * 4 + 2 * 4 * 8 + 2 * 8 + 2 * 8)
 
 
-_PLAIN = GatedMatmulParameters(256, 512, "bfloat16")
 _PACKED = GatedMatmulParameters(200, 512, "bfloat16", "kn", "gelu", packed=True, bias=True)
 
 
@@ -128,8 +127,7 @@ _PACKED = GatedMatmulParameters(200, 512, "bfloat16", "kn", "gelu", packed=True,
 @pytest.mark.parametrize(
     ("arch", "parameters", "few"),
     [
-        ("sm_80", _PLAIN, True),
-        ("sm_89", GatedMatmulParameters(200, 512, "float16", "kn", packed=True), True),
+        ("sm_80", GatedMatmulParameters(200, 512, "float16", "kn", packed=True), True),
         ("sm_90a", _PACKED, False),
         ("sm_90a", _PACKED, True),
         ("sm_120", GatedMatmulParameters(256, 500, "bfloat16", activation="gelu_tanh"), False),

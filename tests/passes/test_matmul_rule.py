@@ -164,6 +164,19 @@ def test_result_in_float32() -> None:
     )
 
 
+@pytest.mark.parametrize("widened", [True, False], ids=["for generated code", "for the caller"])
+def test_rounded_results_are_stored_rounded(widened: bool) -> None:
+    """Where elementwise code widens them as it reads them, as batch normalization does."""
+
+    def function(x: Tensor, w: Tensor, mean: Tensor) -> Tensor:
+        product = F.linear(x, w).float()
+        return product - mean if widened else product
+
+    inputs = (X.bfloat16(), W.bfloat16(), BIAS)
+    (call,) = checked_substitutions(imported(function, *inputs, symbolic=()), *inputs, rules=RULES, rtol=2e-2)
+    assert call.parameters.stored_dtype == ("bfloat16" if widened else "float32")
+
+
 REFUSED: dict[str, tuple[Function, tuple[Tensor, ...], str]] = {
     "a vector": (lambda x, w: x @ w, (X, normal(K)), "a product with a vector"),
     "float64": (lambda x, w: x @ w, (X.double(), normal(K, N).double()), "multiplies float64 by float64"),

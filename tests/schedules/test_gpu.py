@@ -63,6 +63,13 @@ def normalized_pixels(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return op.astype(b.emit(op.nn.relu(b.emit(op.multiply(centered, scale)))), x.struct_info.dtype)
 
 
+def scaled_rows(b: relax.BlockBuilder, x: relax.Var, scale: relax.Var, bias: relax.Var) -> relax.Expr:
+    """``relu(x * scale + bias)`` in float32, as batch normalization ends."""
+    scaled = b.emit(op.multiply(b.emit(op.astype(x, "float32")), scale))
+    shifted = b.emit(op.add(scaled, b.emit(op.astype(bias, "float32"))))
+    return op.astype(b.emit(op.nn.relu(shifted)), x.struct_info.dtype)
+
+
 def reversed_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     """``x``, each row's last number first, gathered by what is broadcast to all rows; and ``x`` added."""
     places = b.emit(op.broadcast_to(relax.const(np.arange(95, -1, -1)[None, None], "int64"), x.struct_info.shape))
@@ -105,6 +112,13 @@ CASES = (
         lambda t: [rows(t), ((96,), t)],
         lambda b, x, y: op.add(x, y),
         lambda x, y: x + y,
+        "gpu-elementwise",
+    ),
+    Case(
+        "rows of a large image",
+        lambda t: [((4, 300, 100, 96), t), ((96,), "float32"), ((96,), t)],
+        scaled_rows,
+        lambda x, scale, bias: (x.float() * scale + bias.float()).relu().to(x.dtype),
         "gpu-elementwise",
     ),
     Case(
@@ -286,6 +300,16 @@ def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) ->
         module, _ = scheduled(graph(case.inputs(dtype), case.body), HOPPER)
         kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
         assert (f"*({vector}*)" in kernel) == expected, kernel
+
+
+@pytest.mark.parametrize(("images", "rows"), [(4, 4), (1, 1)], ids=["many", "few"])
+def test_what_rows_share_is_loaded_once_for_several(images: int, rows: int) -> None:
+    """Where there are rows enough for the device; what is wider than their elements takes two vectors."""
+    inputs = [((images, 300, 100, 96), "bfloat16"), ((96,), "float32"), ((96,), "bfloat16")]
+    module, _ = scheduled(graph(inputs, scaled_rows), HOPPER)
+    kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
+    assert kernel.count("= *(uint4*)(") == 1 + 2 * rows  # the bias, each row, and each row's result
+    assert kernel.count("= *(float4*)(") == 2
 
 
 def test_one_vector_is_stored_by_the_thread_that_computes_it() -> None:
