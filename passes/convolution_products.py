@@ -96,7 +96,9 @@ class _Rewriting(PyExprMutator):
         if _known_product((batch, *counts)) * groups * depth * 2 > _MOST_BYTES:
             return None
         rows = prod((batch, *counts), start=tirx.IntImm("int64", 1))
-        gathered = self._emit(self._gathered(partial(windows.of_groups, groups=groups), self._last(image)))
+        last = self._last(image)
+        of_groups = self._emit(op.reshape(last, (*shape(last)[:-1], groups, own)))
+        gathered = self._emit(self._gathered(windows.of_groups, of_groups))
         matrices = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
         product = op.matmul(
             self._emit(op.reshape(gathered, (groups, rows, depth))),

@@ -76,17 +76,17 @@ class Windows:
 
         return te.compute((batch, *self.counts(sizes), *self.extents, channels), element, name="windows")
 
-    def of_groups(self, image: te.Tensor, groups: int) -> te.Tensor:
-        """``image [batch, ..., channels]`` to ``[groups, batch, counts ..., extents ..., channels / groups]``."""
-        batch, *sizes, channels = image.shape
-        axes, own = len(sizes), int(channels) // groups
+    def of_groups(self, image: te.Tensor) -> te.Tensor:
+        """``image [batch, ..., groups, channels]`` to ``[groups, batch, counts ..., extents ..., channels]``."""
+        batch, *sizes, groups, channels = image.shape
+        axes = len(sizes)
 
         def element(*index: tirx.Var) -> tirx.PrimExpr:
             group, item, channel = index[0], index[1], index[-1]
             positions = self._positions(index[2 : 2 + axes], index[2 + axes : -1])
-            return self._pixel(positions, sizes, lambda pixel: image(item, *pixel, group * own + channel))
+            return self._pixel(positions, sizes, lambda pixel: image(item, *pixel, group, channel))
 
-        return te.compute((groups, batch, *self.counts(sizes), *self.extents, own), element, name="windows")
+        return te.compute((groups, batch, *self.counts(sizes), *self.extents, channels), element, name="windows")
 
     def sums(self, image: te.Tensor, weight: te.Tensor, groups: int, dtype: str) -> te.Tensor:
         """``image [batch, ..., channels]`` convolved with ``weight [extents ..., channels / groups, out]``, summed in

@@ -134,11 +134,20 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
 
 
 def _runs_contiguously(block: tirx.SBlock) -> bool:
-    """Whether every access either does not depend on the last iterator or has it, alone, as its innermost index."""
+    """Whether every access either does not depend on the last iterator or has it, alone, as its innermost index.
+
+    Where an access depends on a condition (padding), that must be the same for the elements of a row, and all sizes
+    known: TVM cannot bound what is read otherwise.
+    """
     last = block.iter_vars[-1].var
     accesses = [node for node in nodes(block.body) if isinstance(node, tirx.BufferLoad | tirx.BufferStore)]
-    branches = any(isinstance(node, tirx.Call) and node.op.name == "tirx.if_then_else" for node in nodes(block.body))
-    return not branches and all(
+    calls = [node for node in nodes(block.body) if isinstance(node, tirx.Call)]
+    conditions = [call.args[0] for call in calls if call.op.name == "tirx.if_then_else"]
+    if any(last in undefined_vars(condition) for condition in conditions):
+        return False
+    if conditions and None in [static(iterator.dom.extent) for iterator in block.iter_vars]:
+        return False
+    return all(
         not any(last in undefined_vars(index) for index in access.indices) or _is_contiguous(access.indices, last)
         for access in accesses
     )

@@ -415,3 +415,23 @@ def test_inputs_keep_their_place_when_unused() -> None:
     imported = import_torch(First(), (torch.ones(2), torch.ones(3)))
     assert imported.signature.inputs == (TensorSpec("x", (2,), "float32"), TensorSpec("y", (3,), "float32"))
     assert torch.equal(execution.executable(imported)(torch.ones(2), torch.ones(3))[0], torch.ones(2))
+
+
+def test_weights_have_names_that_generated_code_can_have() -> None:
+    """Of modules in a sequence, and of those whose names only a dictionary allows; none twice."""
+    layers = {"a-b": torch.nn.Linear(3, 3), "a_b": torch.nn.Linear(3, 3)}
+
+    class Named(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*torch.nn.ModuleDict(layers).values())
+            self.named = torch.nn.ModuleDict(layers)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.named["a-b"](self.named["a_b"](x))
+
+    for model in (Named(), torch.nn.Sequential(*layers.values())):
+        imported = import_torch(model, (torch.ones(2, 3),))
+        names = [variable.name_hint for variable in imported.module["main"].params]
+        assert len(set(names)) == len(names) == 5
+        assert all(name.isidentifier() for name in names)

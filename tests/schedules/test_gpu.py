@@ -121,6 +121,16 @@ CASES = (
         lambda x, scale, bias: (x.float() * scale + bias.float()).relu().to(x.dtype),
         "gpu-elementwise",
     ),
+    *(
+        Case(
+            name,
+            lambda t, batch=batch: [((batch, 6, 17, 96), t)],  # type: ignore[misc]
+            lambda b, x: op.nn.pad(b.emit(op.nn.relu(x)), (0, 0, 1, 0, 0, 2, 0, 0)),
+            lambda x: functional.pad(x.relu(), (0, 0, 0, 2, 1, 0)),
+            "gpu-elementwise",
+        )
+        for name, batch in (("padded pixels", 3), ("padded pixels of a batch", BATCH))
+    ),
     Case(
         "one vector",
         lambda t: [((4,), t)] * 2,
@@ -295,7 +305,7 @@ def test_products_have_tiles_enough_for_the_device(rows: int, columns: int, thre
 @pytest.mark.parametrize(("dtype", "vector"), [("float32", "float4"), ("float16", "uint4"), ("bfloat16", "uint4")])
 def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) -> None:
     """Rows that vectors divide are loaded and stored as vectors, whatever is computed; odd ones are not."""
-    for name, expected in (("swiglu", True), ("heads first", True), ("odd rows", False)):
+    for name, expected in (("swiglu", True), ("heads first", True), ("padded pixels", True), ("odd rows", False)):
         (case,) = [case for case in CASES if case.name == name]
         module, _ = scheduled(graph(case.inputs(dtype), case.body), HOPPER)
         kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
@@ -502,7 +512,8 @@ def test_agrees_with_pytorch_on_the_gpu(case: Case, dtype: str) -> None:
     for sizes in ({"b": 1, "s": 1}, {"b": 2, "s": 17}, {"b": 3, "s": 257}):
         inputs = []
         for seed, (shape, kind) in enumerate(case.inputs(dtype)):
-            values = random([sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape], dtype, seed=seed).cuda()
+            given = dtype if kind == "bool" else kind
+            values = random([sizes[d.name] if isinstance(d, tirx.Var) else d for d in shape], given, seed=seed).cuda()
             inputs.append(values > 0 if kind == "bool" else values)
         found = torch.from_dlpack(machine["main"](*map(tvm.runtime.from_dlpack, inputs)))
         tolerance = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}[dtype]

@@ -19,10 +19,11 @@ from google.protobuf.message import DecodeError
 from tvm import relax
 
 from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.identifiers import identifiers
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
-from tkc.frontend.onnx_signature import element_type, identifiers, input_types, signature_of
+from tkc.frontend.onnx_signature import element_type, input_types, signature_of
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an

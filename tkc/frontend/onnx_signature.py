@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import operator
-import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx
 from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.identifiers import identifier
 from tkc.frontend.model import Signature, TensorSpec
 from tkc.frontend.onnx_sizes import Size, SizeAlgebra
 
@@ -39,7 +38,7 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
     def size(name: str) -> tirx.Var:
         if name not in sizes:
             taken = plain - {name} | {variable.name for variable in sizes.values()}
-            sizes[name] = tirx.Var(_identifier(name, taken), "int64")
+            sizes[name] = tirx.Var(identifier(name, taken), "int64")
             algebra.declare_input(sizes[name])
         return sizes[name]
 
@@ -108,21 +107,6 @@ def _evaluate_dimension(expression: ast.expr, size: Callable[[str], tirx.Var]) -
         case ast.Constant(value=value):
             return value
     raise AssertionError(f"{ast.dump(expression)} is no dimension")
-
-
-def _identifier(name: str, taken: Container[str]) -> str:
-    """A variable's name as close to ``name`` as can be, and not among those ``taken``."""
-    base = re.sub(r"\W", "_", name)
-    base = base if base.isidentifier() else f"_{base}"
-    return next(candidate for n in itertools.count() if (candidate := base if not n else f"{base}_{n}") not in taken)
-
-
-def identifiers(names: Iterable[str]) -> list[str]:
-    """One distinct identifier for each name."""
-    taken: list[str] = []
-    for name in names:
-        taken.append(_identifier(name, taken))
-    return taken
 
 
 def signature_of(

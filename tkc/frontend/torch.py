@@ -27,6 +27,7 @@ from tkc.frontend.dimensions import (
     named_shape,
     size_conditions,
 )
+from tkc.frontend.identifiers import identifiers
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
@@ -211,8 +212,8 @@ def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
     weights = program_weights(program)
     variables = {
-        name: relax.Var(name, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
-        for name, tensor in weights.parameters.items()
+        name: relax.Var(f"p_{variable}", relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
+        for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
     builder = relax.BlockBuilder()
     emitter = Emitter(builder, symbols)

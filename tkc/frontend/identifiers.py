@@ -1,0 +1,22 @@
+"""Names of models' tensors and sizes as identifiers, which generated code needs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Container, Iterable
+
+
+def identifier(name: str, taken: Container[str]) -> str:
+    """A variable's name as close to ``name`` as can be, and not among those ``taken``."""
+    base = re.sub(r"\W", "_", name)
+    base = base if base.isidentifier() else f"_{base}"
+    return next(candidate for n in itertools.count() if (candidate := base if not n else f"{base}_{n}") not in taken)
+
+
+def identifiers(names: Iterable[str]) -> list[str]:
+    """One distinct identifier for each name."""
+    taken: dict[str, None] = {}
+    for name in names:
+        taken[identifier(name, taken)] = None
+    return list(taken)
