@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig
 
 from tkc.bench import architectures
-from tkc.bench.architectures import ARCHITECTURES, FAMILIES, Architecture, bench_architectures
+from tkc.bench.architectures import ARCHITECTURES, FAMILIES, Architecture, _Measuring, bench_architectures
 from tkc.bench.comparison import comparison
 from tkc.bench.record import Row, record
 from tkc.errors import UsageError
@@ -24,12 +27,20 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_one_that_fails_does_not_end_the_others() -> None:
-    """Its row says why, and tables and means leave it out."""
-    failed, measured = bench_architectures(["resnet", "convnext"], CPU, torch.float32)
+def test_one_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row says why, and tables and means leave it out; so does that of a reference that fails."""
+
+    class Broken(torch.nn.Module):
+        def forward(self, **_: object) -> None:
+            raise ValueError("no such tile")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: Broken())
+    failed, measured = bench_architectures(["resnet", "convnext"], CPU, torch.float32, ["eager", "compile"])
     assert failed.name == "vision resnet, 32 × 224²" and not failed.milliseconds and failed.ratio is None
     assert "channel" in str(failed.notes["failed"])
     assert measured.name == "vision convnext, 32 × 224²" and set(measured.milliseconds) == {"tkc auto", "eager"}
+    assert measured.notes["compile failed"] == "ValueError: no such tile"
+    assert measured.ratio == pytest.approx(measured.milliseconds["eager"] / measured.milliseconds["tkc auto"])
     assert measured.error is not None and measured.error < 1e-5
     found = record("architectures", [failed, measured, Row("vision one more", {"tkc auto": 1.0}, 2.0)], CPU)
     assert set(found.mean_ratios()) == {"vision"}
@@ -42,6 +53,13 @@ def test_unknown_names_are_refused() -> None:
         next(bench_architectures(["resnet", "lama"], CPU, torch.float32))
     with pytest.raises(UsageError, match="there is no reference eagre"):
         next(bench_architectures(["resnet"], CPU, torch.float32, ["eagre"]))
+
+
+def test_jobs_are_given_to_other_processes() -> None:
+    """As they are: how to measure, and what."""
+    measuring = _Measuring(CPU, torch.float32, ["eager"], None, Path("device.lock"))
+    row, architecture = pickle.loads(pickle.dumps((measuring.row, ARCHITECTURES["bert"])))
+    assert row.__self__ == measuring and architecture == ARCHITECTURES["bert"]
 
 
 def test_options_are_those_of_the_configurations() -> None:

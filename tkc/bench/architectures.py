@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
-import textwrap
+import multiprocessing
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 from tkc.bench.contenders import known_references
-from tkc.bench.model import compared, compiled, pytorch
+from tkc.bench.model import compared, compiled, pytorch, shortened
 from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
 from tkc.bench.record import Row
 from tkc.errors import UsageError
@@ -25,7 +30,6 @@ _TOKENS, _ENCODED_TOKENS, _DECODED_TOKENS = 4096, 512, 128
 _SEQUENCES, _IMAGES = 8, 32
 _PIXELS = 224
 _SAMPLES = 160_000  # ten seconds of sound
-_REASON_WIDTH = 200  # characters
 _FRAMES = 3000  # of a spectrogram: 30 seconds
 
 
@@ -278,44 +282,66 @@ ARCHITECTURES = {
 }
 
 
+@dataclass(frozen=True)
+class _Measuring:
+    """How architectures are measured: on what, beside what, and whose turn it is on the device (``lock``, a file)."""
+
+    device: torch.device
+    dtype: torch.dtype
+    references: Sequence[str]
+    database: Path | None
+    lock: Path
+
+    def row(self, architecture: Architecture) -> Row:
+        """The row of one; where it cannot be compiled or run, the reason."""
+        try:
+            return self._measured(architecture)
+        except Exception as error:  # of whatever kind: the others are still to be measured
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # raises where the device can do nothing more
+            return Row(architecture.name, {}, notes={"failed": shortened(error)})
+        finally:
+            gc.collect()  # models, and what torch.compile keeps of them, are in cycles
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _measured(self, architecture: Architecture) -> Row:
+        case = architecture.benchmarked(self.device, self.dtype)
+        ours, notes = compiled(case, self.device, ["auto"], self.database)
+        references = pytorch(case.model, self.references)
+        for name, reference in references.items():
+            start = time.perf_counter()
+            with contextlib.suppress(Exception), torch.no_grad():  # raised again when it is measured
+                reference(**case.kwargs)
+                notes[f"{name} first call s"] = time.perf_counter() - start
+        exact = copy.deepcopy(case.model).float()
+        with FileLock(self.lock):
+            return compared(case.name, case, exact, ours | references, case.kwargs, notes, self.device)
+
+
 def bench_architectures(
     names: Sequence[str],
     device: torch.device,
     dtype: torch.dtype,
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
+    jobs: int = 1,
 ) -> Iterator[Row]:
     """A row for each of ``names``, of :data:`ARCHITECTURES` (all, where there are none), compiled for its one size.
 
-    One that cannot be compiled or run has a row that says why, and no figures.
+    One that cannot be compiled or run has a row that says why, and no figures. Of several ``jobs`` one at a time
+    measures, while the others compile.
     """
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         known = ", ".join(ARCHITECTURES)
         raise UsageError(f"there is no benchmark architecture {', '.join(unknown)}; choose from {known}")
     known_references(references)
-    for name in names or ARCHITECTURES:
-        yield _row(ARCHITECTURES[name], device, dtype, references, database)
-
-
-def _row(
-    architecture: Architecture,
-    device: torch.device,
-    dtype: torch.dtype,
-    references: Sequence[str],
-    database: Path | None,
-) -> Row:
-    try:
-        case = architecture.benchmarked(device, dtype)
-        ours, notes = compiled(case, device, ["auto"], database)
-        contenders = ours | pytorch(case.model, references)
-        exact = copy.deepcopy(case.model).float()
-        return compared(case.name, case, exact, contenders, case.kwargs, notes, device)
-    except Exception as error:  # of whatever kind: the others are still to be measured
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # raises where the device can do nothing more
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
-        return Row(architecture.name, {}, notes={"failed": reason})
-    finally:
-        gc.collect()  # models, and what torch.compile keeps of them, are in cycles
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    chosen = [ARCHITECTURES[name] for name in names or ARCHITECTURES]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        measuring = _Measuring(device, dtype, references, database, Path(folder) / "device.lock")
+        if jobs == 1:
+            yield from map(measuring.row, chosen)
+        else:
+            # Forked processes could not use the GPU.
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
+            yield from pool.map(measuring.row, chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,8 @@ from tkc.executable import Executable
 
 Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
+
+_REASON_WIDTH = 200  # characters
 
 PYTORCH = {"eager": None, "compile": "default", "max-autotune": "max-autotune"}
 """PyTorch's ways to run a model, by the mode of ``torch.compile``; kernels have the same names for them."""
@@ -129,16 +132,27 @@ def compared(
         reference = exact(**widened)[0]
         for contender_name, contender in contenders.items():
             start = time.perf_counter()
-            errors[contender_name] = _checked(contender, case, inputs, reference, exact)
+            try:
+                errors[contender_name] = _checked(contender, case, inputs, reference, exact)
+            except Exception as error:  # whatever PyTorch's compiler stumbles over: ours is still to be compared
+                if PYTORCH.get(contender_name) is None:
+                    raise
+                notes[f"{contender_name} failed"] = shortened(error)
+                continue
             if contender_name in PYTORCH:
-                notes[f"{contender_name} first call s"] = time.perf_counter() - start
+                notes.setdefault(f"{contender_name} first call s", time.perf_counter() - start)
             with watched(device) as state:
                 milliseconds[contender_name] = median_milliseconds(partial(contender, **inputs), device)
             notes |= {f"{contender_name} {unit}": value for unit, value in state.items()}
     ours = next(iter(contenders))
-    best = min(time for contender, time in milliseconds.items() if contender in PYTORCH)
+    others = [time for contender, time in milliseconds.items() if contender in PYTORCH]
     notes |= {f"{contender} error": error for contender, error in errors.items()}
-    return Row(name, milliseconds, best / milliseconds[ours], errors[ours], notes)
+    return Row(name, milliseconds, min(others) / milliseconds[ours] if others else None, errors[ours], notes)
+
+
+def shortened(error: Exception) -> str:
+    """What went wrong, in one line of a note."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
 
 
 def _checked(

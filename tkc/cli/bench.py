@@ -147,6 +147,7 @@ def architectures(
     target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     references: ReferencesOption = None,
     dtype: DtypeOption = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many compile at once; one at a time is measured.")] = 1,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -155,7 +156,8 @@ def architectures(
     from tkc.bench.architectures import bench_architectures
 
     on_gpu = resolve_target(target).is_cuda
-    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), references or ["eager"], database)
+    others = references or ["eager"]
+    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs)
     _finish("architectures", rows, on_gpu, output, against)
 
 
