@@ -67,8 +67,8 @@ def bind_elementwise(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 def move_by_vectors(sch: s_tir.Schedule, copy: SBlockRV) -> None:
     """Have ``copy``, whose innermost loop runs over elements side by side, move 16 bytes of them at a time."""
-    lane = sch.get_loops(copy)[-1]
-    widest = _VECTOR_BYTES // DataType(sch.get(copy).writes[0].buffer.dtype).itemsize
+    lane, dtype = sch.get_loops(copy)[-1], sch.get(copy).writes[0].buffer.dtype
+    widest = _MOST_BOOL_LANES if dtype == "bool" else _VECTOR_BYTES // DataType(dtype).itemsize
     if (static(sch.get(lane).extent) or 0) > widest:
         part, lane = sch.split(lane, [None, widest])
         sch.unroll(part)

@@ -260,6 +260,13 @@ CASES = (
         "gpu-elementwise",
     ),
     Case(
+        "masked columns",
+        lambda t: [((96,), "bool"), rows(t)],
+        lambda b, seen, x: op.where(seen, x, op.negative(x)),
+        lambda seen, x: torch.where(seen, x, -x),
+        "gpu-elementwise",
+    ),
+    Case(
         "masked",
         lambda t: [((BATCH, LENGTH, 96), "bool"), rows(t)],
         lambda b, seen, x: op.where(seen, x, op.negative(x)),
