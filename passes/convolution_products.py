@@ -7,7 +7,7 @@ from functools import partial
 from math import prod
 
 import tvm
-from tvm import arith, relax, te, tirx
+from tvm import arith, relax, te, tirx, topi
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
@@ -96,9 +96,7 @@ class _Rewriting(PyExprMutator):
         if _known_product((batch, *counts)) * groups * depth * 2 > _MOST_BYTES:
             return None
         rows = prod((batch, *counts), start=tirx.IntImm("int64", 1))
-        last = self._last(image)
-        of_groups = self._emit(op.reshape(last, (*shape(last)[:-1], groups, own)))
-        gathered = self._emit(self._gathered(windows.of_groups, of_groups))
+        gathered = self._emit(self._gathered(windows.of_groups, self._by_groups(self._last(image), groups)))
         matrices = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
         product = op.matmul(
             self._emit(op.reshape(gathered, (groups, rows, depth))),
@@ -159,6 +157,13 @@ class _Rewriting(PyExprMutator):
         # it takes for opaque, and the image is then normalized once, not for each window.
         attributes = {"op_pattern": _OPAQUE}
         return self.builder_.call_te(gather, image, primfunc_name_hint="windows", primfunc_attrs=attributes)
+
+    def _by_groups(self, image: relax.Expr, groups: int) -> relax.Var:
+        """``image [..., channels]`` as ``[..., groups, channels / groups]``, which becomes a view."""
+        sizes = (*shape(image)[:-1], groups, int(shape(image)[-1]) // groups)
+        # Not an operator of Relax, which would be fused into what computes the image, and keep vectors from it.
+        attributes = {"op_pattern": _OPAQUE}
+        return self._emit(self.builder_.call_te(topi.reshape, image, sizes, primfunc_attrs=attributes))
 
     def _is_narrow(self, call: relax.Call) -> bool:
         """Whether ``call`` is a convolution in one of the dtypes, of known sizes but for the image's."""

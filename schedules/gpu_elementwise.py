@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 
 from tvm import DataType, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -127,10 +127,16 @@ def _lanes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     moved += statement.writes
     widest = max(DataType(region.buffer.dtype).itemsize for region in moved)
     most = _MOST_BOOL_LANES if any(region.buffer.dtype == "bool" for region in moved) else _MOST_LANES
-    lanes = min(_VECTOR_BYTES // widest, most)
-    while extent % lanes:
-        lanes //= 2
-    return lanes
+    return aligned_lanes(gcd(extent, min(_VECTOR_BYTES // widest, most)), moved)
+
+
+def aligned_lanes(lanes: int, moved: Sequence[tirx.BufferRegion]) -> int:
+    """``lanes``, a power of two, or fewer, so that rows of the buffers begin at whole vectors.
+
+    What is moved may be less than a row, as a slice is.
+    """
+    rows = [static(region.buffer.shape[-1]) for region in moved]
+    return 1 if None in rows else gcd(lanes, *(row for row in rows if row is not None))
 
 
 def _runs_contiguously(block: tirx.SBlock) -> bool:

@@ -11,7 +11,7 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, is_reduction, loop_kinds, nodes, static
-from tkc.schedules.gpu_elementwise import contiguous_reads, move_by_vectors
+from tkc.schedules.gpu_elementwise import aligned_lanes, contiguous_reads, move_by_vectors
 
 _THREADS = 128
 _LEAST_LANES, _MOST_LANES = 2, 8
@@ -49,7 +49,8 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     *outer, along, across = sch.get_loops(consumer)
     elements = prod(static(sch.get(loop).extent) or _UNKNOWN for loop in (*outer, along, across))
     each = elements // _LEAST_THREADS
-    lanes = _divisor(sch, across, min(each, _MOST_LANES))
+    moved = [region for block in (*padding, reduction, consumer) for region in _moved(sch.get(block))]
+    lanes = aligned_lanes(_divisor(sch, across, min(each, _MOST_LANES)), moved)
     if lanes < _LEAST_LANES:
         return None
     positions = _divisor(sch, along, min(each // lanes, _MOST_POSITIONS))
@@ -62,6 +63,11 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     _reduce(sch, reduction, padding, thread)
     _finish(sch, consumer, thread)
     return sch
+
+
+def _moved(block: tirx.SBlock) -> list[tirx.BufferRegion]:
+    """What ``block`` reads and writes along its last axis."""
+    return [block.reads[index] for index in contiguous_reads(block, _spatial(block)[-1])] + list(block.writes)
 
 
 def _spatial(block: tirx.SBlock) -> list[tirx.Var]:

@@ -132,6 +132,13 @@ CASES = (
         for name, batch in (("padded pixels", 3), ("padded pixels of a batch", BATCH))
     ),
     Case(
+        "slices of odd rows",
+        lambda t: [((BATCH, 3, 99), t)],
+        lambda b, x: op.nn.relu(b.emit(op.strided_slice(x, [2], [0], [96], [1]))),
+        lambda x: x[..., :96].relu(),
+        "gpu-elementwise",
+    ),
+    Case(
         "one vector",
         lambda t: [((4,), t)] * 2,
         lambda b, x, y: op.add(x, y),

@@ -212,7 +212,7 @@ def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
     weights = program_weights(program)
     variables = {
-        name: relax.Var(f"p_{variable}", relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
+        name: relax.Var(variable, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
         for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
     builder = relax.BlockBuilder()
