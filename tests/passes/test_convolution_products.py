@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from reference_execution import evaluated, imported, substituted
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import tkc
 from tkc.kernels import Target
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.convolution_products import ConvolutionProducts
@@ -99,6 +101,18 @@ def test_nothing_between_two_convolutions_is_transposed() -> None:
     assert forms == {(True, "relu", False), (True, None, True)}
     images = [line for line in module.script().splitlines() if "permute_dims(" in line and "6, 5" in line]
     assert not images
+
+
+def test_what_computes_the_image_of_groups_moves_vectors(tmp_path: Path) -> None:
+    """The windows' view of its channels as groups is not fused into it, and what vectors move stays contiguous."""
+    layers = [nn.Conv2d(16, 64, 1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, groups=2)]
+    image = torch.randn(2, 16, 14, 14, dtype=torch.bfloat16)
+    tkc.explain(nn.Sequential(*layers).bfloat16().eval(), (image,), target="cuda:sm_90a", dump=tmp_path)
+    (scheduled,) = tmp_path.glob("*_schedule.py")
+    functions = scheduled.read_text().split("@T.prim_func")
+    (normalization,) = [function for function in functions if "T.rsqrt(" in function]
+    assert normalization.count("T.vectorized(T.int64(8))") >= 2  # loads and stores
+    assert "R.reshape(" in functions[-1]
 
 
 OTHERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], torch.dtype]] = {
