@@ -47,6 +47,10 @@ OTHERS: dict[str, tuple[Function, Shapes]] = {
     "weights of rows": (lambda x, w: (x * w[..., None]).sum(1), ((3, 4, 64), (3, 4))),
     "few columns": (lambda c, b: (c[:, :, None] * b[:, None]).sum(-1), ((3, 20, 24), (3, 8, 24))),
     "over what one has": (lambda c, b: (c[:, :, None] * b[:, None]).sum(-2), ((3, 20, 24), (3, 17, 24))),
+    "over what both have and what one has": (
+        lambda c, b: (c[:, :, None] * b[:, None]).sum((-2, -1)),
+        ((3, 20, 24), (3, 17, 24)),
+    ),
     "squares": (lambda x, _: (x * x).sum(-1), ((3, 20, 24), (3,))),
     "not summed": (lambda c, b: c[:, :, None] * b[:, None], ((3, 20, 24), (3, 17, 24))),
     "integers": (
