@@ -59,6 +59,7 @@ GROUPS = {
     ),
     "dilated": (lambda x, w: F.conv2d(x, w, dilation=2, padding=2, groups=8), ((3, 8, 9, 12), (8, 1, 3, 3)), 0),
     "few channels each": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), ((3, 8, 9, 12), (32, 4, 3, 3)), 0),
+    "few filters each": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), ((3, 16, 9, 12), (16, 8, 3, 3)), 0),
     "tiles of tensor cores": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), ((3, 16, 9, 12), (32, 8, 3, 3)), 1),
     "pixels": (lambda x, w: F.conv2d(x, w, groups=2), ((3, 16, 9, 12), (32, 8, 1, 1)), 1),
     "a sequence": (lambda x, w: F.conv1d(x, w, padding=3, groups=8), ((3, 8, 21), (8, 1, 4)), 0),
