@@ -15,7 +15,7 @@ from tkc.passes.patterns import any_of
 from tkc.passes.rule import KernelCall, Match, Refusal, Rule
 
 _DTYPES = ("float32", "float16", "bfloat16")
-_ELEMENTWISE = ("relax.subtract", "relax.multiply")
+_NORMALIZING = ("relax.subtract", "relax.multiply")  # what a batch normalization does first
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _is_widened_for_generated_code(graph: Graph, var: relax.Var) -> bool:
     if call is None or DataType(dtype(call.args[0])).bits >= DataType(dtype(var)).bits:
         return False
     users = graph.users(var)
-    return bool(users) and all(graph.call(user, *_ELEMENTWISE) is not None for user in users)
+    return bool(users) and all(graph.call(user, *_NORMALIZING) is not None for user in users)
 
 
 def unfit(graph: Graph, product: relax.Call) -> str | None:

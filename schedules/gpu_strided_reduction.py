@@ -54,9 +54,9 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     fused = sch.get_consumers(reduction)
     if len(fused) != 1 or not _one_each(sch, reduction, fused[0]):
         fused = []
-    together_with = {sch.get(block).name_hint for block in fused}
+    fused_names = {sch.get(block).name_hint for block in fused}
     for block in others:
-        if sch.get(block).name_hint not in together_with:
+        if sch.get(block).name_hint not in fused_names:
             bind_elementwise(sch, block)
     outer = fused[0] if fused else reduction
     loops = list(zip(sch.get_loops(outer), loop_kinds(sch, outer), strict=True))

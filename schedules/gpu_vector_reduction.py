@@ -23,7 +23,7 @@ _UNKNOWN = 64  # what sizes known only at run time are taken for
 
 def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     """Schedule one reduction of few elements, with injective blocks before and at most one after it, whose last axis is
-    contiguous in all that has it: convolutions of groups and pooling, with channels last. ``None`` for anything else.
+    contiguous in all that has it: convolutions of small groups, with channels last. ``None`` for anything else.
 
     A thread computes 16 bytes of neighbouring outputs at up to four positions along the axis before, which in a
     convolution share the weight, and most of what they read.

@@ -326,6 +326,14 @@ def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) ->
         assert (f"*({vector}*)" in kernel) == expected, kernel
 
 
+def test_positions_of_a_window_share_what_they_read() -> None:
+    """Four along a row of five: eight pixels and five of the weight, by vectors, beside the bias and four results."""
+    (case,) = [case for case in CASES if case.name == "convolution of each channel, channels last"]
+    module, _ = scheduled(graph(case.inputs("bfloat16"), case.body), HOPPER)
+    kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
+    assert kernel.count("= *(uint4*)(") == 8 + 5 + 1 + 4
+
+
 @pytest.mark.parametrize(("images", "rows"), [(4, 4), (1, 1)], ids=["many", "few"])
 def test_what_rows_share_is_loaded_once_for_several(images: int, rows: int) -> None:
     """Where there are rows enough for the device; what is wider than their elements takes two vectors."""

@@ -24,7 +24,7 @@ from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
 from tkc.bench.record import Row
 from tkc.errors import UsageError
 
-LAYERS = 2
+_LAYERS = 2
 _VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in
 _TOKENS, _ENCODED_TOKENS, _DECODED_TOKENS = 4096, 512, 128
 _SEQUENCES, _IMAGES = 8, 32
@@ -134,7 +134,7 @@ _TOKENIZER = {"vocab_size": _VOCABULARY, **_MARKS}
 _TEXT = {
     **_WIDTH,
     **_TOKENIZER,
-    "num_hidden_layers": LAYERS,
+    "num_hidden_layers": _LAYERS,
     "intermediate_size": 8192,
     "max_position_embeddings": 8192,
 }
@@ -158,14 +158,14 @@ _TRANSLATOR = {
     **_TOKENIZER,
     "decoder_start_token_id": 0,
     "d_model": 1024,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
+    "encoder_layers": _LAYERS,
+    "decoder_layers": _LAYERS,
     "encoder_attention_heads": 16,
     "decoder_attention_heads": 16,
     "encoder_ffn_dim": 4096,
     "decoder_ffn_dim": 4096,
 }
-_VISION = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": LAYERS}
+_VISION = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": _LAYERS}
 
 ARCHITECTURES = {
     architecture.model_type: architecture
@@ -186,7 +186,7 @@ ARCHITECTURES = {
         Architecture("smollm3", "decoder", {**_DECODER}),
         Architecture("gpt_neox", "decoder", _TEXT),
         Architecture(
-            "gpt2", "decoder", {**_TOKENIZER, "n_embd": 2048, "n_head": 16, "n_layer": LAYERS, "n_positions": 8192}
+            "gpt2", "decoder", {**_TOKENIZER, "n_embd": 2048, "n_head": 16, "n_layer": _LAYERS, "n_positions": 8192}
         ),
         Architecture(
             "opt",
@@ -194,14 +194,14 @@ ARCHITECTURES = {
             {
                 **_WIDTH,
                 **_TOKENIZER,
-                "num_hidden_layers": LAYERS,
+                "num_hidden_layers": _LAYERS,
                 "ffn_dim": 8192,
                 "word_embed_proj_dim": 2048,
                 "max_position_embeddings": 8192,
             },
         ),
-        Architecture("bloom", "decoder", {**_TOKENIZER, "hidden_size": 2048, "n_head": 16, "n_layer": LAYERS}),
-        Architecture("falcon", "decoder", {**_WIDTH, **_TOKENIZER, "num_hidden_layers": LAYERS, "multi_query": True}),
+        Architecture("bloom", "decoder", {**_TOKENIZER, "hidden_size": 2048, "n_head": 16, "n_layer": _LAYERS}),
+        Architecture("falcon", "decoder", {**_WIDTH, **_TOKENIZER, "num_hidden_layers": _LAYERS, "multi_query": True}),
         Architecture("mixtral", "decoder", {**_DECODER, "num_local_experts": 8}),
         Architecture("qwen2_moe", "decoder", {**_DECODER, **_EXPERTS, "shared_expert_intermediate_size": 2048}),
         Architecture("qwen3_moe", "decoder", {**_DECODER, **_HEADS, **_EXPERTS}),
@@ -223,7 +223,7 @@ ARCHITECTURES = {
                 "hidden_size": 2048,
                 "num_heads": 64,
                 "head_dim": 64,
-                "num_hidden_layers": LAYERS,
+                "num_hidden_layers": _LAYERS,
             },
         ),
         Architecture("bert", "encoder", _TEXT),
@@ -232,9 +232,9 @@ ARCHITECTURES = {
         Architecture("albert", "encoder", _TEXT),
         Architecture("electra", "encoder", _TEXT),
         Architecture(
-            "distilbert", "encoder", {**_TOKENIZER, "dim": 2048, "n_heads": 16, "n_layers": LAYERS, "hidden_dim": 8192}
+            "distilbert", "encoder", {**_TOKENIZER, "dim": 2048, "n_heads": 16, "n_layers": _LAYERS, "hidden_dim": 8192}
         ),
-        Architecture("modernbert", "encoder", {**_TEXT}),
+        Architecture("modernbert", "encoder", {**_TEXT, "cls_token_id": 0, "sep_token_id": 1}),
         Architecture("esm", "encoder", {**_TEXT, "position_embedding_type": "rotary"}),
         Architecture(
             "deberta-v2",
@@ -254,7 +254,7 @@ ARCHITECTURES = {
         Architecture(
             "t5",
             "translator",
-            {"vocab_size": _VOCABULARY, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": LAYERS},
+            {"vocab_size": _VOCABULARY, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": _LAYERS},
         ),
         Architecture("bart", "translator", _TRANSLATOR),
         Architecture("m2m_100", "translator", _TRANSLATOR),
@@ -265,7 +265,7 @@ ARCHITECTURES = {
         Architecture(
             "dinov2",
             "vision",
-            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": LAYERS, "image_size": _PIXELS},
+            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": _LAYERS, "image_size": _PIXELS},
         ),
         Architecture("siglip_vision_model", "vision", _VISION),
         Architecture("clip_vision_model", "vision", _VISION),

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
+from tkc.frontend.identifiers import identifier
 from tkc.frontend.onnx_signature import DTYPES
 from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
 
@@ -150,7 +151,7 @@ class Node:
     def run_time_sizes(self, tensor: relax.Expr, count: int) -> list[tirx.Var]:
         """New symbolic sizes that stand for the elements of an int64 vector computed by the model."""
         shape = self.emit(relax.op.tensor_to_shape(tensor))
-        sizes = [tirx.Var(f"{_identifier(self.proto.output[0])}_{axis}", "int64") for axis in range(count)]
+        sizes = [tirx.Var(f"{identifier(self.proto.output[0], ())}_{axis}", "int64") for axis in range(count)]
         for size in sizes:
             self.algebra.declare(size, minimum=-1)
         self.builder.match_cast(shape, relax.ShapeStructInfo(sizes))
@@ -190,10 +191,6 @@ def _size_tensor(known: Known, builder: relax.BlockBuilder) -> relax.Expr:
     parts = [relax.op.arange(size, size + 1, 1, known.dtype) for size in known.sizes]
     vector = builder.emit(relax.op.concat([builder.emit(part) for part in parts]) if len(parts) > 1 else parts[0])
     return vector if known.values.ndim == 1 else builder.emit(relax.op.reshape(vector, known.values.shape))
-
-
-def _identifier(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name) or "size"
 
 
 @dataclass
