@@ -6,10 +6,11 @@ from tvm import tirx
 
 from tkc.kernels.target import Target
 from tkc.schedules.byte_intermediates import store_bytes
+from tkc.schedules.launch_guards import guard_empty_launches
 from tkc.schedules.vector_math import vectorize_math
 from tkc.schedules.wide_intermediates import widen_intermediates
 
 
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
-    return widen_intermediates(func) if target.is_cuda else vectorize_math(store_bytes(func))
+    return guard_empty_launches(widen_intermediates(func)) if target.is_cuda else vectorize_math(store_bytes(func))
