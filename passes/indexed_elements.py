@@ -11,6 +11,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.kernels.reducers import highest, lowest
 from tkc.passes.graph import known_dims, shape, static
 from tkc.passes.rewriting import rewritten_for_gpu
 
@@ -91,8 +92,8 @@ _WRITES: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr], tirx.
     "update": lambda there, here, written: tirx.Select(here, written, there),
     "add": lambda there, here, written: there + tirx.Select(here, written, tirx.const(0, written.dtype)),
     "mul": lambda there, here, written: there * tirx.Select(here, written, tirx.const(1, written.dtype)),
-    "max": lambda there, here, written: tirx.max(there, tirx.Select(here, written, tirx.min_value(written.dtype))),
-    "min": lambda there, here, written: tirx.min(there, tirx.Select(here, written, tirx.max_value(written.dtype))),
+    "max": lambda there, here, written: tirx.max(there, tirx.Select(here, written, lowest(written.dtype))),
+    "min": lambda there, here, written: tirx.min(there, tirx.Select(here, written, highest(written.dtype))),
 }
 
 

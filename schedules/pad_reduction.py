@@ -11,12 +11,13 @@ from collections.abc import Callable
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.kernels.reducers import highest, lowest
 from tkc.schedules.blocks import is_reduction, reads_along, static
 
 _NEUTRAL: dict[type, Callable[[str], tirx.PrimExpr]] = {
     tirx.Add: lambda dtype: tirx.const(0, dtype),
-    tirx.Max: tirx.min_value,
-    tirx.Min: tirx.max_value,
+    tirx.Max: lowest,
+    tirx.Min: highest,
 }
 
 

@@ -198,12 +198,14 @@ def _lookup(settings: CompileOptions, target: Target) -> Lookup:
 def _export(module: IRModule, target: Target, path: Path) -> None:
     from tvm import relax
 
+    from tkc.schedules.lowering import LOWERING
     from tkc.schedules.target import tvm_target
 
     generated_for = tvm_target(target)
     with generated_for:
         # The pipeline has run: what is left is code generation.
-        relax.build(module, target=generated_for, relax_pipeline=None).export_library(str(path))
+        built = relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)
+        built.export_library(str(path))
 
 
 def _report(

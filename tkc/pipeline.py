@@ -25,11 +25,13 @@ from tkc.passes.indexed_elements import IndexedElements
 from tkc.passes.join_weights import JoinedWeights, JoinWeights
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
+from tkc.passes.nan_legalization import LEGALIZATIONS
 from tkc.passes.patch_products import PatchProducts
 from tkc.passes.planned_views import PlannedViews
 from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import PRODUCT_RULES, RULES
 from tkc.passes.short_scans import ShortScans
+from tkc.passes.sort_keys import SortKeys
 from tkc.passes.substitute_kernels import (
     Choice,
     Configure,
@@ -107,12 +109,13 @@ def fusion_stages() -> list[PassStage]:
             "fuse",
             (
                 ShortScans(),
+                SortKeys(),
                 IndexedElements(),
                 relax.backend.DispatchSampling(),
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),
                 TransposedProducts(),
-                transform.LegalizeOps(),
+                transform.LegalizeOps(LEGALIZATIONS),
                 transform.AnnotateTIROpPattern(),
                 transform.FuseOps(),
                 transform.FuseTIR(),

@@ -16,6 +16,7 @@ from tvm import tirx
 
 from tkc.kernels.target import Target
 from tkc.schedules.code_generation import for_code_generation
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.sizes import size_variables, specialize
 from tkc.schedules.tuning.workers import Failure, Workers
 
@@ -172,7 +173,8 @@ def build(func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, pa
     """Compile ``func``, scheduled, to the shared library ``path`` with the entry ``main``; as compilations do."""
     finished = for_code_generation(func, target).with_attr("global_symbol", _ENTRY).with_attr("tirx.noalias", True)
     with tvm_target:
-        tvm.compile(tvm.IRModule({_ENTRY: finished}), target=tvm_target).export_library(path)
+        module = tvm.compile(tvm.IRModule({_ENTRY: finished}), target=tvm_target, tir_pipeline=LOWERING)
+        module.export_library(path)
 
 
 def run_here(path: str, device: str, arguments: tuple[Argument, ...]) -> list[float]:

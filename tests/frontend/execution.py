@@ -12,6 +12,7 @@ from tkc.frontend.model import ImportedModel
 from tkc.kernels import Target
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.pipeline import StageRunner, generation_stages, substitution_stages
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.target import tvm_target
 
 CPU = Target.parse("cpu")
@@ -26,7 +27,7 @@ def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     ]
     with target:
         module = StageRunner().run_passes(imported.module, stages)
-        machine = relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None), tvm.cpu())
+        machine = relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu())
     weights = _to_tvm(imported.parameters.values())
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:

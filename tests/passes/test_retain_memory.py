@@ -41,7 +41,7 @@ def machine(model: nn.Module) -> relax.VirtualMachine:
     with target:
         for stage in stages:
             module = tvm.transform.Sequential(stage.passes)(module)
-        return relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None), tvm.cpu())
+        return relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu())
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tkc.kernels.target import Target
 from tkc.pipeline import fusion_stages, lowering_stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.target import tvm_target
 
 CPU = Target("cpu")
@@ -54,7 +55,7 @@ def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
     machine_target = tvm_target(target)
     with machine_target:
         return relax.build(
-            tvm.transform.Sequential(lowering_stage(target).passes)(module), target=machine_target, relax_pipeline=None
+            tvm.transform.Sequential(lowering_stage(target).passes)(module), target=machine_target, relax_pipeline=None, tir_pipeline=LOWERING
         )
 
 
