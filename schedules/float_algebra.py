@@ -17,7 +17,7 @@ _NODES = [f"tirx.{name}" for name in ("Sub", "Mul", "Div", *_COMPARISONS)]
 
 def _registered(name: str) -> Op:
     """A function of one value that TVM knows nothing of but that it has no effects, and exists of vectors too."""
-    tvm.ir.register_op_attr(name, "TCallEffectKind", int(tirx.CallEffectKind.Pure))
+    tvm.ir.register_op_attr(name, "TCallEffectKind", tirx.CallEffectKind.Pure.value)
     tvm.ir.register_op_attr(name, "TVectorizable", True)
     return Op.get(name)
 
