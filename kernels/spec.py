@@ -127,6 +127,17 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
         return tuple(dict.fromkeys(dim for t in types for dim in t.shape if isinstance(dim, str)))
 
 
+def without_elements(**sizes: int | None) -> str | None:
+    """Why no kernel exists if one of these sizes is zero, as a clause for users; ``None`` if none is.
+
+    Sizes that only calls know (``None``) may be zero there.
+    """
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            return f"{name} is {size}, and at least one is needed"
+    return None
+
+
 def as_json(value: Any) -> dict[str, Any]:
     """A dataclass as JSON reads it back: with lists for tuples."""
     return json.loads(json.dumps(dataclasses.asdict(value)))

@@ -9,7 +9,7 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite, sink_exponent, tanh_score
+from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_exponent, tanh_score
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.attention.tensors import mask_entry
 from tkc.kernels.cpu_math import exp
@@ -130,8 +130,7 @@ def attend_rows(
         if p.sinks:
             total[row] += exp(sink_exponent(p, rows.sink(row), finite(maximum[row]), 1.0))
         for column in T.serial(p.value_head_size):
-            mean = T.if_then_else(total[row] > 0, acc[row, column] / total[row], 0.0)
-            out[(*rows.out(row), column)] = from_float32(mean, p.dtype)
+            out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
 
 
 def _score_product(

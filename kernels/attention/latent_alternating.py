@@ -15,7 +15,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParameters
 from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, rescale_rows, weigh_tile
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, mean_value, rescale_rows, weigh_tile
 from tkc.kernels.attention.splits import Results, combine_splits, store_heads
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
@@ -174,7 +174,7 @@ def _store(
         first = (own * s.parts + number) * columns
         if c.splits == 1:
             for i, j in T.Parallel(c.block_heads, columns):
-                s.cache[own, i, first + j] = T.if_then_else(total[i] > 0, part[i, j] / total[i], 0.0)
+                s.cache[own, i, first + j] = mean_value(part[i, j], total[i])
             T.tma_copy(
                 s.cache[own, :, first : first + columns],
                 results.out[batch, first_head : first_head + c.block_heads, first : first + columns],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, partial_results
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class LatentDecode(KernelSpec[LatentParameters, LatentConfiguration]):
 
     def unsupported(self, parameters: LatentParameters, target: Target) -> str | None:
         p = parameters
+        if reason := without_elements(num_heads=p.num_heads, latent_size=p.latent_size, rope_size=p.rope_size):
+            return reason
         if not p.scale > 0:
             return f"the scale must be positive, found {p.scale}"
         if not target.is_cuda:

@@ -11,7 +11,7 @@ from tvm.tirx import PrimExpr, PrimFunc
 from tkc.kernels.attention.hiding import first_key_block, hide_tile
 from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, softmax_tile
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, length, rows
 from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
@@ -186,7 +186,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                     if p.sinks:
                         count_sink(p, sinks[head], maximum, total)
                     for i, j in T.Parallel(block_queries, p.value_head_size):
-                        acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
+                        acc[i, j] = mean_value(acc[i, j], total[i])
                     T.tma_store_wait(0)
                     T.copy(acc, out_tile)
                     T.tma_copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries))

@@ -11,7 +11,7 @@ from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
 from tkc.kernels.attention.hiding import first_key_block, hide_tile
 from tkc.kernels.attention.signature import annotations
-from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, softmax_tile
+from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, element, length, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
@@ -62,9 +62,10 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
 
             blocks = T.ceildiv(keys, block_keys)
             if bounded:
-                # One block at the least: the loop is also what waits for the queries.
                 seen = first_query + block_queries + diagonal(p, queries, keys) + keys_ahead(p)
-                blocks = T.max(1, T.min(blocks, T.ceildiv(seen, block_keys)))
+                blocks = T.min(blocks, T.ceildiv(seen, block_keys))
+            # One block at the least, be there no key: the loop is also what waits for the queries.
+            blocks = T.max(1, blocks)
             first_block = first_key_block(p, first_query, queries, keys, block_keys, blocks)
             for block in T.Pipelined(blocks - first_block, num_stages=c.stages):
                 first_key = (first_block + block) * block_keys
@@ -87,7 +88,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
             if p.sinks:
                 count_sink(p, sinks[head], maximum, total)
             for i, j in T.Parallel(block_queries, p.value_head_size):
-                acc[i, j] = T.if_then_else(total[i] > 0, acc[i, j] / total[i], 0)
+                acc[i, j] = mean_value(acc[i, j], total[i])
             T.copy(acc, out_tile)
             T.copy(out_tile, rows(out, p.out_layout, batch, head, first_query, block_queries), disable_tma=disable_tma)
 

@@ -88,6 +88,14 @@ def exponent(p: AttentionParameters, score: PrimExpr, maximum: PrimExpr, log_bas
     return score * (unit(p) * log_base_e) - maximum * (unit(p) * log_base_e)
 
 
+def mean_value(weighted: PrimExpr, total: PrimExpr) -> PrimExpr:
+    """A row's weighted sum of values over the ``total`` of its weights, which is 0 for a row that sees no key alone.
+
+    That row is 0. One with a score that is NaN has weights and a total that are, though maxima pass over NaN.
+    """
+    return T.if_then_else(total == 0, 0.0, weighted / total)
+
+
 @T.macro
 def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, total: Buffer):
     """Turn a tile's scores into weights: of each row, update the maximum and total, and note how to rescale its output.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
 
     def unsupported(self, parameters: AttentionParameters, target: Target) -> str | None:
         p = parameters
+        if reason := without_elements(
+            num_heads=p.num_heads,
+            num_kv_heads=p.num_kv_heads,
+            head_size=p.head_size,
+            value_head_size=p.value_head_size,
+        ):
+            return reason
         if p.num_heads % p.num_kv_heads:
             return f"{p.num_heads} query heads cannot share {p.num_kv_heads} key/value heads evenly"
         if not p.scale > 0:

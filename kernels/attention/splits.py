@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite, sink_exponent
+from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_exponent
 from tkc.kernels.attention.spec import AttentionParameters
 
 _MOST_THREADS = 128
@@ -43,9 +43,7 @@ def store_heads(
     if results.splits == 1:
         for i, j in T.Parallel(rows, columns):
             if first_head + i < p.num_heads:
-                results.out[batch, first_head + i, first_column + j] = T.if_then_else(
-                    total[i] > 0, acc[i, j] / total[i], 0.0
-                )
+                results.out[batch, first_head + i, first_column + j] = mean_value(acc[i, j], total[i])
     else:
         for i, j in T.Parallel(rows, columns):
             if first_head + i < p.num_heads:
@@ -99,7 +97,7 @@ def combine_splits(
                     split < number, factors[split] * results.partial_out[batch, head, split, j], 0.0
                 )
         for j in T.Parallel(columns):
-            results.out[(*row(batch, head), j)] = T.if_then_else(total > 0, acc[j] / total, 0.0)
+            results.out[(*row(batch, head), j)] = mean_value(acc[j], total)
 
 
 def _threads(columns: int) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
@@ -84,9 +84,10 @@ class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfigurati
 
     def unsupported(self, parameters: BatchedMatmulParameters, target: Target) -> str | None:
         p = parameters
-        if target.is_cuda and p.dtype == "float32":
+        reason = without_elements(n=p.n, k=p.k)
+        if reason is None and target.is_cuda and p.dtype == "float32":
             return unsupported_float32(target, p.strides, (p.n,), False, p.stored_dtype)
-        return None
+        return reason
 
     def inputs(self, parameters: BatchedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
     def unsupported(self, parameters: GatedMatmulParameters, target: Target) -> str | None:
         if target.is_cuda and parameters.dtype == "float32":
             return "its tensor cores would round float32 operands to TF32; use float16 or bfloat16"
-        return None
+        return without_elements(n=parameters.n, k=parameters.k)
 
     def inputs(self, parameters: GatedMatmulParameters) -> tuple[TensorType, ...]:
         p = parameters

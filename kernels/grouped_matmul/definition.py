@@ -120,9 +120,11 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
         out: types.out,
     ):
         tokens, m = a.shape[0], out.shape[0]
+        # Where there is none to gather, no row is of any group.
+        grouped = m if p.rows is None else T.if_then_else(tokens > 0, m, 0)
         with T.Kernel(p.groups) as group:
-            begin = T.min(start(offsets, group), m)
-            past = T.min(offsets[group], m)
+            begin = T.min(start(offsets, group), grouped)
+            past = T.min(offsets[group], grouped)
             numbers = T.alloc_local((c.block_m,), "int32")
             for column_tile, row_tile in T.grid(T.ceildiv(p.n, c.block_n), T.ceildiv(past - begin, c.block_m)):
                 # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.

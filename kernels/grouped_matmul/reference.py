@@ -21,7 +21,7 @@ def grouped_matmul(parameters: GroupedMatmulParameters, a: torch.Tensor, *operan
     """
     *rows, b, offsets = operands
     for numbers in rows:
-        a = a[numbers.long().clamp(0, len(a) - 1)]
+        a = a[numbers.long().clamp(0, len(a) - 1)] if len(a) else a.new_zeros(len(numbers), parameters.k)
     weights = b.float() if parameters.weight_layout == "gkn" else b.float().mT
     products = torch.zeros(a.shape[0], weights.shape[2], dtype=torch.float32, device=a.device)
     for group, (start, end) in enumerate(itertools.pairwise([0, *offsets.tolist()])):

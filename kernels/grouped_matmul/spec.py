@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
     dispatch_size = "m"
 
     def unsupported(self, parameters: GroupedMatmulParameters, target: Target) -> str | None:
+        if reason := without_elements(groups=parameters.groups, n=parameters.n, k=parameters.k):
+            return reason
         if target.is_cuda and parameters.dtype == "float32":
             return "its tensor cores would round float32 operands to TF32; use float16 or bfloat16"
         if parameters.rows is not None and not self.configurations(parameters, target):

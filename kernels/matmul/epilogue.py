@@ -53,8 +53,9 @@ def activated(x: PrimExpr, activation: str | None, exact: bool = False) -> PrimE
 
 
 def _gelu(x: PrimExpr) -> PrimExpr:
-    """``x Φ(x)`` as ``max(x, 0) - |x| Φ(-|x|)``; with an exact ``exp2`` within 6e-7, as is PyTorch's in float32. At
-    minus infinity, where PyTorch's is not a number, it is zero.
+    """``x Φ(x)`` as ``max(x, 0) - |x| Φ(-|x|)``; with an exact ``exp2`` within 6e-7, as is PyTorch's in float32.
+
+    What is to be zero is a product by zero: at minus infinity that is not a number, as PyTorch's product is not.
 
     ``erff`` takes four times the instructions, of both its branches, while the tensor cores wait; forms that divide
     use the special function unit twice, where one use takes as long as eight additions.
@@ -63,7 +64,7 @@ def _gelu(x: PrimExpr) -> PrimExpr:
     logarithm = 0.0
     for coefficient in LOG2_NORMAL_TAIL:
         logarithm = logarithm * magnitude + coefficient
-    return T.if_then_else(x < 0, 0.0, x) - magnitude * T.exp2(logarithm)
+    return x * T.if_then_else(x < 0, 0.0, 1.0) - magnitude * T.exp2(logarithm)
 
 
 def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     def unsupported(self, parameters: MatmulParameters, target: Target) -> str | None:
         p = parameters
-        reason = self._unsupported_outputs(p) if p.outputs else None
+        reason = without_elements(n=p.n, k=p.k) or (self._unsupported_outputs(p) if p.outputs else None)
         if reason is None and target.is_cuda and p.dtype == "float32":
             return unsupported_float32(target, p.strides, p.outputs or (p.n,), p.residual, p.stored_dtype)
         return reason

@@ -27,9 +27,13 @@ def _cuda(p: MoeCombineParameters, c: MoeCombineConfiguration) -> PrimFunc:
             channel = part * per_block + T.get_thread_binding() * width
             at = T.alloc_local((p.top_k,), "int32")
             sums = T.alloc_local((width,), "float32")
-            if token < tokens and channel < p.channels and rows.shape[0] > 0:
-                find_rows(p, rows, positions, token, at)
-                add_rows(p, rows, weights, at, token, channel, sums, 0)
+            if token < tokens and channel < p.channels:
+                if rows.shape[0] > 0:
+                    find_rows(p, rows, positions, token, at)
+                    add_rows(p, rows, weights, at, token, channel, sums, 0)
+                else:
+                    for e in T.unroll(width):
+                        sums[e] = 0.0
                 for e in T.vectorized(width):
                     out[token, channel + e] = T.cast(sums[e], p.dtype)
 

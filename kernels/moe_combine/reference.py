@@ -23,9 +23,9 @@ def weighted_sum(
     positions: torch.Tensor,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same in float32."""
-    if positions.numel() == 0:
-        return torch.empty(positions.shape[0], parameters.channels, device=rows.device)
+    """The same in float32; zeros where there are no rows."""
+    if positions.numel() == 0 or len(rows) == 0:
+        return torch.zeros(positions.shape[0], parameters.channels, device=rows.device)
     at = positions.clamp(0, rows.shape[0] - 1)
     found = rows[at].float()
     if weights is not None:

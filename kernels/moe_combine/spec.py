@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MoeCombine(KernelSpec[MoeCombineParameters, MoeCombineConfiguration]):
 
     Each token gets the sum over its positions of ``rows[position] * weights[position]``; with ``weights
     [tokens, top_k]`` in the tokens' order, over ``k`` of ``rows[positions[token, k]] * weights[token, k]``. Positions
-    beyond the rows mean the last one, and those below zero the first.
+    beyond the rows mean the last one, and those below zero the first; where there are no rows, the sum is zero.
     """
 
     name = "moe.combine"
@@ -71,8 +71,8 @@ class MoeCombine(KernelSpec[MoeCombineParameters, MoeCombineConfiguration]):
     def unsupported(self, parameters: MoeCombineParameters, target: Target) -> str | None:
         """Refuse empty sums, and on CUDA more rows than a thread has registers for."""
         p = parameters
-        if p.channels < 1 or p.top_k < 1:
-            return f"channels is {p.channels} and top_k is {p.top_k}, and at least one of each is needed"
+        if reason := without_elements(channels=p.channels, top_k=p.top_k):
+            return reason
         if target.is_cuda and p.top_k * vector_width(p) > MAX_VALUES_IN_FLIGHT:
             return f"{p.top_k} rows at a time are more than a thread has registers for"
         return None

@@ -1,7 +1,7 @@
 """The stable counting sort in TileLang: count and scatter, by many warps on CUDA, in two loops on the CPU."""
 
 import tilelang.language as T
-from tvm.tirx import PrimExpr, PrimFunc
+from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.moe_permute.spec import MoePermute, MoePermuteConfiguration, MoePermuteParameters
 from tkc.kernels.target import WARP, Target
@@ -41,7 +41,7 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
             for i in T.serial(rounds):
                 copy = _copy_index(c, block, thread, rounds, i)
                 if copy < copies:
-                    T.atomic_add(block_counts[experts[copy]], 1)
+                    T.atomic_add(block_counts[_expert(p, experts, copy)], 1)
             T.sync_threads()
             for i in T.unroll(experts_per_thread):
                 expert = i * c.threads + thread
@@ -62,7 +62,7 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
             for i in T.serial(rounds):
                 copy = _copy_index(c, block, thread, rounds, i)
                 if copy < copies:
-                    T.atomic_add(next_position[warp, experts[copy]], 1)
+                    T.atomic_add(next_position[warp, _expert(p, experts, copy)], 1)
 
             ends = T.alloc_shared((p.num_experts,), "int32")
             from_end = T.alloc_local((experts_per_thread,), "int32")  # of an expert's copies to those of this block
@@ -94,7 +94,7 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
             start = T.alloc_local((1,), "int32")
             for i in T.serial(rounds):
                 copy = _copy_index(c, block, thread, rounds, i)
-                expert = T.if_then_else(copy < copies, T.cast(experts[copy], "int32"), -1)
+                expert = T.if_then_else(copy < copies, _expert(p, experts, copy), -1)
                 # Lanes with the same expert take consecutive places, in their order; the first reserves them all.
                 peers = T.match_any_sync(expert)
                 rank = T.cast(T.popcount(peers & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1))), "int32")
@@ -122,6 +122,12 @@ def _copy_index(
     return (warp * rounds + i) * WARP + thread % WARP
 
 
+def _expert(p: MoePermuteParameters, experts: Buffer, copy: PrimExpr) -> PrimExpr:
+    """A copy's expert, of those that there are, so that none is counted outside."""
+    last = T.cast(p.num_experts - 1, p.indices_dtype)
+    return T.cast(T.max(T.min(experts[copy], last), T.cast(0, p.indices_dtype)), "int32")
+
+
 def _cpu(p: MoePermuteParameters) -> PrimFunc:
     types = tensor_types(MoePermute(), p, ("tokens",))
 
@@ -141,16 +147,17 @@ def _cpu(p: MoePermuteParameters) -> PrimFunc:
             for e in T.serial(p.num_experts):
                 counts[0, e] = 0
             for i in T.serial(copies):
-                counts[0, experts[i]] += 1
+                counts[0, _expert(p, experts, i)] += 1
             end[0] = 0
             for e in T.serial(p.num_experts):
                 end[0] += counts[0, e]
                 offsets[e] = end[0]
                 counts[0, e] = end[0] - counts[0, e]
             for i in T.serial(copies):
-                position = counts[0, experts[i]]
-                counts[0, experts[i]] = position + 1
-                ascending[position] = experts[i]
+                expert = _expert(p, experts, i)
+                position = counts[0, expert]
+                counts[0, expert] = position + 1
+                ascending[position] = T.cast(expert, p.indices_dtype)
                 order[position] = T.cast(i, p.indices_dtype)
                 inverse[i] = T.cast(position, p.indices_dtype)
                 if p.top_k is not None:

@@ -10,6 +10,7 @@ from tkc.kernels.moe_permute.spec import MoePermuteParameters
 def moe_permute(parameters: MoePermuteParameters, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """``sorted``, ``order``, ``inverse [copies]`` and ``offsets [num_experts]`` of ``experts [copies]``, and ``tokens
     [copies]`` if asked."""
+    experts = experts.clamp(0, parameters.num_experts - 1)
     ascending, order = torch.sort(experts, stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class MoePermuteConfiguration:
 class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
     """``experts [copies]``, each in ``[0, num_experts)``, to the stable ascending sort's ``sorted`` and ``order``
     (``sorted[i] = experts[order[i]]``), its ``inverse`` (``inverse[order[i]] = i``), ``offsets [num_experts]``
-    in int32, where expert ``e``'s copies end, and, if asked, ``tokens`` (``order // top_k``)."""
+    in int32, where expert ``e``'s copies end, and, if asked, ``tokens`` (``order // top_k``). Other ids count as the
+    nearest expert's."""
 
     name = "moe.permute"
     parameters_type = MoePermuteParameters
@@ -68,8 +69,8 @@ class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
 
     def unsupported(self, parameters: MoePermuteParameters, target: Target) -> str | None:
         """Refuse no experts at all, and on CUDA more than a block can count in shared memory."""
-        if parameters.num_experts < 1:
-            return f"num_experts is {parameters.num_experts}, and at least one is needed"
+        if reason := without_elements(num_experts=parameters.num_experts):
+            return reason
         if parameters.top_k is not None and parameters.top_k < 1:
             return f"top_k is {parameters.top_k}, and a token has at least one copy"
         if target.is_cuda and not self.configurations(parameters, target):

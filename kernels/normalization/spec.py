@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineParameters
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
 
     def unsupported(self, parameters: NormalizationParameters, target: Target) -> str | None:
         """Refuse no channels at all, a sum of one tensor, and on CUDA more channels than a block keeps in registers."""
-        if parameters.channels < 1:
-            return f"channels is {parameters.channels}, and at least one is needed"
+        if reason := without_elements(channels=parameters.channels):
+            return reason
         if parameters.keeps_sum and not parameters.residual:
             return "a sum is kept of two tensors, and there is no residual"
         if parameters.combined is not None and (why := _unsupported_rows(parameters, parameters.combined, target)):

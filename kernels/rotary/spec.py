@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import WARP, Target
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     def unsupported(self, parameters: RotaryParameters, target: Target) -> str | None:
         """Refuse heads that have no halves, a weight of nothing, and on CUDA heads too large to normalize."""
         p = parameters
+        if reason := without_elements(heads=p.heads):
+            return reason
         if p.size < 2 or p.size % 2:
             return f"a head of {p.size} channels has no halves to turn"
         if p.weight and p.epsilon is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
-from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work
+from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -90,8 +90,9 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
     minor_parameters = frozenset({"out_dtype"})
 
     def unsupported(self, parameters: ScaledMatmulParameters, target: Target) -> str | None:
-        if not target.is_cuda:
-            return None
+        reason = without_elements(n=parameters.n, k=parameters.k)
+        if reason is not None or not target.is_cuda:
+            return reason
         if target.compute_capability < min(_TILINGS):
             return f"the tensor cores of {target.arch} do not multiply FP8"
         if parameters.k % _ROW_ALIGNMENT != 0:

@@ -75,8 +75,8 @@ def channels(p: SwiGLUParameters) -> PrimFunc:
             for token in T.serial(tokens):
                 for j in T.serial(p.channels):
                     value = _value(p, gate, up, gate_up, token, j)
-                    bits = _magnitude_bits(value)
-                    partial_amax[0, j] = T.max(partial_amax[0, j], T.reinterpret(bits, "float32"))
+                    largest = T.max(T.reinterpret(partial_amax[0, j], "int32"), _magnitude_bits(value))
+                    partial_amax[0, j] = T.reinterpret(largest, "float32")
             for j in T.serial(p.channels):
                 scales[j] = scale_of(p, partial_amax[0, j])
             for token in T.serial(tokens):
@@ -102,6 +102,5 @@ def _value(
 
 
 def _magnitude_bits(value: PrimExpr) -> PrimExpr:
-    """The bits of ``abs(value)``, zero for NaN: integers that order as the magnitudes and that compilers vectorize."""
-    bits = T.reinterpret(value, "int32") & 0x7FFFFFFF
-    return T.if_then_else(T.isnan(value), 0, bits)
+    """The bits of ``abs(value)``: integers that order as the magnitudes, NaN last, and that compilers vectorize."""
+    return T.reinterpret(value, "int32") & 0x7FFFFFFF

@@ -5,6 +5,7 @@ import math
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.nan_max import NAN_MAX, nan_max
 from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUConfiguration, SwiGLUParameters, vector_width
 from tkc.kernels.target import WARP
@@ -36,7 +37,9 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
         tokens = out.shape[0]
-        with T.Kernel(T.max(T.ceildiv(tokens, rows * c.vectors), 1) * blocks_per_row, threads=c.threads) as block:
+        with T.Kernel(
+            T.max(T.ceildiv(tokens, rows * c.vectors), 1) * blocks_per_row, threads=c.threads, prelude=NAN_MAX
+        ) as block:
             lane = T.get_thread_binding() % lanes
             row = T.get_thread_binding() // lanes // columns
             group = block % blocks_per_row * columns + T.get_thread_binding() // lanes % columns
@@ -62,10 +65,11 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                         _multiply(p, gates, ups, (v * per_lane + i) * width, values, i * width, amax)
                 if p.scale == "group":
                     for step in T.unroll(lanes.bit_length() - 1):
-                        amax[0] = T.max(amax[0], T.shfl_xor(amax[0], 1 << step))
+                        amax[0] = nan_max(amax[0], T.shfl_xor(amax[0], 1 << step))
+                    amax[0] = scale_of(p, amax[0], nan_max)
                     if token < tokens and lane == 0:
-                        scales[token, group] = scale_of(p, amax[0])
-                inverse = 1.0 / scale_of(p, amax[0]) if p.scale == "group" else T.float32(1.0)
+                        scales[token, group] = amax[0]
+                inverse = 1.0 / amax[0] if p.scale == "group" else T.float32(1.0)
                 for i in T.unroll(per_lane):
                     channel = first_channel + i * lanes * width
                     if token < tokens and channel < p.channels:
@@ -94,7 +98,7 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         tokens = out.shape[0]
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
-        with T.Kernel(T.max(T.ceildiv(tokens, rows), 1) * tiles_per_row, threads=c.threads) as tile:
+        with T.Kernel(T.max(T.ceildiv(tokens, rows), 1) * tiles_per_row, threads=c.threads, prelude=NAN_MAX) as tile:
             thread = T.get_thread_binding()
             first_token = tile // tiles_per_row * rows
             first_channel = tile % tiles_per_row * columns
@@ -117,13 +121,13 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                 if row < rows and token < tokens and channel < p.channels:
                     _multiply(p, gates, ups, i * width, values, i * width, amax)
             for step in T.unroll(WARP.bit_length() - 1):
-                amax[0] = T.max(amax[0], T.shfl_xor(amax[0], 1 << step))
+                amax[0] = nan_max(amax[0], T.shfl_xor(amax[0], 1 << step))
             if thread % WARP == 0:
                 warp_amax[thread // WARP] = amax[0]
             T.sync_threads()
             for w in T.unroll(c.threads // WARP):
-                amax[0] = T.max(amax[0], warp_amax[w])
-            scale = scale_of(p, amax[0])
+                amax[0] = nan_max(amax[0], warp_amax[w])
+            scale = scale_of(p, amax[0], nan_max)
             inverse = 1.0 / scale
             if thread == 0 and first_token < tokens:
                 if p.scale == "token":
@@ -158,7 +162,10 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         tokens = out.shape[0]
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
-        with T.Kernel(T.ceildiv(p.channels, channels_per_block), c.partials, threads=c.threads) as (column, part):
+        with T.Kernel(T.ceildiv(p.channels, channels_per_block), c.partials, threads=c.threads, prelude=NAN_MAX) as (
+            column,
+            part,
+        ):
             channel = column * channels_per_block + T.get_thread_binding() * width
             gates = T.alloc_local((width,), p.dtype)
             ups = T.alloc_local((width,), p.dtype)
@@ -169,18 +176,18 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                 for i in T.serial(T.ceildiv(tokens - part, c.partials)):
                     _load(p, gate, up, gate_up, i * c.partials + part, channel, gates, ups, 0)
                     for e in T.unroll(width):
-                        amax[e] = T.max(amax[e], T.abs(_silu_product(p, gates[e], ups[e])))
+                        amax[e] = nan_max(amax[e], T.abs(_silu_product(p, gates[e], ups[e])))
                 for e in T.vectorized(width):
                     partial_amax[part, channel + e] = amax[e]
 
-        with T.Kernel(T.ceildiv(p.channels, c.threads), threads=c.threads) as column:
+        with T.Kernel(T.ceildiv(p.channels, c.threads), threads=c.threads, prelude=NAN_MAX) as column:
             channel = column * c.threads + T.get_thread_binding()
             largest = T.alloc_local((1,), "float32")
             if channel < p.channels:
                 largest[0] = 0.0
                 for share in T.serial(c.partials):
-                    largest[0] = T.max(largest[0], partial_amax[share, channel])
-                scales[channel] = scale_of(p, largest[0])
+                    largest[0] = nan_max(largest[0], partial_amax[share, channel])
+                scales[channel] = scale_of(p, largest[0], nan_max)
 
         with T.Kernel(T.ceildiv(p.channels, channels_per_block), c.partials, threads=c.threads) as (column, part):
             channel = column * channels_per_block + T.get_thread_binding() * width
@@ -242,7 +249,7 @@ def _multiply(
     """The SwiGLU of one vector, to ``values[value_at:]``, with ``amax[0]`` raised to its largest magnitude."""
     for e in T.unroll(vector_width(p)):
         values[value_at + e] = _silu_product(p, gates[at + e], ups[at + e])
-        amax[0] = T.max(amax[0], T.abs(values[value_at + e]))
+        amax[0] = nan_max(amax[0], T.abs(values[value_at + e]))
 
 
 @T.macro

@@ -21,10 +21,18 @@ def tile_shape(p: SwiGLUParameters) -> tuple[int, int]:
     return tokens, QUANTIZATION_BLOCK if p.scale in ("group", "block") else p.channels
 
 
-def scale_of(p: SwiGLUParameters, amax: PrimExpr) -> PrimExpr:
-    """The scale for values of at most ``amax`` in magnitude."""
-    scale = T.max(amax, T.float32(p.minimum_amax)) / T.float32(FP8_MAX[p.quantized_dtype])
+def _maximum(x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """The larger one, or ``x`` where that is NaN."""
+    return T.if_then_else(x < y, y, x)
+
+
+def scale_of(
+    p: SwiGLUParameters, amax: PrimExpr, maximum: Callable[[PrimExpr, PrimExpr], PrimExpr] = _maximum
+) -> PrimExpr:
+    """The scale for values of at most ``amax`` in magnitude; NaN for NaN, which ``maximum`` must keep."""
+    scale = maximum(amax, T.float32(p.minimum_amax)) / T.float32(FP8_MAX[p.quantized_dtype])
     if not p.power_of_two_scales:
         return scale
-    # Anything in the mantissa carries into the exponent.
-    return T.reinterpret((T.reinterpret(scale, "uint32") + T.uint32(0x7FFFFF)) & T.uint32(0xFF800000), "float32")
+    # Anything in the mantissa carries into the exponent, which for NaN would overflow.
+    rounded = T.reinterpret((T.reinterpret(scale, "uint32") + T.uint32(0x7FFFFF)) & T.uint32(0xFF800000), "float32")
+    return T.if_then_else(T.isnan(amax), amax, rounded)

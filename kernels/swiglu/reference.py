@@ -25,11 +25,12 @@ def _scales(parameters: SwiGLUParameters, amax: torch.Tensor) -> torch.Tensor:
     if not parameters.power_of_two_scales:
         return scales
     mantissa, exponent = torch.frexp(scales)  # mantissas in [0.5, 1), so that 0.5 is a power of two already
-    return torch.ldexp(torch.ones_like(scales), exponent - (mantissa == 0.5).int())
+    powers = torch.ldexp(torch.ones_like(scales), exponent - (mantissa == 0.5).int())
+    return torch.where(scales.isfinite(), powers, scales)
 
 
 def _largest_magnitudes(scale: str, values: torch.Tensor) -> torch.Tensor:
-    magnitudes = values.abs().nan_to_num(0.0, posinf=torch.inf)
+    magnitudes = values.abs()
     if scale == "token":
         return magnitudes.amax(-1)
     if scale == "channel":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tkc.kernels.spec import KernelSpec, TensorType, Work
+from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class SwiGLUParameters:
 
     A scale is the largest magnitude among the values that share it, at least ``minimum_amax``, divided by the
     largest number of ``quantized_dtype``, and rounded up to a power of two if ``power_of_two_scales``. The output
-    is the value divided by its scale, rounded to nearest even. NaN counts for no scale and stays NaN.
+    is the value divided by its scale, rounded to nearest even. As in PyTorch, where one of the values is NaN their
+    scale is, and so are they all; where one is infinite their scale is, that value is NaN, and the others are 0.
     """
 
     channels: int
@@ -96,8 +97,8 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
 
     def unsupported(self, parameters: SwiGLUParameters, target: Target) -> str | None:
         """Refuse no channels at all, and on CUDA a scale per token where its channels overflow one block."""
-        if parameters.channels < 1:
-            return f"channels is {parameters.channels}, and at least one is needed"
+        if reason := without_elements(channels=parameters.channels):
+            return reason
         if parameters.minimum_amax < SMALLEST_AMAX:
             return f"minimum_amax is {parameters.minimum_amax}, and scales need at least {SMALLEST_AMAX} to stay normal"
         if target.is_cuda and not self.configurations(parameters, target):

@@ -8,6 +8,8 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 
+#include <limits>
+
 namespace tkc {
 namespace {
 
@@ -48,6 +50,10 @@ int ReadArguments(const TVMFFIAny* args, int32_t num_args, const DLTensor** foun
       if (found[i]->shape[axis] != size) {
         TVM_FFI_THROW(ValueError) << kernel << ": axis " << axis << " of " << expected.name << " is "
                                   << found[i]->shape[axis] << ", not " << size;
+      }
+      if (size > std::numeric_limits<int32_t>::max()) {
+        TVM_FFI_THROW(ValueError) << kernel << ": axis " << axis << " of " << expected.name << " is " << size
+                                  << " long, and kernels count no further than 2**31 - 1; split the tensor";
       }
     }
   }

@@ -19,7 +19,7 @@ from tkc.builder.async_proxy import fenced_arrivals
 from tkc.builder.compiled_once import compiled_once
 from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.builder.host_code import compile_host_code
-from tkc.builder.launcher import described, launcher_object
+from tkc.builder.launcher import ZERO, described, launcher_object, stub_flags
 from tkc.kernels import KernelRequest, TensorType
 from tkc.kernels.overlap import FIRST_CAPABILITY
 
@@ -63,13 +63,13 @@ def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
         # C++20, in which the headers take a tenth to a fifth of the time longer.
         headers = [f"-I{folder}" for folder in (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR)]
         options = ["-std=c++17", *headers, *flags]
-        machine_code = compile_cuda(source, "cubin", [f"-arch={request.target.arch}"], options)
+        machine_code = compile_cuda(source + ZERO, "cubin", [f"-arch={request.target.arch}"], options)
         host_code = host_codegen(host_module, context).inspect_source()
     stub, cubin, description = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".cc"))
     stub.write_text(host_code)
     cubin.write_bytes(machine_code)
-    description.write_text(described(device_module, cubin))
-    flags = ["-O2", "-shared", "-DTVMBackendGetFuncFromEnv=TKCFindFunction"]
+    description.write_text(described(request.symbol, device_module, cubin))
+    flags = ["-O2", "-shared", *stub_flags(request.symbol)]
     sources = ["-x", "c++", str(stub), str(description), "-x", "none"]
     compile_host_code([*flags, *sources, str(launcher.result()), str(toolchain.cudart())], library)
 

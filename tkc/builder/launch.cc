@@ -11,9 +11,12 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/extra/cuda/cubin_launcher.h>
+#include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -161,6 +164,18 @@ CUtensorMap Encode(const Description& description) {
   return map;
 }
 
+// A tensor without elements has no descriptor, but kernels fetch theirs in any case, and some load a first tile whatever
+// there is of it. So it has that of one zero, which lies in each cubin, in memory of the current device.
+void DescribeNothing(Description& description) {
+  constexpr int64_t kStride = 16;  // the least one
+  size_t rank = static_cast<size_t>(description[1]), bytes = 0;
+  void* zero = nullptr;
+  TKC_CHECK_CUDA(cudaLibraryGetGlobal(&zero, &bytes, Cubin().GetHandle(), tkc::zero));
+  description[2] = reinterpret_cast<int64_t>(zero);
+  std::fill_n(description.begin() + 3, rank, 1);
+  std::fill_n(description.begin() + 3 + rank, rank, kStride);
+}
+
 // Arguments: where the descriptor goes, and its description. A model's tensors lie where they lay in its last call, so
 // that most descriptors are there already.
 void CreateTensorMap(PackedArgs args, Any* result) {
@@ -172,9 +187,8 @@ void CreateTensorMap(PackedArgs args, Any* result) {
     description[i - 1] = i == 3 ? reinterpret_cast<int64_t>(args[i].cast<void*>()) : args[i].cast<int64_t>();
   }
   *result = 0;
-  for (int64_t axis = 0; axis < description[1]; ++axis) {
-    if (description[3 + axis] == 0) return;  // an empty tensor has no descriptor, and no block reads it
-  }
+  auto sizes = description.begin() + 3, end_of_sizes = sizes + description[1];
+  if (std::find(sizes, end_of_sizes, 0) != end_of_sizes) DescribeNothing(description);
   auto found = made.find(description);
   if (found == made.end()) {
     if (made.size() >= kMostMaps) made.clear();
@@ -184,6 +198,32 @@ void CreateTensorMap(PackedArgs args, Any* result) {
 }
 
 }  // namespace
+
+extern "C" int TKCCheckArguments(const void* args, int32_t num_args) {
+  constexpr uintptr_t kAlignment = 16;  // of what threads and TMA load at once
+  TVM_FFI_SAFE_CALL_BEGIN();
+  for (int32_t i = 0; i < num_args; ++i) {
+    const TVMFFIAny& argument = static_cast<const TVMFFIAny*>(args)[i];
+    const DLTensor* tensor = nullptr;
+    if (argument.type_index == kTVMFFIDLTensorPtr) tensor = static_cast<const DLTensor*>(argument.v_ptr);
+    if (argument.type_index == kTVMFFITensor) tensor = TVMFFITensorGetDLTensorPtr(argument.v_obj);
+    if (tensor == nullptr) continue;
+    bool empty = false;
+    for (int32_t axis = 0; axis < tensor->ndim; ++axis) {
+      empty |= tensor->shape[axis] == 0;
+      if (tensor->shape[axis] > std::numeric_limits<int32_t>::max()) {
+        TVM_FFI_THROW(ValueError) << "axis " << axis << " of tensor " << i << " of a kernel is " << tensor->shape[axis]
+                                  << " long, and kernels count no further than 2**31 - 1; split the tensor";
+      }
+    }
+    uintptr_t address = reinterpret_cast<uintptr_t>(tensor->data) + tensor->byte_offset;
+    if (!empty && address % kAlignment != 0) {
+      TVM_FFI_THROW(ValueError) << "tensor " << i << " of a kernel lies at an address that is no multiple of " << kAlignment
+                                << " bytes, as threads load at once; copy the view";
+    }
+  }
+  TVM_FFI_SAFE_CALL_END();
+}
 
 extern "C" int TKCFindFunction(void*, const char* name, TVMFFIObjectHandle* out) {
   static const auto* functions = [] {

@@ -23,6 +23,7 @@ _LAUNCH_TAGS = {
     "tirx.use_cooperative_launch": "kCooperative",
 }
 _WAITS_FOR_PREVIOUS = "has_cuda_pdl_sync"  # marks a device function that may be launched before the one before it ends
+_STUB = "tkc_stub"
 _TENSOR_MAP = "uint8x128"  # how TileLang types the 128 bytes of a TMA descriptor
 
 
@@ -31,8 +32,13 @@ def launcher_object() -> Path:
     return compiled_once(_SOURCE, [toolchain.cuda_home() / "include"], [toolchain.nvcc()])
 
 
-def described(device_module: Any, cubin: Path) -> str:
-    """C++ that defines what launch.h declares: the lowered device functions, and the machine code in ``cubin``."""
+# What tensors without elements have in common (launch.cc): device code that every kernel has.
+ZERO = 'extern "C" __device__ __align__(64) unsigned char tkc_zero[64] = {};\n'
+
+
+def described(symbol: str, device_module: Any, cubin: Path) -> str:
+    """C++ that defines what launch.h declares, the lowered device functions and the machine code in ``cubin``, and the
+    function ``symbol``, which checks arguments before the host stub has them: :func:`stub_flags` renames that."""
     declared = []
     rows = []
     for i, function in enumerate(device_module.functions.values()):
@@ -56,9 +62,25 @@ def described(device_module: Any, cubin: Path) -> str:
             "__asm__(",
             r'    ".section .rodata\n.globl tkc_cubin\n.hidden tkc_cubin\n.balign 64\ntkc_cubin:\n"',
             rf'    ".incbin \"{cubin}\"\n.byte 0\n.previous\n");',
+            f"#undef {_entry(symbol)}",
+            f'extern "C" int32_t {_STUB}(void*, void*, int32_t, void*);',
+            f'extern "C" __attribute__((visibility("default"))) int32_t {_entry(symbol)}(',
+            "    void* self, void* args, int32_t num_args, void* result) {",
+            f"  return TKCCheckArguments(args, num_args) != 0 ? -1 : {_STUB}(self, args, num_args, result);",
+            "}",
             "",
         ]
     )
+
+
+def stub_flags(symbol: str) -> list[str]:
+    """What the host stub is compiled with: its functions come from launch.cc, and its own name makes way."""
+    return ["-DTVMBackendGetFuncFromEnv=TKCFindFunction", f"-D{_entry(symbol)}={_STUB}"]
+
+
+def _entry(symbol: str) -> str:
+    """The name by which tvm-ffi finds a function."""
+    return f"__tvm_ffi_{symbol}"
 
 
 def _members(enumeration: str, names: list[str]) -> str:

@@ -1,0 +1,266 @@
+"""One case or more of every kernel family, and what calls its kernels with any sizes and compares with the reference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from built_kernel import POISON, BuiltKernel
+
+from tkc.kernels import KernelRequest, Target
+from tkc.kernels.attention.latent_spec import LatentParameters
+from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.spec import KernelSpec, TensorType
+from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+
+_GUARD_BYTES = 4096  # before and after each tensor; a multiple of every alignment
+_TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
+
+# One below, at, and one above the sides of tiles.
+_ROWS = (0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257)
+_LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 300)
+_BATCHES = (0, 1, 3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel by its parameters, the ``usual`` run-time sizes, and for some of these the ``others`` to be tried."""
+
+    kernel: str
+    parameters: Any
+    usual: Mapping[str, int]
+    others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    on_cpu: bool = True
+
+    @property
+    def sizes(self) -> list[dict[str, int]]:
+        """The usual sizes, those with one of them changed, and none of anything."""
+        changed = [{**self.usual, name: size} for name, tried in self.others.items() for size in tried]
+        return [dict(self.usual), *changed, dict.fromkeys(self.usual, 0)]
+
+
+def _attention(**options: Any) -> AttentionParameters:
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64, "value_head_size": 64}
+    return AttentionParameters(**{**heads, "dtype": "bfloat16", "scale": 0.125, **options})
+
+
+_M = {"m": _ROWS}
+_TOKENS = {"tokens": _ROWS}
+_PREFILL = ({"batch": 2, "queries": 150, "keys": 200}, {"batch": _BATCHES, "queries": _LENGTHS, "keys": _LENGTHS})
+_DECODE = ({"batch": 2, "keys": 200}, {"batch": _BATCHES, "keys": _LENGTHS})
+_BATCHED = ({"batch": 2, "m": 130}, {"batch": _BATCHES, "m": _ROWS})
+_COMBINED = MoeCombineParameters(256, 2, "bfloat16", "float32", weight_order="tokens")
+
+CASES = {
+    "matmul": Case(
+        "matmul", MatmulParameters(136, 72, "bfloat16", bias=True, activation="gelu", residual=True), {"m": 40}, _M
+    ),
+    "matmul, three outputs": Case(
+        "matmul", MatmulParameters(160, 64, "float16", "kn", activation="relu", outputs=(96, 32, 32)), {"m": 40}, _M
+    ),
+    "matmul, float32": Case("matmul", MatmulParameters(64, 64, "float32", activation="silu"), {"m": 40}, _M),
+    "batched": Case("matmul.batched", BatchedMatmulParameters(136, 64, "bfloat16"), *_BATCHED),
+    "batched, sizes of calls": Case(
+        "matmul.batched",
+        BatchedMatmulParameters(None, None, "bfloat16", "kn"),
+        {"batch": 2, "m": 20, "n": 24, "k": 40},
+        {"batch": _BATCHES, "m": (0, 1, 17), "n": (0, 1, 65, 129), "k": (0, 1, 31, 32, 129)},
+    ),
+    "gated": Case("matmul.gated", GatedMatmulParameters(136, 64, "bfloat16", bias=True), {"m": 40}, _M),
+    "grouped": Case("matmul.grouped", GroupedMatmulParameters(5, 136, 64, "bfloat16"), {"m": 70}, _M),
+    "grouped, gated, gathered": Case(
+        "matmul.grouped",
+        GroupedMatmulParameters(5, 64, 128, "bfloat16", gated="silu", rows="int64"),
+        {"m": 70, "tokens": 40},
+        {"m": _ROWS, "tokens": (0, 1, 3)},
+    ),
+    "scaled": Case("matmul.scaled", ScaledMatmulParameters(136, 144), {"m": 40}, _M),
+    "prefill, bottom right": Case("attention.prefill", _attention(causal="bottom_right"), *_PREFILL),
+    "prefill, no mask": Case("attention.prefill", _attention(head_size=80, value_head_size=48), *_PREFILL),
+    "prefill, window, cap, sinks": Case(
+        "attention.prefill",
+        _attention(window=70, softcap=2.0, sinks=True, mask="additive", mask_per_batch=True, q_layout="bhsd"),
+        *_PREFILL,
+    ),
+    "decode": Case("attention.decode", _attention(), *_DECODE),
+    "decode, cap, sinks": Case(
+        "attention.decode", _attention(softcap=2.0, sinks=True, mask="bool", mask_per_batch=True), *_DECODE
+    ),
+    "latent": Case("attention.latent_decode", LatentParameters(5, 128, 64, "bfloat16", 0.1), *_DECODE),
+    "latent, mask": Case(
+        "attention.latent_decode",
+        LatentParameters(5, 128, 64, "bfloat16", 0.1, mask="additive", mask_per_batch=True, joined_cache=True),
+        *_DECODE,
+    ),
+    "swiglu": Case("swiglu", SwiGLUParameters(136, "bfloat16"), {"tokens": 40}, _TOKENS),
+    **{
+        f"swiglu, a scale per {scale}": Case(
+            "swiglu",
+            SwiGLUParameters(264, "bfloat16", packed=scale == "token", scale=scale, power_of_two_scales=rounded),
+            {"tokens": 40},
+            _TOKENS,
+        )
+        for scale, rounded in (("token", True), ("group", False), ("block", True), ("channel", False))
+    },
+    "gate": Case("moe.topk_gate", MoeGateParameters(60, 4, "softmax", normalize=True), {"tokens": 40}, _TOKENS),
+    "gate, bias, groups": Case(
+        "moe.topk_gate",
+        MoeGateParameters(
+            64, 6, "sigmoid", "bfloat16", bias=True, num_groups=8, top_groups=3, normalize=True, epsilon=1e-20
+        ),
+        {"tokens": 40},
+        _TOKENS,
+    ),
+    "gate, softmax before the bias": Case(
+        "moe.topk_gate", MoeGateParameters(40, 3, "softmax", bias=True), {"tokens": 40}, _TOKENS
+    ),
+    "permute": Case("moe.permute", MoePermuteParameters(9, top_k=2), {"copies": 80}, {"copies": (0, 1, 2, 255, 257)}),
+    "combine": Case(
+        "moe.combine",
+        MoeCombineParameters(264, 3, "bfloat16", "float32"),
+        {"copies": 120, "tokens": 40},
+        {"copies": (0, 1), "tokens": (0, 1, 129)},
+    ),
+    "rms": Case(
+        "normalization",
+        NormalizationParameters(264, "bfloat16", "rms", 1e-6, residual=True, keeps_sum=True),
+        {"tokens": 40},
+        _TOKENS,
+    ),
+    "layer": Case(
+        "normalization", NormalizationParameters(72, "float32", "layer", 1e-5, bias=True), {"tokens": 40}, _TOKENS
+    ),
+    "rms of combined": Case(
+        "normalization",
+        NormalizationParameters(256, "bfloat16", "rms", 1e-6, combined=_COMBINED),
+        {"copies": 80, "tokens": 40},
+        {"copies": (0, 1), "tokens": (0, 1, 129)},
+    ),
+    "rotary": Case(
+        "rotary",
+        RotaryParameters(4, 64, "bfloat16", key_heads=2, epsilon=1e-6, weight=True),
+        {"batch": 2, "sequence": 40},
+        {"batch": _BATCHES, "sequence": _LENGTHS},
+    ),
+}
+
+
+def requests(case: Case, target: Target) -> list[KernelRequest]:
+    """On a GPU, the first configuration of each kind that makes a kernel of its own; else the first."""
+    spec, p = KernelRequest(case.kernel, case.parameters, None, target).spec, case.parameters
+    if spec.unsupported(p, target) is not None:
+        return []
+    found: dict[Any, Any] = {}
+    for configuration in spec.configurations(p, target):
+        found.setdefault(_kind(configuration) if target.is_cuda else None, configuration)
+    return [KernelRequest(case.kernel, p, configuration, target) for configuration in found.values()]
+
+
+def _kind(configuration: Any) -> tuple[Any, ...]:
+    """Of persistent blocks or not, split or not, by ``wgmma`` or ``mma``, and what attention calls its forms."""
+    by_name = {name: getattr(configuration, name, None) for name in ("blocks", "splits", "block_m")}
+    return (
+        bool(by_name["blocks"]),
+        (by_name["splits"] or 1) > 1,
+        (by_name["block_m"] or 64) < 64,
+        *(getattr(configuration, name, None) for name in ("overlaps", "alternating")),
+    )
+
+
+def inputs_of(case: Case, sizes: Mapping[str, int], device: str) -> list[torch.Tensor]:
+    """Random inputs for these sizes, each with NaN before and after it; indices are in range."""
+    generator = torch.Generator().manual_seed(sum(sizes.values()))
+    spec = KernelRequest(case.kernel, case.parameters, None, Target("cpu")).spec
+    tensors = []
+    for declared in spec.inputs(case.parameters):
+        values = _values(declared, case.parameters, sizes, generator)
+        dtype = getattr(torch, declared.dtype)
+        whole = torch.full(
+            (values.numel() * dtype.itemsize + 2 * _GUARD_BYTES,), 0xFF, dtype=torch.uint8, device=device
+        )
+        tensor = whole[_GUARD_BYTES : len(whole) - _GUARD_BYTES].view(dtype).view(values.shape)
+        tensors.append(tensor.copy_(values.to(dtype)))
+    return tensors
+
+
+def _values(declared: TensorType, p: Any, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+    shape = shape_of(declared, sizes)
+    if declared.dtype == "bool":
+        return torch.rand(shape, generator=generator) < 0.7
+    if declared.name == "offsets":
+        ends = torch.randint(0, sizes["m"] + 1, shape, generator=generator).sort().values
+        return ends.clamp(max=ends[-1] - ends[-1] // 8)
+    if re.match("u?int", declared.dtype):
+        beyond = {
+            "experts": getattr(p, "num_experts", 1),
+            "positions": sizes.get("copies"),
+            "rows": sizes.get("tokens"),
+        }
+        return torch.randint(0, max(beyond[declared.name] or 0, 1), shape, generator=generator)
+    scale = p.k**-0.5 if declared.name in ("b", "gate", "up") and getattr(p, "k", None) else 1.0
+    values = torch.randn(shape, generator=generator) * scale
+    return values.abs() if declared.name.endswith("_scale") else values
+
+
+def shape_of(declared: TensorType, sizes: Mapping[str, int]) -> list[int]:
+    """The shape of a tensor at these sizes."""
+    return [sizes[dim] if isinstance(dim, str) else dim for dim in declared.shape]
+
+
+def call(kernel: BuiltKernel, inputs: list[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
+    """The outputs; fails if anything is written before or after them or workspaces."""
+    request, spec = kernel.request, kernel.request.spec
+    known = {**sizes, "token_blocks": -(-sizes.get("tokens", 0) // QUANTIZATION_BLOCK)}
+    written = (*spec.outputs(request.parameters), *spec.workspaces(request.parameters, request.configuration))
+    wholes, tensors = [], []
+    for declared in written:
+        dtype, shape = getattr(torch, declared.dtype), shape_of(declared, known)
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        whole = torch.full((num_bytes + 2 * _GUARD_BYTES,), POISON, dtype=torch.uint8, device=inputs[0].device)
+        wholes.append(whole)
+        tensors.append(whole[_GUARD_BYTES : _GUARD_BYTES + num_bytes].view(dtype).view(shape))
+    kernel.function(*inputs, *tensors)
+    for declared, whole in zip(written, wholes, strict=True):
+        beyond = torch.cat([whole[:_GUARD_BYTES], whole[-_GUARD_BYTES:]])
+        assert (beyond == POISON).all(), f"{request}: something is written beyond {declared.name} at {dict(sizes)}"
+    return tensors[: len(spec.outputs(request.parameters))]
+
+
+def assert_same(actual: list[torch.Tensor], expected: tuple[torch.Tensor, ...], about: object) -> None:
+    """Equal to rounding; NaN and infinities where they are expected, and nowhere else. Of FP8 codes some may be next to
+    each other."""
+    for nth, (out, want) in enumerate(zip(actual, expected, strict=True)):
+        message = f"output {nth} of {about}"
+        if out.element_size() == 1:
+            codes, wanted = (tensor.float() for tensor in (out, want))
+            torch.testing.assert_close(codes, wanted, rtol=0.26, atol=0.01, equal_nan=True, msg=_named(message))
+            assert (codes.nan_to_num() != wanted.nan_to_num()).sum() <= codes.numel() // 100 + 1, message
+        elif out.is_floating_point():
+            finite = want.float()[want.isfinite()]
+            tolerance = _TOLERANCE[str(out.dtype).removeprefix("torch.")]
+            atol = tolerance * (1 + (finite.abs().max().item() if finite.numel() else 0))
+            torch.testing.assert_close(out, want, rtol=tolerance, atol=atol, equal_nan=True, msg=_named(message))
+        else:
+            assert torch.equal(out, want), message
+
+
+def _named(message: str) -> Any:
+    return lambda details: f"{message}: {details}"
+
+
+def reference(spec: KernelSpec[Any, Any], case: Case, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What PyTorch computes."""
+    return spec.reference(case.parameters, *inputs)

@@ -1,0 +1,190 @@
+"""Kernels of every family at the sizes that calls may have: none, one, and those beside the sides of tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from built_kernel import BuiltKernel, build, gpu_target
+from extremes import CASES, Case, assert_same, call, inputs_of, requests
+
+from tkc.builder import KernelBuilder
+from tkc.kernels import SPECS, Target
+from tkc.kernels.attention.latent_spec import LatentParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.swiglu.spec import SwiGLUParameters
+
+CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")
+LONGEST = 2**31 - 1  # of an axis
+
+
+def check(kernel: BuiltKernel, case: Case) -> None:
+    """At all of the case's sizes."""
+    device = "cuda" if kernel.request.target.is_cuda else "cpu"
+    for sizes in case.sizes:
+        inputs = inputs_of(case, sizes, device)
+        expected = kernel.request.spec.reference(case.parameters, *inputs)
+        about = f"{kernel.request.configuration} at {sizes}"
+        assert_same(call(kernel, inputs, sizes), expected, about)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_size_on_the_cpu(builder: KernelBuilder, name: str) -> None:
+    """Nothing is read or written beyond the tensors, and all of the outputs is written."""
+    for kernel in build(builder, requests(CASES[name], CPU)):
+        check(kernel, CASES[name])
+
+
+@pytest.fixture(scope="module")
+def gpu_kernels(builder: KernelBuilder) -> dict[str, list[BuiltKernel]]:
+    """Every case's kernels on this machine's GPU, built side by side."""
+    target = gpu_target()
+    wanted = {name: requests(case, target) for name, case in CASES.items()}
+    built = {kernel.request: kernel for kernel in build(builder, [r for each in wanted.values() for r in each])}
+    return {name: [built[request] for request in each] for name, each in wanted.items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_any_size_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
+    """As on the CPU, for a configuration of each kind."""
+    if not gpu_kernels[name]:
+        pytest.skip("no kernel on this GPU")
+    for kernel in gpu_kernels[name]:
+        check(kernel, CASES[name])
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].kernel == "matmul.grouped"])
+def test_no_group_has_rows(builder: KernelBuilder, name: str) -> None:
+    """All rows lie past the groups, and are zero."""
+    (kernel,) = build(builder, requests(CASES[name], CPU))
+    _check_empty_groups(kernel, CASES[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].kernel == "matmul.grouped"])
+def test_no_group_has_rows_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
+    """As on the CPU."""
+    for kernel in gpu_kernels[name]:
+        _check_empty_groups(kernel, CASES[name])
+
+
+def _check_empty_groups(kernel: BuiltKernel, case: Case) -> None:
+    device = "cuda" if kernel.request.target.is_cuda else "cpu"
+    *inputs, offsets = inputs_of(case, case.usual, device)
+    (out,) = call(kernel, [*inputs, torch.zeros_like(offsets)], case.usual)
+    assert (out == 0).all()
+
+
+@pytest.mark.parametrize("experts", [torch.tensor([-1, 8, 9, 2**40, -(2**40), 3]), torch.arange(-300, 300)])
+def test_no_expert_is_counted_that_there_is_not(builder: KernelBuilder, experts: torch.Tensor) -> None:
+    """Ids out of range count as the nearest expert's, and nothing is written outside."""
+    (kernel,) = build(builder, requests(CASES["permute"], CPU))
+    _check_experts(kernel, experts)
+
+
+@pytest.mark.gpu
+def test_no_expert_is_counted_that_there_is_not_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]]) -> None:
+    """As on the CPU."""
+    for kernel in gpu_kernels["permute"]:
+        _check_experts(kernel, torch.arange(-300, 300, device="cuda"))
+
+
+def _check_experts(kernel: BuiltKernel, experts: torch.Tensor) -> None:
+    expected = kernel.request.spec.reference(kernel.request.parameters, experts)
+    assert_same(call(kernel, [experts], {"copies": len(experts)}), expected, experts)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "parameters"),
+    [
+        ("matmul", MatmulParameters(0, 64, "float32")),
+        ("matmul", MatmulParameters(64, 0, "float32")),
+        ("matmul.batched", BatchedMatmulParameters(None, 0, "float32")),
+        ("matmul.gated", GatedMatmulParameters(0, 64, "bfloat16")),
+        ("matmul.grouped", GroupedMatmulParameters(0, 64, 64, "bfloat16")),
+        ("matmul.grouped", GroupedMatmulParameters(2, 64, 0, "bfloat16")),
+        ("matmul.scaled", ScaledMatmulParameters(64, 0)),
+        ("attention.latent_decode", LatentParameters(0, 64, 64, "bfloat16", 1.0)),
+        ("swiglu", SwiGLUParameters(0, "bfloat16")),
+        ("normalization", NormalizationParameters(0, "bfloat16", "rms", 1e-6)),
+        ("rotary", RotaryParameters(0, 64, "bfloat16")),
+        ("moe.permute", MoePermuteParameters(0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("target", [CPU, HOPPER], ids=str)
+def test_constant_sizes_of_zero_are_refused(kernel: str, parameters: object, target: Target) -> None:
+    """By the size's name."""
+    assert "is 0, and at least one is needed" in (SPECS[kernel].unsupported(parameters, target) or "")
+
+
+def test_longer_axes_than_kernels_count_are_refused(builder: KernelBuilder) -> None:
+    """Sizes are 32-bit numbers in kernels; a longer one is named, and not cut off."""
+    (kernel,) = build(builder, requests(CASES["permute"], CPU))
+    tensors = [torch.zeros(1, dtype=torch.int64).expand(LONGEST + 1) for _ in range(4)]
+    offsets, counts = torch.zeros(9, dtype=torch.int32), torch.zeros(1, 9, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"moe\.permute: axis 0 of experts is 2147483648 long"):
+        kernel.function(*tensors, offsets, tensors[0], counts)
+
+
+@pytest.mark.gpu
+def test_addresses_that_the_device_cannot_load_from_are_refused(gpu_kernels: dict[str, list[BuiltKernel]]) -> None:
+    """An unaligned view raises, and the device goes on."""
+    kernel, case = gpu_kernels["rms"][0], CASES["rms"]
+    x, *others = inputs_of(case, case.usual, "cuda")
+    outputs = [torch.empty_like(x) for _ in range(2)]
+    shifted = torch.zeros(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape)
+    with pytest.raises(ValueError, match="no multiple of 16"):
+        kernel.function(shifted, *others, *outputs)
+    kernel.function(x, *others, *outputs)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["matmul, three outputs", "swiglu", "rms", "gate", "rotary", "combine", "decode"])
+def test_more_elements_than_32_bits_count_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
+    """The last rows of tensors of more than 2**31 elements."""
+    case = CASES[name]
+    kernel = gpu_kernels[name][0]
+    spec, p = kernel.request.spec, case.parameters
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("needs 60 GiB of the GPU's memory")
+    first = spec.inputs(p)[0]
+    long = {"rotary": "sequence", "decode": "keys", "combine": "copies"}.get(name, str(first.shape[0]))
+    each = {"rotary": 2 * 4 * 64, "decode": 2 * 2 * 64, "combine": p.channels if name == "combine" else 0}
+    count = 2**31 // each.get(name, int(first.shape[-1])) + 3
+    sizes = {**case.usual, long: count}
+    inputs = []
+    for declared, small in zip(spec.inputs(p), inputs_of(case, case.usual, "cuda"), strict=True):
+        if long not in declared.shape:
+            inputs.append(small)
+            continue
+        axis = declared.shape.index(long)
+        repeats = [1] * small.ndim
+        repeats[axis] = -(-count // small.shape[axis])
+        inputs.append(small.repeat(repeats).narrow(axis, 0, count).contiguous())
+    if name == "combine":
+        inputs[1].fill_(count - 1)
+        inputs[1][:, 0] = count - 2
+    outputs = call(kernel, inputs, sizes)
+    if name in ("combine", "decode"):
+        entries = slice(1, 2) if name == "decode" else slice(None)
+        if name == "decode":
+            inputs = [t[entries] if t.ndim == 4 else t for t in inputs]
+            outputs = [outputs[0][entries]]
+        assert_same(outputs, spec.reference(p, *inputs), sizes)
+        return
+    axis = 1 if name == "rotary" else 0
+    tail = [t.narrow(axis if t.ndim == 4 else 0, count - 5, 5) if count in t.shape else t for t in inputs]
+    last = [t.narrow(axis, count - 5, 5) for t in outputs]
+    assert_same(last, spec.reference(p, *tail), sizes)
