@@ -9,7 +9,7 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_exponent, tanh_score
+from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight, tanh_score
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.attention.tensors import mask_entry
 from tkc.kernels.cpu_math import exp
@@ -128,7 +128,7 @@ def attend_rows(
 
     for row in T.serial(num_rows):
         if p.sinks:
-            total[row] += exp(sink_exponent(p, rows.sink(row), finite(maximum[row]), 1.0))
+            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)
         for column in T.serial(p.value_head_size):
             out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
 

@@ -35,9 +35,9 @@ def attention(
         scores = scores + mask.float() if parameters.mask == "additive" else scores.masked_fill(~mask, -torch.inf)
     scores = scores.masked_fill(~_seen_positions(parameters, *scores.shape[-2:]).to(scores.device), -torch.inf)
 
-    sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], dim=-1)
+    sees_nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0)[..., : key.shape[2]]
     out = _of_heads(parameters, _of_groups(parameters, weights) @ value)
     return _heads_first(out, parameters.out_layout).to(q.dtype).contiguous()

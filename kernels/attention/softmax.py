@@ -43,20 +43,27 @@ def cap_tile(p: AttentionParameters, scores: Buffer):
             scores[i, j] = tanh_score(p, scores[i, j], T.exp2)
 
 
-def sink_exponent(p: AttentionParameters, sink: PrimExpr, maximum: PrimExpr, log_base_e: float = LOG2_E) -> PrimExpr:
-    """``sink`` less the largest score, as :func:`exponent`, for the weight of a key that has no value.
+def sink_weight(
+    p: AttentionParameters,
+    sink: PrimExpr,
+    maximum: PrimExpr,
+    power: Callable[[PrimExpr], PrimExpr] = T.exp2,
+    log_base_e: float = LOG2_E,
+) -> PrimExpr:
+    """The weight of a key that has no value, ``sink`` being its score, where ``maximum`` is the largest of the others.
 
     Such weights are added when all others are, so that sinks need not count for the maximum: where one is so much
-    larger that its weight overflows, all that is divided by it is zero.
+    larger that its weight overflows, all that is divided by it is zero. An infinite one makes NaN of a softmax.
     """
-    return sink * log_base_e - maximum * ((1.0 if p.mask == "additive" else unit(p)) * log_base_e)
+    exponent = sink * log_base_e - finite(maximum) * ((1.0 if p.mask == "additive" else unit(p)) * log_base_e)
+    return T.if_then_else(sink == T.infinity("float32"), T.float32(math.nan), power(exponent))
 
 
 @T.macro
 def count_sink(p: AttentionParameters, sink: PrimExpr, maximum: Buffer, total: Buffer):
     """Add the weight of a head's sink to the ``total`` of rows whose largest score is ``maximum``."""
     for i in T.Parallel(total.shape[0]):
-        total[i] += T.exp2(sink_exponent(p, T.cast(sink, "float32"), finite(maximum[i])))
+        total[i] += sink_weight(p, T.cast(sink, "float32"), maximum[i])
 
 
 def masked_score(p: AttentionParameters, score: PrimExpr, visible: PrimExpr, entry: PrimExpr | None) -> PrimExpr:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_exponent
+from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight
 from tkc.kernels.attention.spec import AttentionParameters
 
 _MOST_THREADS = 128
@@ -89,7 +89,7 @@ def combine_splits(
         for split in T.serial(splits):
             total += factors[split] * sums[split]
         if p.sinks:
-            total += T.exp2(sink_exponent(p, T.cast(sinks[head], "float32"), finite(overall)))
+            total += sink_weight(p, T.cast(sinks[head], "float32"), overall)
         T.clear(acc)
         for split in T.unroll(splits):
             for j in T.Parallel(columns):

@@ -1,4 +1,4 @@
-"""One case or more of every kernel family, and what calls its kernels with any sizes and compares with the reference."""
+"""Cases of every kernel family, and what calls their kernels with any sizes and compares with the references."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
-from tkc.kernels.spec import KernelSpec, TensorType
+from tkc.kernels.spec import TensorType
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
 
 _GUARD_BYTES = 4096  # before and after each tensor; a multiple of every alignment
@@ -43,7 +43,6 @@ class Case:
     parameters: Any
     usual: Mapping[str, int]
     others: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    on_cpu: bool = True
 
     @property
     def sizes(self) -> list[dict[str, int]]:
@@ -259,8 +258,3 @@ def assert_same(actual: list[torch.Tensor], expected: tuple[torch.Tensor, ...], 
 
 def _named(message: str) -> Any:
     return lambda details: f"{message}: {details}"
-
-
-def reference(spec: KernelSpec[Any, Any], case: Case, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What PyTorch computes."""
-    return spec.reference(case.parameters, *inputs)

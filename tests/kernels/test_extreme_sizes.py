@@ -136,17 +136,19 @@ def test_longer_axes_than_kernels_count_are_refused(builder: KernelBuilder) -> N
         kernel.function(*tensors, offsets, tensors[0], counts)
 
 
-@pytest.mark.gpu
-def test_addresses_that_the_device_cannot_load_from_are_refused(gpu_kernels: dict[str, list[BuiltKernel]]) -> None:
-    """An unaligned view raises, and the device goes on."""
-    kernel, case = gpu_kernels["rms"][0], CASES["rms"]
-    x, *others = inputs_of(case, case.usual, "cuda")
-    outputs = [torch.empty_like(x) for _ in range(2)]
-    shifted = torch.zeros(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape)
-    with pytest.raises(ValueError, match="no multiple of 16"):
-        kernel.function(shifted, *others, *outputs)
-    kernel.function(x, *others, *outputs)
-    torch.cuda.synchronize()
+@pytest.mark.nvcc
+def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> None:
+    """Unaligned views and axes that are too long are named before anything is launched, or a device looked for."""
+    kernel, *_ = build(builder, requests(CASES["rms"], HOPPER)[:1])
+    rows, weight = torch.zeros(4, 264, dtype=torch.bfloat16), torch.zeros(264, dtype=torch.bfloat16)
+    shifted = torch.zeros(4 * 264 + 1, dtype=torch.bfloat16)[1:].view(4, 264)
+    with pytest.raises(ValueError, match=r"tensor 1 of a kernel .* no multiple of 16 bytes"):
+        kernel.function(rows, shifted, weight, rows, rows)
+    long = rows[:1].expand(LONGEST + 1, 264)
+    with pytest.raises(ValueError, match="axis 0 of tensor 0 of a kernel is 2147483648 long"):
+        kernel.function(long, long, weight, long, long)
+    with pytest.raises(RuntimeError, match="expected cuda"):
+        kernel.function(rows, rows, weight, rows, rows)
 
 
 @pytest.mark.gpu

@@ -106,8 +106,6 @@ def check_extreme_values(builder: KernelBuilder, activation: str, dtype: str, ta
         (expected,) = SPEC.reference(parameters, *tensors)
     out = torch.empty_like(expected)
     kernel(*tensors, out)
-    if activation == "gelu" and dtype == "bfloat16":  # the limit, where PyTorch multiplies infinity by zero
-        expected[:, values == -torch.inf] = 0
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
 
 

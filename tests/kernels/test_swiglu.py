@@ -101,15 +101,30 @@ def test_rounds_every_fp8_number_to_nearest_even(builder: KernelBuilder, quantiz
     assert torch.equal(out.view(torch.uint8), values.to(dtype).view(torch.uint8))
 
 
-@pytest.mark.parametrize("case", ["token", "group", "block", "channel"])
-def test_nan_stays_nan_and_spoils_no_scale(builder: KernelBuilder, case: str) -> None:
-    """The other values of the same token, group, block or channel keep theirs."""
+@pytest.mark.parametrize("case", ["token", "group", "block", "channel", "token-power-of-two"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_scales_are_pytorchs_where_a_value_is_not_finite(builder: KernelBuilder, case: str, value: float) -> None:
+    """NaN makes its scale NaN and all that share it; infinity makes an infinite scale, and is NaN itself."""
     parameters = CASES[case]
     inputs = inputs_for(parameters, 20)
-    inputs[0][3, 4] = torch.nan
-    outputs = call(build_for(builder, "swiglu", parameters), inputs)
-    assert outputs[0].float().isnan().nonzero().tolist() == [[3, 4]]
-    assert_agrees(parameters, inputs, outputs)
+    inputs[0][3, 4] = value
+    out, scales = call(build_for(builder, "swiglu", parameters), inputs)
+    expected, expected_scales = swiglu(parameters, *inputs)
+    torch.testing.assert_close(scales, expected_scales, rtol=2e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(scales[~scales.isfinite()].abs(), torch.tensor([value]), equal_nan=True)
+    assert torch.equal(out.float().isnan(), expected.float().isnan())
+
+
+def test_the_reference_has_the_scales_that_pytorch_computes() -> None:
+    """As a model writes them, for the values that are not numbers too."""
+    parameters = SwiGLUParameters(4, "float32", scale="token", power_of_two_scales=True)
+    gate = torch.tensor([[1.0, 2, 3, 4], [1, torch.nan, 3, 4], [1, torch.inf, 3, 4], [0, 0, 0, 0]])
+    values = torch.nn.functional.silu(gate) * gate
+    scales = torch.exp2(torch.ceil(torch.log2(values.abs().amax(-1).clamp(min=1e-4) / 448)))
+    quantized = (values / scales[:, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    out, found = swiglu(parameters, gate, gate)
+    torch.testing.assert_close(found, scales, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(out.float(), quantized.float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
