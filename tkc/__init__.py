@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tkc.errors import (
     ArtifactError,
     Error,
+    ForkError,
     InputError,
     InternalError,
     KernelBuildError,
@@ -33,6 +34,7 @@ __all__ = [
     "ArtifactError",
     "Error",
     "Executable",
+    "ForkError",
     "InputError",
     "InternalError",
     "KernelBuildError",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import difflib
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +21,13 @@ from tkc.executable import Executable
 from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.spec import as_json
+from tkc.machines import checked_concurrency
 from tkc.report import KernelUse, Refused, Report, Scheduled
 from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
 
 if TYPE_CHECKING:
+    import torch
     from tvm import IRModule
 
     from tkc.frontend.model import ImportedModel
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from tkc.schedules.schedule_module import ScheduledFunction
 
 Kernels = Literal["auto", "all", "none"]
+Observer = Callable[[str], None]
+KernelProgress = Callable[[KernelLibrary, bool], None]
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class CompileOptions:
     kernels: Kernels = "auto"
     database: Database = None
     dump: str | Path | None = None
-    observer: Callable[[str], None] | None = None
-    kernel_progress: Callable[[KernelLibrary, bool], None] | None = None
+    observer: Observer | None = None
+    kernel_progress: KernelProgress | None = None
     builder: BuilderSettings = dataclasses.field(default_factory=BuilderSettings)
 
     def __post_init__(self) -> None:
@@ -67,35 +74,57 @@ def compile(
     *,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
-    **options: Any,
+    kernels: Kernels = "auto",
+    database: Database = None,
+    copy_weights: bool = False,
+    max_concurrency: int | None = None,
+    dump: str | Path | None = None,
+    observer: Observer | None = None,
+    kernel_progress: KernelProgress | None = None,
+    builder: BuilderSettings | None = None,
+    **unknown: Any,
 ) -> Executable:
     """Compile a whole model into one executable.
 
-    ``model`` is an ``nn.Module`` (with example inputs and ``dynamic_shapes`` as ``torch.export.export`` takes them), an
-    ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``. ``target`` is ``cpu``, ``cuda``
-    (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). ``options``
-    are the fields of :class:`CompileOptions`: ``kernels`` ``"auto"`` uses a kernel where one exists and pays,
-    ``"all"`` wherever one exists, ``"none"`` nowhere; ``database`` is a folder of tuning records to schedule from
-    (``None``: your own, ``$TKC_DATABASE_DIR``), before those that come with tkc; ``False`` uses neither.
+    Args:
+        model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
+        example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
+        example_kwargs: Its named example inputs.
+        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``;
+            no GPU needed).
+        dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
+        kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
+        database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those
+            that come with tkc; ``False`` uses neither.
+        copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
+            changes when the model is trained further.
+        max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
+            at least four.
+        dump: A folder for the module between stages.
+        observer: Is told each stage's name as it begins.
+        kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
+        builder: The limits of the processes that build kernels.
 
-    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError`, :class:`~tkc.UnsupportedModelError`,
-    :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` (also for an option that does not exist),
+    :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
     """
-    settings = CompileOptions(**options)
+    refuse_unknown_options(compile, unknown)
+    checked_concurrency(max_concurrency)
+    settings = CompileOptions(kernels, database, dump, observer, kernel_progress, builder or BuilderSettings())
     resolved = resolve_target(target)
     prepare_toolchain(resolved)
     from tkc.pipeline import StageRunner
 
     runner = StageRunner(settings.observer, settings.dump)
     # The builder is left first: when something fails here, its processes end instead of being waited for.
-    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as builder:
+    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
-            builder.load()
+            kernel_builder.load()
         imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
         front = _substituted(runner, imported, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
         requests = [request for kernel in front.called for request in kernel.requests]
-        libraries = background.submit(builder.build, requests, settings.kernel_progress)
+        libraries = background.submit(kernel_builder.build, requests, settings.kernel_progress)
         module, scheduled = _generated(runner, front.module, resolved, settings)
         folder = tempfile.TemporaryDirectory(prefix="tkc-")
         code = Path(folder.name) / "model.so"
@@ -104,12 +133,13 @@ def compile(
     return Executable(
         target=resolved,
         signature=imported.signature,
-        parameters=imported.parameters,
+        parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
         code=code,
         libraries=tuple(built.values()),
         report=_report(front, scheduled, resolved, settings, runner),
         folder=folder,
         out_spec=imported.out_spec,
+        max_concurrency=max_concurrency,
     )
 
 
@@ -120,13 +150,18 @@ def explain(
     *,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
-    **options: Any,
+    kernels: Kernels = "auto",
+    database: Database = None,
+    dump: str | Path | None = None,
+    observer: Observer | None = None,
+    **unknown: Any,
 ) -> Report:
     """The report of a compilation without building anything: no kernel is compiled and no code generated.
 
     Arguments and errors are those of :func:`compile`.
     """
-    settings = CompileOptions(**options)
+    refuse_unknown_options(explain, unknown)
+    settings = CompileOptions(kernels, database, dump, observer)
     resolved = resolve_target(target)
     from tkc.pipeline import StageRunner
 
@@ -135,6 +170,20 @@ def explain(
     front = _substituted(runner, imported, resolved, settings)
     _, scheduled = _generated(runner, front.module, resolved, settings)
     return _report(front, scheduled, resolved, settings, runner)
+
+
+def refuse_unknown_options(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """Raise :class:`UsageError` where a call of ``function`` had ``unknown`` options, naming those that were meant."""
+    if not unknown:
+        return
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    words = []
+    for name in unknown:
+        close = difflib.get_close_matches(name, known, 1)
+        words.append(f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name))
+    options = ", ".join(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    raise UsageError(f"tkc.{function.__name__} has no option {', '.join(words)}; its options are {options}")
 
 
 def prepare_toolchain(target: Target) -> None:
@@ -195,9 +244,15 @@ def _lookup(settings: CompileOptions, target: Target) -> Lookup:
     return Lookup(database_roots(settings.database), target)
 
 
+def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``weights`` in memory of their own; those that share memory go on sharing it."""
+    return copy.deepcopy({name: weight.detach() for name, weight in weights.items()})
+
+
 def _export(module: IRModule, target: Target, path: Path) -> None:
     from tvm import relax
 
+    from tkc.builder.runtime_objects import runtime_objects
     from tkc.schedules.lowering import LOWERING
     from tkc.schedules.target import tvm_target
 
@@ -205,7 +260,7 @@ def _export(module: IRModule, target: Target, path: Path) -> None:
     with generated_for:
         # The pipeline has run: what is left is code generation.
         built = relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)
-        built.export_library(str(path))
+        built.export_library(str(path), addons=runtime_objects(target))
 
 
 def _report(

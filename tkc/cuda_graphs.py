@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,11 @@ MOST_GRAPHS = 32
 """Graphs that one thread keeps of one executable; the one that was used longest ago goes first."""
 
 MOST_BYTES = 1 << 30
-"""Device memory that all of them may hold. A call that needs more by itself is never recorded: it takes long enough
-for its launches not to matter."""
+"""Device memory that all of an executable's graphs may hold, whichever threads they belong to. A call that needs more
+by itself is never recorded: it takes long enough for its launches not to matter."""
+
+MOST_ATTEMPTS = 3
+"""How often a call is tried to be recorded. Another thread that synchronizes the device spoils a recording."""
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """Gives a model's outputs for its inputs, which are checked, on the device, and contiguous."""
@@ -28,6 +32,29 @@ _Key = tuple[tuple[torch.Size, ...], tuple[int, ...]]
 """The inputs' shapes, and the addresses of those that are updated."""
 
 
+_RECORDING = threading.Lock()
+"""One recording at a time in a process: each begins with a synchronization of the device, which spoils others."""
+
+
+class GraphMemory:
+    """What the graphs of one executable hold, over all threads. What a thread held counts no more when it ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graphs: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+
+    def add(self, recorded: _Recorded) -> None:
+        """Count ``recorded`` for as long as it is there."""
+        with self._lock:
+            self._graphs.add(recorded)
+
+    @property
+    def bytes(self) -> int:
+        """Of all graphs together."""
+        with self._lock:
+            return sum(recorded.bytes for recorded in self._graphs)
+
+
 class CudaGraphs(threading.local):
     """Runs a model, by a recorded graph where it was called with these shapes before.
 
@@ -37,38 +64,63 @@ class CudaGraphs(threading.local):
     because generated code takes scratch memory that belongs to the thread.
     """
 
-    def __init__(self, run: Run, retaining: Retaining, updated: Sequence[int] = ()) -> None:
-        """``run`` and ``retaining`` compute the same; ``updated`` are the positions of inputs that they change."""
+    def __init__(
+        self, run: Run, retaining: Retaining, updated: Sequence[int] = (), memory: GraphMemory | None = None
+    ) -> None:
+        """``run`` and ``retaining`` compute the same; ``updated`` are the positions of inputs that they change.
+
+        ``memory`` is shared by all threads; each has its own if it is left out.
+        """
         self._run = run
         self._retaining = retaining
         self._updated = tuple(updated)
+        self._memory = memory or GraphMemory()
         self._recorded: OrderedDict[_Key, _Recorded | None] = OrderedDict()
+        self._failed: Counter[_Key] = Counter()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What ``run`` gives for ``inputs``."""
-        if not inputs:  # these tell generated code the stream; without, it would launch beside a recording
+        # Inputs tell generated code the stream: without, it would launch beside a recording. And a caller who is
+        # recording gets the kernels into that graph.
+        if not inputs or (inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             return self._run(inputs)
         key = tuple([tensor.shape for tensor in inputs]), tuple([inputs[i].data_ptr() for i in self._updated])
         if key in self._recorded:
             self._recorded.move_to_end(key)
             recorded = self._recorded[key] or self._record(key, inputs)
-            return self._run(inputs) if recorded.graph is None else recorded.replay(inputs)
+            return self._run(inputs) if recorded is None or recorded.graph is None else recorded.replay(inputs)
         self._recorded[key] = None
         self._drop_old()
         return self._run(inputs)
 
-    def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded:
-        recorded = _record(self._retaining, inputs, self._updated)
+    def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded | None:
+        """The graph of a call, or one without a graph if there is to be none; ``None`` if it is to be tried again."""
+        with _RECORDING:
+            recorded = _record(self._retaining, inputs, self._updated)
+        if recorded is None:
+            self._failed[key] += 1
+            if self._failed[key] < MOST_ATTEMPTS:
+                return None
+            recorded = _Recorded()
+        elsewhere = self._memory.bytes - self._bytes
+        if recorded.bytes > MOST_BYTES - elsewhere:
+            recorded = _Recorded()
+        self._memory.add(recorded)
         self._recorded[key] = recorded
         self._drop_old()
         return recorded
 
+    @property
+    def _bytes(self) -> int:
+        return sum(recorded.bytes for recorded in self._recorded.values() if recorded)
+
     def _drop_old(self) -> None:
-        while len(self._recorded) > MOST_GRAPHS or sum(r.bytes for r in self._recorded.values() if r) > MOST_BYTES:
-            self._recorded.popitem(last=False)
+        while len(self._recorded) > MOST_GRAPHS or (self._bytes and self._memory.bytes > MOST_BYTES):
+            dropped, _ = self._recorded.popitem(last=False)
+            self._failed.pop(dropped, None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Recorded:
     """A graph with the tensors it reads and writes; without one where a call of these shapes is not to be recorded."""
 
@@ -87,15 +139,16 @@ class _Recorded:
         return [output.clone() for output in self.outputs]
 
 
-def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded:
+def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded | None:
+    """The call as a graph; ``None`` where it could not be recorded."""
     read = [tensor if position in updated else tensor.clone() for position, tensor in enumerate(inputs)]
     graph = torch.cuda.CUDAGraph()
     try:
-        # Relaxed, because the virtual machine may have to allocate: memory that it used before may be in use.
+        # Relaxed, because kernels may be loaded meanwhile, and other threads may allocate.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
             outputs, allocated, memory = retaining(read)
     except RuntimeError as error:
         warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)
-        return _Recorded()
+        return None
     size = allocated + sum(tensor.nbytes for tensor in read)
     return _Recorded(graph, read, outputs, size, memory) if size <= MOST_BYTES else _Recorded()

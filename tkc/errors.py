@@ -25,6 +25,10 @@ class TargetError(Error):
     """A target that does not exist, or that lacks its compiler or device on this machine."""
 
 
+class ForkError(Error):
+    """A call in a forked child that cannot run there: CUDA was in use, or another thread was inside the executable."""
+
+
 class ArtifactError(Error):
     """An artifact that cannot be loaded: changed, incomplete, for another target or version."""
 

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 
 from tkc.builder import KernelLibrary
-from tkc.cuda_graphs import CudaGraphs, Retaining, Run
-from tkc.errors import InputError, InternalError, TargetError
+from tkc.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
+from tkc.errors import ForkError, InputError, TargetError
 from tkc.frontend.model import Constant, Signature, TensorSpec
 from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
+from tkc.loaded_code import LoadedCode, Machine
+from tkc.machines import Machines, SurvivesFork, checked_concurrency
 from tkc.report import Report
+from tkc.requirements import Requirements
+from tkc.streams import StreamOrder, ThreadStreamOrder
+from tkc.structures import UnknownClassError, read_structure
 from tkc.targets import runs_here
 from tkc.tensors import from_torch, from_torch_as, to_torch
 
 
-class Executable:
+class Executable(SurvivesFork):
     """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
 
-    What the model changes when it is called (a key/value cache, a counter) is its :attr:`state`, of which each
-    executable has its own. It holds one virtual machine, so calls from several threads must not overlap.
+    Any number of threads may call it at once. Each call has a virtual machine of its own, of which there are at most
+    :attr:`max_concurrency`, over one set of weights and code; further calls wait for one. What the model changes when
+    it is called (a key/value cache, a counter) is its :attr:`state`, of which each executable has its own. **Models
+    with state, and models that update their inputs, run one call at a time**, in no particular order.
+
+    On the CPU, :attr:`parameters` share the memory of the model that was compiled: training it further changes the
+    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case.
+
+    A CUDA call runs on the caller's current stream, and takes its memory from PyTorch's allocator. In a child that was
+    forked, a CPU executable can be called, a loaded CUDA executable raises :class:`tkc.ForkError`.
+
+    ``pickle`` and ``copy`` work: a pickle holds the artifact and the current state, and is loaded with all of
+    :func:`tkc.load`'s checks (load only what you trust); a copy shares code and weights, and has a state of its own.
     """
 
     def __init__(
@@ -43,18 +59,26 @@ class Executable:
         report: Report,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         out_spec: pytree.TreeSpec | None = None,
+        requires: Requirements | None = None,
+        max_concurrency: int | None = None,
     ) -> None:
-        """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any."""
+        """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
+
+        ``requires`` is what must be there when it runs. Raises :class:`tkc.UsageError` for a ``max_concurrency``
+        that is no positive number.
+        """
+        self._max_concurrency = checked_concurrency(max_concurrency)
         self.target = target
         self.signature = signature
         self.report = report
+        self.requires = requires or Requirements()
         # The initial state is only read to reset it, and is not the model's own memory, which may change.
         initial = {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
         self.parameters = {**parameters, **initial}
         self.code = code
         self.libraries = tuple(libraries)
         self._folder = folder
-        self._in_spec = pytree.treespec_loads(signature.in_spec) if signature.in_spec else None
+        self._in_spec = read_structure(signature.in_spec) if signature.in_spec else None
         self._out_spec = out_spec or _load_spec(signature.out_spec)
         self._device = (
             torch.device("cuda", torch.cuda.current_device())
@@ -68,8 +92,15 @@ class Executable:
         inputs = [spec.name for spec in signature.inputs]
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
+        self._loading = threading.RLock()
+        self._in_turn = threading.RLock() if signature.state or signature.updated_inputs else None
+        self._state: Mapping[str, torch.Tensor] | None = None
+        self._loaded: LoadedCode | None = None
+        self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
-        self._graphs: Run | None = None
+        self._graphs: CudaGraphs | None = None
+        self._order: StreamOrder | None = None
+        super().__init__()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
@@ -78,8 +109,8 @@ class Executable:
         Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
         had to be copied for the run is copied back. Returns what the model returns, with tensors of the first input's
         kind; what the model returns of its state or of an updated input is that tensor itself. Raises
-        :class:`InputError` for inputs that do not fit the signature, before anything runs, and :class:`TargetError` on
-        a machine the target does not run on.
+        :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
+        a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it.
         """
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
@@ -88,10 +119,26 @@ class Executable:
 
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
+        if self._in_turn is None:
+            return self._run(inputs)
+        with self._in_turn:
+            return self._run_updating(inputs)
+
+    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
-        run = self._graphs if self.cuda_graphs and self._graphs else launch
         fitted = self._checked(inputs)
-        results = run(fitted)
+        if self._order is not None:
+            self._order()
+            if self.cuda_graphs and self._graphs is not None:
+                return self._graphs(fitted)
+        return launch(fitted)
+
+    def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        launch = self._launch or self._load()
+        fitted = self._checked(inputs)
+        if self._order is not None:
+            self._order()
+        results = (self._graphs if self.cuda_graphs and self._graphs is not None else launch)(fitted)
         given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
@@ -102,53 +149,165 @@ class Executable:
             for output in range(len(self.signature.outputs))
         ]
 
-    @cached_property
+    @property
+    def max_concurrency(self) -> int:
+        """How many calls run at once; 1 for a model with state. It may be set, also while calls run.
+
+        Each call that runs needs memory for what it computes on the way, as the first one does. A machine itself takes
+        some 0.1 MB, and stays. Raises :class:`tkc.UsageError` if it is set to anything but a positive number.
+        """
+        return 1 if self._in_turn is not None else self._max_concurrency
+
+    @max_concurrency.setter
+    def max_concurrency(self, value: int) -> None:
+        with self._loading:
+            self._max_concurrency = checked_concurrency(value)
+            if self._machines is not None:
+                self._machines.most = self.max_concurrency
+
+    @property
     def state(self) -> Mapping[str, torch.Tensor]:
         """The tensors that the model changes from call to call, by name, as they are now, on :attr:`device`.
 
         These are the tensors that calls read and write: what is written into them (``state["cache"].copy_(prefilled)``)
         is what the next call finds. Raises :class:`TargetError` on a machine the target does not run on.
         """
-        self._check_device()
-        names = (spec.name for spec in self.signature.state)
-        return MappingProxyType({name: _owned(self.parameters[name], self._device) for name in names})
+        if self._state is None:
+            with self._loading:
+                if self._state is None:
+                    self._check_device()
+                    names = [spec.name for spec in self.signature.state]
+                    tensors = {name: _owned(self.parameters[name], self._device) for name in names}
+                    self._state = MappingProxyType(tensors)
+        return self._state
 
     def reset(self) -> None:
         """Give the :attr:`state` its initial values, those of the model when it was exported."""
-        for name, tensor in self.state.items():
-            tensor.copy_(self.parameters[name].detach())
+        if self._in_turn is not None:
+            with self._in_turn:
+                for name, tensor in self.state.items():
+                    tensor.copy_(self.parameters[name].detach())
 
     @property
     def device(self) -> torch.device:
         """Where inputs must be and outputs are."""
         return self._device
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.artifact.save`."""
         from tkc.artifact import save
 
-        return save(self, Path(path))
+        return save(self, Path(path), overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        signature = self.signature
+        uses = ", ".join(f"{use.kernel} ({use.calls} calls)" for use in self.report.uses)
+        state = {spec.name for spec in signature.state}
+        weights = [weight for name, weight in self.parameters.items() if name not in state]
+        size = sum(weight.nbytes for weight in weights)
+        sizes = ", ".join(
+            f"{name} {bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}"
+            for name, bounds in signature.sizes.items()
+        )
+        rows = {
+            "inputs": _listed(signature.leaves),
+            "outputs": _listed(signature.outputs),
+            "sizes": sizes,
+            "updated": ", ".join(signature.updated_inputs),
+            "kernels": uses or "none",
+            "weights": f"{len(weights)} tensors, {decimal(size)}",
+            "state": _listed(signature.state) or "none",
+        }
+        lines = [f"  {name:8} {text}" for name, text in rows.items() if text]
+        return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from tkc.artifact import from_bytes, to_bytes
+
+        state: dict[str, torch.Tensor] = {}
+        if self._in_turn is not None:
+            with self._in_turn:
+                state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state or {}).items()}
+        return from_bytes, (to_bytes(self), state, self._max_concurrency, self.cuda_graphs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        return self.__copy__()
+
+    def __copy__(self) -> Executable:
+        made = Executable(
+            target=self.target,
+            signature=self.signature,
+            parameters=self.parameters,
+            code=self.code,
+            libraries=self.libraries,
+            report=self.report,
+            folder=self._folder,
+            out_spec=self._out_spec,
+            requires=self.requires,
+            max_concurrency=self._max_concurrency,
+        )
+        made.cuda_graphs = self.cuda_graphs
+        made._loaded = self._loaded
+        if self._in_turn is not None and self._state is not None:
+            with self._in_turn:
+                made.set_state(self._state)
+        return made
+
+    def set_state(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copy ``values`` into the :attr:`state`; :class:`tkc.InputError` for a name, dtype or shape it has not."""
+        for name, value in values.items():
+            own = self.state.get(name)
+            if own is None or own.shape != value.shape or own.dtype != value.dtype:
+                raise InputError(f"the state has no {name} of {value.dtype} {list(value.shape)}: {self!r}")
+            own.copy_(value)
+
+    def after_fork(self) -> None:
+        """Make ready for calls in a forked child, or for refusing them."""
+        loading = not self._loading.acquire(blocking=False)
+        running = self._machines is not None and self._machines.lent > 0
+        if self.target.is_cuda and self._launch is not None:
+            self._launch = _refusing("CUDA does not work in a child of a process that used it")
+            self._graphs = self._order = None
+        elif loading or running:
+            self._launch = _refusing("another thread was inside the executable when it was forked")
+        elif self._machines is not None:
+            self._machines.after_fork()
+        self._loading = threading.RLock()
+        if self._in_turn is not None:
+            self._in_turn = threading.RLock()
 
     def _check_device(self) -> None:
+        if self.target.is_cuda and torch.cuda._is_in_bad_fork():
+            _refusing("CUDA does not work in a child of a process that used it")([])
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
 
     def _load(self) -> Run:
-        self._check_device()
-        # TVM counts physical cores, and takes virtual ones for halves of one.
-        os.environ.setdefault("TVM_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-        import tvm
-        from tvm import relax
+        with self._loading:
+            if self._launch is None:
+                self._check_device()
+                if self._loaded is None:
+                    self._loaded = LoadedCode(self.code, self.libraries, self.target, self._device)
+                self._start(self._loaded)
+            assert self._launch is not None
+            return self._launch
 
-        module = _load_library(self.code)
-        _link(module, self.libraries)
-        device = tvm.device("cuda", self._device.index) if self.target.is_cuda else tvm.cpu()
-        machine, weights = relax.VirtualMachine(module, device), self._weights()
+    def _start(self, loaded: LoadedCode) -> None:
+        weights = self._weights()
         computed = len(self.signature.outputs) - len(self._returned)
-        self._launch = _launching(machine, weights, computed)
+        machines = Machines(loaded.machine, self.max_concurrency)
+        machines.give_back(machines.take())  # what is wrong with the code shows now
+        launch = _launching(machines, weights, computed)
         if self.target.is_cuda:
-            self._graphs = CudaGraphs(self._launch, _retaining(machine, weights, computed), self._updated_inputs)
-        return self._launch
+            launch = launch if self.signature.inputs else _on_callers_stream(launch)
+            # Calls on other streams find the weights where this stream put them.
+            torch.cuda.current_stream(self._device).synchronize()
+            order = ThreadStreamOrder if self._in_turn is None else StreamOrder
+            self._order = order(self._device)
+            retaining = _retaining(machines, weights, computed)
+            self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
+        self._machines = machines
+        self._launch = launch  # last: calls look for it without a lock
 
     def _weights(self) -> list[Any]:
         """The parameters on the device, as generated code takes them."""
@@ -206,54 +365,63 @@ class Executable:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _launching(machine: Any, weights: Sequence[Any], computed: int) -> Run:
+def _launching(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Run:
     """How checked inputs become outputs, kernel by kernel. There are ``computed`` ones; behind them come updates."""
-    main = machine["main"]
-    return lambda inputs: [_torch(output) for output in main(*inputs, *weights)[:computed]]
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        machine = machines.take()
+        try:
+            outputs = machine.main(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
+        return [_torch(output) for output in outputs[:computed]]
+
+    return run
 
 
-def _retaining(machine: Any, weights: Sequence[Any], computed: int) -> Retaining:
+def _retaining(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Retaining:
     """The same by the entry that also returns the memory it computed in."""
-    from tkc.passes.retain_memory import RETAINING_MAIN
-
-    main = machine[RETAINING_MAIN]
 
     def run(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, Any]:
-        outputs, sizes, storages = main(*inputs, *weights)
+        machine = machines.take()
+        try:
+            assert machine.retaining is not None
+            outputs, sizes, storages = machine.retaining(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
         return [_torch(output) for output in outputs[:computed]], sum(sizes), storages
 
     return run
 
 
-def _link(module: Any, libraries: Sequence[KernelLibrary]) -> None:
-    """Give the generated code its kernels: functions are looked up in the imports of the module that calls them."""
-    code = module
-    while code.kind != "library":
-        if not code.imports:
-            raise InternalError(f"the generated code holds no native library (it is a {module.kind} module)")
-        code = code.imports[0]
-    for library in libraries:
-        code.import_module(_load_library(library.path))
+def _on_callers_stream(run: Run) -> Run:
+    """``run`` of a model without inputs, which are what tells other models' code its caller's stream."""
+    import tvm_ffi
+
+    def on_stream(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with tvm_ffi.use_torch_stream():
+            return run(inputs)
+
+    return on_stream
 
 
-def _load_library(path: Path) -> Any:
-    """The module in a shared library.
+def _refusing(reason: str) -> Run:
+    """What a call does in a forked child that cannot run it."""
 
-    A copy is loaded, by a path of its own, because the dynamic linker knows libraries by their paths: of an artifact
-    that was saved in place of a loaded one, it would take the old code.
-    """
-    import tvm
+    def run(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise ForkError(
+            f"{reason}; start the process by spawn (multiprocessing.get_context('spawn')), and load the model in it"
+        )
 
-    with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
-        return tvm.runtime.load_module(shutil.copyfile(path, Path(folder, path.name)).as_posix())
+    return run
 
 
 def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     if text is None:
         return None
     try:
-        return pytree.treespec_loads(text)
-    except NotImplementedError:
+        return read_structure(text)
+    except UnknownClassError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
 

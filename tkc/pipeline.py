@@ -19,6 +19,7 @@ from tkc.passes.concatenations import Concatenations
 from tkc.passes.contractions import Contractions
 from tkc.passes.convolution_products import ConvolutionProducts
 from tkc.passes.define_sizes_first import DefineSizesFirst
+from tkc.passes.device_memory import DeviceMemory
 from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.indexed_elements import IndexedElements
@@ -144,6 +145,7 @@ def lowering_stage(target: Target) -> PassStage:
             *([RetainMemory()] if target.is_cuda else []),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),
+            *([DeviceMemory()] if target.is_cuda else []),
             transform.ComputePrimValue(),
             transform.VMShapeLower(),
             transform.AttachGlobalSymbol(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -23,11 +24,16 @@ def artifact(executable: tkc.Executable, tmp_path: Path) -> Path:
 
 
 def edit_manifest(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Apply ``change`` to the manifest on disk."""
-    path = artifact / "manifest.json"
-    manifest = json.loads(path.read_text())
+    """Apply ``change`` to the manifest on disk, and make its digest anew."""
+    manifest = json.loads((artifact / "manifest.json").read_text())
     change(manifest)
-    path.write_text(json.dumps(manifest))
+    write_manifest(artifact, json.dumps(manifest).encode())
+
+
+def write_manifest(artifact: Path, content: bytes) -> None:
+    """Put ``content`` in the manifest's place, with its digest."""
+    (artifact / "manifest.json").write_bytes(content)
+    (artifact / "manifest.sha256").write_text(f"{hashlib.sha256(content).hexdigest()}  manifest.json\n")
 
 
 def test_a_loaded_artifact_computes_the_same(executable: tkc.Executable, artifact: Path) -> None:
@@ -44,7 +50,7 @@ def test_an_artifact_in_place_of_a_loaded_one_is_the_new_one(tmp_path: Path) -> 
     x, path = torch.randn(4, 16), tmp_path / "model.tkc"
     loaded = []
     for layer in (torch.nn.ReLU(), torch.nn.Tanh()):
-        tkc.compile(layer, (x,), database=False).save(path)
+        tkc.compile(layer, (x,), database=False).save(path, overwrite=True)
         loaded.append(tkc.load(path))
         torch.testing.assert_close(loaded[-1](x), layer(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(loaded[0](x), torch.relu(x))
@@ -54,8 +60,9 @@ def test_it_holds_what_it_says(artifact: Path) -> None:
     """The named files and no others; weights without pickle."""
     files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
     manifest = open_artifact(artifact).manifest
-    assert files == {"manifest.json", *manifest.files}
-    assert set(safetensors.torch.load_file(artifact / "params.safetensors")) == set(manifest.parameters)
+    assert files == {"manifest.json", "manifest.sha256", *manifest.files}
+    stored = safetensors.torch.load_file(artifact / "params.safetensors")
+    assert set(stored) == {spec.name for spec in manifest.parameters}
 
 
 @pytest.mark.parametrize("file", ["model.so", "params.safetensors", "kernels"])
@@ -80,8 +87,8 @@ def test_a_missing_file_is_noticed(artifact: Path) -> None:
 def test_other_versions_targets_and_machines_are_refused(artifact: Path) -> None:
     """A newer format, another TVM, a GPU that is not here, an instruction set that is not here."""
     copies = {name: shutil.copytree(artifact, artifact.with_name(name)) for name in ("format", "tvm", "target", "cpu")}
-    edit_manifest(copies["format"], lambda m: m.update(format=3))
-    with pytest.raises(tkc.ArtifactError, match="artifact format 3, and this TKC reads format 2"):
+    edit_manifest(copies["format"], lambda m: m.update(format=9))
+    with pytest.raises(tkc.ArtifactError, match="artifact format 9, and this TKC reads format 3"):
         tkc.load(copies["format"])
     edit_manifest(copies["tvm"], lambda m: m["versions"].update({"apache-tvm": "9.9"}))
     with pytest.raises(tkc.ArtifactError, match=r"made with apache-tvm 9\.9"):
@@ -106,14 +113,16 @@ def test_what_is_no_artifact_is_refused(tmp_path: Path) -> None:
 
 
 def test_saving_replaces_an_artifact_and_nothing_else(executable: tkc.Executable, artifact: Path) -> None:
-    """Saving again replaces; another folder of that name stays untouched."""
-    executable.save(artifact)
+    """Saving again replaces where that is said; what is no artifact stays untouched in any case."""
+    with pytest.raises(tkc.UsageError, match=r"is an artifact already.*overwrite=True.*--force"):
+        executable.save(artifact)
+    executable.save(artifact, overwrite=True)
     tkc.load(artifact)
     other = artifact.with_name("other")
     other.mkdir()
     (other / "precious").write_text("data")
     with pytest.raises(tkc.UsageError, match="is no artifact"):
-        executable.save(other)
+        executable.save(other, overwrite=True)
     assert (other / "precious").read_text() == "data"
 
 
@@ -127,6 +136,6 @@ def test_a_full_disk_leaves_nothing_half_written(
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(tkc.ArtifactError, match="No space left on device"):
-        executable.save(artifact)
+        executable.save(artifact, overwrite=True)
     assert [path.name for path in artifact.parent.iterdir()] == ["model.tkc"]
     tkc.load(artifact)

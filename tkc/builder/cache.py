@@ -31,7 +31,10 @@ _SHAPELESS = {
     "cache.py",
     "client.py",
     "cuda_driver_stub.py",
+    "device_memory.cc",
     "fork_server.py",
+    "parallel.cc",
+    "runtime_objects.py",
     "toolchain.py",
     "worker.py",
 }

@@ -1,4 +1,4 @@
-"""What all kernel libraries share of their host code: compiled by whichever process first needs it, then linked."""
+"""What all libraries share of their host code: compiled by whichever process first needs it, then linked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tkc.builder.host_code import compile_host_code
 
 
 def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[str] = ()) -> Path:
-    """``source``, which includes a header of its own name, as an object file in a folder of that name in the cache.
+    """``source``, with the header of its own name if there is one, as an object file in the cache.
 
     ``tools`` are compilers besides the C++ compiler whose versions matter to it. Raises
     ``RuntimeError`` with the compiler's words if it fails.
     """
-    made_from = [each.read_text() for each in (source, source.with_suffix(".h"))]
+    made_from = [each.read_text() for each in (source, source.with_suffix(".h")) if each.exists()]
     made_from += [toolchain.version(tool) for tool in (toolchain.cxx(), *tools)]
     made_from.append(importlib.metadata.version("apache-tvm-ffi"))
     folder = cache_folder() / source.stem

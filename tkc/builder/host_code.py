@@ -1,12 +1,12 @@
-"""Runs the C++ compiler on the host's part of a kernel library."""
+"""Runs the C++ compiler on the host's part of a kernel library, or of generated code."""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import tilelang
 import tvm_ffi.libinfo
 
 from tkc.builder import toolchain
@@ -17,8 +17,10 @@ def compile_host_code(arguments: Sequence[str], output: Path, includes: Sequence
 
     Raises ``RuntimeError`` with the end of what it printed if it fails.
     """
-    # TileLang's bundle has TVM's C headers, which its host stubs include.
-    bundled = Path(tilelang.__file__).parent / "3rdparty" / "tvm" / "include"
+    # TileLang's bundle has TVM's C headers, which its host stubs include. It is found without an import: the compiler
+    # compiles here, too, and cannot load TileLang beside Apache TVM.
+    tilelang = importlib.util.find_spec("tilelang")
+    bundled = Path((tilelang and tilelang.origin) or "").parent / "3rdparty" / "tvm" / "include"
     command = [
         toolchain.cxx(),
         "-std=c++17",

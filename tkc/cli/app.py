@@ -44,11 +44,15 @@ def compile(
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
     dump: DumpOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the artifact that is at --output.")] = False,
     modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile MODEL and write the artifact."""
     import tkc
+    from tkc.artifact import check_destination
+
+    check_destination(output, force)
 
     with StageProgress(_err) as progress:
         executable = tkc.compile(
@@ -61,7 +65,7 @@ def compile(
             kernel_progress=progress.kernel,
         )
         progress.stage("write artifact")
-        path = executable.save(output)
+        path = executable.save(output, overwrite=force)
     _show(executable.report, {"artifact": str(path), "report": executable.report.to_json()}, as_json)
     if not as_json:
         _out.print(f"wrote {path}")

@@ -1,0 +1,28 @@
+"""The threads that generated CPU code computes with: one pool in a process, whatever models are loaded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+_SHARE = "tkc_share_threads"
+_lock = threading.Lock()
+_entry = 0  # where the pool of the code that was loaded first is called; that code stays loaded
+
+
+def share_threads(code: Any) -> None:
+    """Have the parallel loops of ``code``, a library that TVM loaded, run in the process's pool.
+
+    It has as many threads as ``$TVM_NUM_THREADS`` says, else one for each core that the process may use (TVM would
+    count physical cores, and take virtual ones for halves of one).
+    """
+    global _entry
+    with _lock:
+        _entry = code.get_function(_SHARE)(number_of_threads(), _entry)
+
+
+def number_of_threads() -> int:
+    """How many threads a parallel loop has."""
+    chosen = os.environ.get("TVM_NUM_THREADS", "")
+    return max(1, int(chosen)) if chosen.isdigit() else len(os.sched_getaffinity(0))
