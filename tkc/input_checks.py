@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tkc.errors import InputError
-from tkc.frontend.model import Signature, TensorSpec
+from tkc.frontend.model import IndexBound, Signature, TensorSpec
 from tkc.sizes import Formula
 from tkc.tensors import to_torch
 
@@ -28,17 +28,25 @@ class InputChecks:
             for axis, dim in enumerate(spec.shape)
             if isinstance(dim, str) and not dim.isidentifier()
         ]
+        inputs = {spec.name: position for position, spec in enumerate(signature.inputs)}
+        # On a GPU the elements are checked by generated code: to look at them here would be to wait for it.
+        self._indices = [
+            _IndexCheck(inputs[bound.input], bound) for bound in signature.index_bounds if device.type == "cpu"
+        ]
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
+        named = {name: size for name, (size, _) in sizes.items()}
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]
             if shapes != self._accepted:
-                self._check_relations(shapes, {name: size for name, (size, _) in sizes.items()})
+                self._check_relations(shapes, named)
                 self._accepted = shapes
+        for check in self._indices:
+            check(tensors[check.position], named)
         return tensors
 
     def _check_relations(self, shapes: Sequence[torch.Size], sizes: dict[str, int]) -> None:
@@ -107,6 +115,30 @@ class _TensorCheck:
         if self.updated:
             _check_writable(value, tensor, name)
         return aligned(tensor.detach())
+
+
+class _IndexCheck:
+    """Checks that the elements of one input are indices into an axis."""
+
+    def __init__(self, position: int, bound: IndexBound) -> None:
+        self.position = position
+        self.bound = bound
+        self._size = bound.size if isinstance(bound.size, int) else Formula(bound.size)
+
+    def __call__(self, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
+        if tensor.numel() == 0:
+            return
+        size = self._size if isinstance(self._size, int) else self._size(sizes)
+        low, high = (int(bound) for bound in torch.aminmax(tensor))
+        lowest = -size if self.bound.wraps else 0
+        if low >= lowest and high < size:
+            return
+        bad = high if high >= size else low
+        place = [int(axis) for axis in (tensor == bad).nonzero()[0]]
+        raise InputError(
+            f"input '{self.bound.input}' holds the index {bad} at {place}, expected {lowest} to {size - 1}: "
+            f"{self.bound.source} indexes an axis of {size} with it"
+        )
 
 
 def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
+    from tkc.frontend.indices import CheckedInGraph
     from tkc.frontend.model import ImportedModel
 
 
@@ -18,12 +19,14 @@ def import_model(
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    checked_in_graph: CheckedInGraph = "none",
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``.
 
     Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
-    kinds carry their own signature, and giving them is a :class:`UsageError`.
+    kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
+    the module itself counts the bad ones of (see :class:`Signature`).
     """
     import torch
 
@@ -35,7 +38,7 @@ def import_model(
     if is_module or isinstance(model, torch.export.ExportedProgram):
         from tkc.frontend.torch import import_torch
 
-        return import_torch(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+        return import_torch(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, checked_in_graph)
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         if not path.is_file():
@@ -43,7 +46,7 @@ def import_model(
         if path.suffix == ".pt2":
             from tkc.frontend.torch import import_torch
 
-            return import_torch(path)
+            return import_torch(path, checked_in_graph=checked_in_graph)
         if path.suffix == ".onnx":
             from tkc.frontend.onnx import import_onnx
 

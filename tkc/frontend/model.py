@@ -42,6 +42,20 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class IndexBound:
+    """The elements of ``input`` index an axis of ``size``, a number or a formula over sizes.
+
+    They are at least 0, or ``-size`` where ``wraps`` lets them count from the end. ``source`` says what reads or writes
+    by them.
+    """
+
+    input: str
+    size: int | str
+    wraps: bool
+    source: str
+
+
+@dataclass(frozen=True)
 class Signature:
     """How a compiled model is called.
 
@@ -55,6 +69,10 @@ class Signature:
     A call may change what it was given: ``updated_inputs`` names the inputs whose tensors it writes into, ``state`` the
     parameters that it changes and that the next call finds changed. ``returned`` lists the outputs that are such a
     tensor itself: the position among ``outputs``, and the position among updated inputs and state, taken together.
+
+    ``index_bounds`` says what the elements of inputs must be for the model to index with them. ``index_flags`` are the
+    uses of indices that the compiled function checks itself, each described as a message names it: behind the outputs
+    that it computes, it returns how many indices of each were out of range, ``int32 [len(index_flags)]``.
     Raises :class:`ValueError` where there is no such input or position.
     """
 
@@ -68,6 +86,8 @@ class Signature:
     updated_inputs: tuple[str, ...] = ()
     state: tuple[TensorSpec, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()
+    index_bounds: tuple[IndexBound, ...] = ()
+    index_flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.updated_inputs) - {spec.name for spec in self.inputs}):
@@ -86,7 +106,8 @@ class Signature:
 @dataclass
 class ImportedModel:
     """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order, and
-    returns a tuple of the signature's outputs, but those ``returned``. The new values of its updated inputs and state
+    returns a tuple of the signature's outputs, but those ``returned``, and the counts of bad indices, if any are
+    checked. The new values of its updated inputs and state
     follow, in their order; the function's attribute :data:`tkc.passes.updates.ATTRIBUTE` says which of what it takes
     they replace. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live form of
     ``signature.out_spec``, which may name classes that cannot be written down.

@@ -15,6 +15,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
+from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx_signature import DTYPES
 from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
 
@@ -77,6 +78,7 @@ class Node:
     inputs: Sequence[Value | None]
     builder: relax.BlockBuilder
     algebra: SizeAlgebra
+    index_uses: IndexUses | None = None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python value, strings decoded."""
@@ -144,6 +146,11 @@ class Node:
         """The element type of an input."""
         return self.tensor(position).struct_info.dtype
 
+    def note_indices(self, indices: relax.Expr, size: Size) -> None:
+        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end."""
+        if self.index_uses is not None:
+            self.index_uses.add(indices, size, wraps=True, source=describe(self.proto))
+
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
         return self.builder.emit(expression)
@@ -202,6 +209,8 @@ class GraphImporter:
     converters: Mapping[tuple[str, str], Any]
     algebra: SizeAlgebra
     values: dict[str, Value] = field(default_factory=dict)
+    index_uses: IndexUses | None = None
+    """Notes what nodes index with; ``None`` in a branch, which may not be taken."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -235,7 +244,7 @@ class GraphImporter:
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            context = Node(node, opset, attributes, inputs, self.builder, self.algebra)
+            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses)
             converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
@@ -308,7 +317,7 @@ class GraphImporter:
         condition = self.values[node.input[0]]
         if condition.known is not None:
             chosen = branches["then_branch" if condition.known.values.item() else "else_branch"]
-            outputs = self._add_subgraph(chosen)
+            outputs = self._add_subgraph(chosen, self.index_uses)
         else:
             test = expression_of(condition, self.builder)
             if test.struct_info.ndim != 0:
@@ -330,11 +339,11 @@ class GraphImporter:
         self.builder.end_scope()
         return relax.SeqExpr([block], result)
 
-    def _add_subgraph(self, graph: onnx.GraphProto) -> list[Value]:
+    def _add_subgraph(self, graph: onnx.GraphProto, index_uses: IndexUses | None = None) -> list[Value]:
         """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, outer)
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, outer, index_uses)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -28,6 +29,7 @@ from tkc.frontend.dimensions import (
     size_conditions,
 )
 from tkc.frontend.identifiers import identifiers
+from tkc.frontend.indices import CheckedInGraph
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
@@ -50,12 +52,14 @@ def import_torch(
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
+    checked_in_graph: CheckedInGraph = "none",
 ) -> ImportedModel:
     """The Relax module, weights and signature of a PyTorch model.
 
     ``model`` is a module, which is exported with the examples and ``dynamic_shapes`` as ``torch.export.export`` takes
     them (and in the mode, training or evaluation, that it is in); or an exported program, or the path of a saved one
-    (``.pt2``), which are complete in themselves. Parameters are the model's own tensors, not copies; tied ones come
+    (``.pt2``), which are complete in themselves. ``checked_in_graph`` says which indices the module itself counts the bad
+    ones of (see :class:`Signature`). Parameters are the model's own tensors, not copies; tied ones come
     once, and unused ones not at all.
 
     Raises:
@@ -73,7 +77,7 @@ def import_torch(
                 "Leave them out, or pass the module itself."
             )
         program, names = model if isinstance(model, ExportedProgram) else load_program(model), {}
-    return _import(_simplified(program), names)
+    return _import(_simplified(program), names, checked_in_graph)
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
@@ -202,7 +206,7 @@ def _dimensions(program: ExportedProgram, names: DimensionNames) -> Dimensions:
     return input_dimensions(inputs, names, program.range_constraints)
 
 
-def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
+def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph) -> ImportedModel:
     check_operators(program.graph)
     check_interface(program)
     signature = exported_signature(program, names)
@@ -222,10 +226,17 @@ def _import(program: ExportedProgram, names: DimensionNames) -> ImportedModel:
     with builder.function("main", params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
-            result = builder.emit_output(relax.Tuple(_translate(program, emitter, bound)))
+            outputs, updates = _translate(program, emitter, bound)
+            named = {variable: name for name, variable in inputs.items()}
+            uses = emitter.index_uses
+            counts, flags = uses.counted(named, checked_in_graph)
+            result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
     module = builder.finalize()
     module["main"] = module["main"].with_attr("num_input", len(inputs))
+    state = {spec.name for spec in signature.state}
+    uses.check_constants({variables[name]: weights.parameters[name] for name in variables if name not in state})
+    signature = replace(signature, index_bounds=uses.input_bounds(named), index_flags=tuple(flags))
     return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec)
 
 
@@ -234,8 +245,10 @@ def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
     return relax.Var(spec.name, relax.TensorStructInfo(shape, spec.dtype))
 
 
-def _translate(program: ExportedProgram, emitter: Emitter, bound: Mapping[str, relax.Expr]) -> list[relax.Expr]:
-    """Emit every node; the values that the program returns, and behind them the new ones of what it updates."""
+def _translate(
+    program: ExportedProgram, emitter: Emitter, bound: Mapping[str, relax.Expr]
+) -> tuple[list[relax.Expr], list[relax.Expr]]:
+    """Emit every node; the values that the program returns, and the new ones of what it updates."""
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in bound:
             emitter.bind(node, bound[node.name])
@@ -246,7 +259,7 @@ def _translate(program: ExportedProgram, emitter: Emitter, bound: Mapping[str, r
     updated = [*changes.inputs.values(), *changes.state.values()]
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
     names = [output.name for output in outputs if isinstance(output, TensorArgument) and output.name not in updated]
-    return [values[name] for name in (*names, *updated)]
+    return [values[name] for name in names], [values[name] for name in updated]
 
 
 def _emit(emitter: Emitter, node: fx.Node) -> None:

@@ -11,6 +11,7 @@ from tvm import arith, relax, te, tirx
 
 from tkc.errors import InternalError, UnsupportedModelError
 from tkc.frontend.converters.symbols import Size, Symbols
+from tkc.frontend.indices import IndexUses
 
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
@@ -44,6 +45,7 @@ class Emitter:
     def __init__(self, builder: relax.BlockBuilder, symbols: Symbols) -> None:
         self.builder = builder
         self.symbols = symbols
+        self.index_uses = IndexUses(builder)
         self.node: fx.Node = None  # type: ignore[assignment]  # set by convert
         self.env: dict[fx.Node, Any] = {}
         self._analyzer = arith.Analyzer()
@@ -124,6 +126,11 @@ class Emitter:
         """The dtype that PyTorch brings two of the node's arguments to before it compares them."""
         first, second = (_example(self.node.args[position]) for position in (left, right))
         return dtype_name(torch.result_type(first, second))
+
+    def note_indices(self, indices: relax.Expr, size: Size, *, wraps: bool = False) -> None:
+        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end if ``wraps``."""
+        source = f"{self.node.target} ({source_of(self.node)})"
+        self.index_uses.add(indices, self.simplified(size), wraps=wraps, source=source)
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for a use of the node's operator that its converter cannot express."""

@@ -60,9 +60,10 @@ def _operator(node: fx.Node) -> str:
 def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False) -> relax.Expr:
     """An index that reads and writes no memory but that of a dimension of ``size``.
 
-    What comes from the model's inputs is brought into range (negative elements count from the back if ``wrap``);
-    PyTorch raises there, which a compiled model cannot.
+    What comes from the model's inputs is brought into range (negative elements count from the back if ``wrap``).
+    PyTorch raises there: :mod:`tkc.frontend.indices` says where a compiled model does.
     """
+    b.note_indices(index, size, wraps=wrap)
     if _never_negative(node):
         return index
     # Several operators often have one index: keys and values are written at the same positions.
@@ -211,12 +212,15 @@ def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
 
 def embedding(b: Emitter, weight: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
     """The rows of ``weight`` at ``indices``; the nearest row where there is none, never memory outside the table."""
+    b.note_indices(indices, weight.struct_info.shape[0])
     return op.take(weight, indices, 0, mode="clip")
 
 
 def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> relax.Expr:
     """The slices of ``x`` at ``indices`` along ``dim``."""
-    return op.take(x, indices, dim % x.struct_info.ndim, mode="clip")
+    dim %= x.struct_info.ndim
+    b.note_indices(indices, x.struct_info.shape[dim])
+    return op.take(x, indices, dim, mode="clip")
 
 
 def gather(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, *_: Any) -> relax.Expr:

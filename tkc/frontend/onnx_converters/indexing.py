@@ -33,14 +33,16 @@ class Indices:
 def _bounded(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
     """An input's indices into axes of these sizes: one axis, or one for each element of the last dimension.
 
-    Indices that are constants are checked here. Those of the running model cannot be refused any more: they are
-    brought into range, so that nothing outside of a tensor is read or written.
+    Indices that are constants are checked here; :mod:`tkc.frontend.indices` says when those of the running model are.
+    They are brought into range, so that nothing outside of a tensor is read or written.
     """
     value = node.value(position)
     known = None if value is None or value.known is None or value.known.symbolic else value.known.values
     if known is not None and all(isinstance(size, int) for size in sizes):
         return Indices(_checked(known, np.array(sizes, "int64")), None)
     indices, dtype = node.tensor(position), node.dtype(position)
+    if len(sizes) == 1:
+        node.note_indices(indices, sizes[0])
     length = size_scalar(node, sizes[0], dtype) if len(sizes) == 1 else size_vector(node, sizes)
     if length.struct_info.dtype != dtype:
         length = node.emit(relax.op.astype(length, dtype))
