@@ -53,7 +53,7 @@ def _extents(launch: tirx.Stmt) -> list[tirx.PrimExpr]:
     """How many blocks and threads ``launch`` has along each of its axes."""
     found: list[tirx.PrimExpr] = []
 
-    def visit(node: object) -> None:
+    def visit(node: tirx.AttrStmt | tirx.For) -> None:
         if _launches(node):
             extent = node.value if isinstance(node, tirx.AttrStmt) else node.extent
             if not any(extent.same_as(other) or tirx.analysis.expr_deep_equal(extent, other) for other in found):

@@ -55,11 +55,9 @@ class IndexFlags:
 
     def _raise_for(self, counts: Sequence[int], which: str) -> None:
         if any(counts):
-            listed = "; ".join(
-                f"{source}: {count}" for source, count in zip(self._sources, counts, strict=True) if count
-            )
+            listed = "; ".join(f"{n} by {source}" for source, n in zip(self._sources, counts, strict=True) if n)
             raise InputError(
-                f"indices{which} are out of range, and its results are not what the model means (how many, where): {listed}"
+                f"indices{which} are out of range, so that the results are not what the model means: {listed}"
             )
 
 

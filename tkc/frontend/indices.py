@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from tvm import DataType, relax, tirx
@@ -20,7 +20,7 @@ from tkc.frontend.model import IndexBound
 CheckedInGraph = Literal["none", "inputs", "all"]
 """Which indices generated code checks: none, those that are inputs of the model, or also those that it computes."""
 
-Size = int | tirx.PrimExpr
+Size: TypeAlias = int | tirx.PrimExpr
 
 _MOVES = tuple(
     f"relax.{name}"
@@ -52,7 +52,7 @@ class IndexUses:
 
     def input_bounds(self, inputs: Mapping[relax.Var, str]) -> tuple[IndexBound, ...]:
         """What the elements of ``inputs``, which are given by name, must be."""
-        bounds = {}
+        bounds: dict[tuple[str, int | str, bool], IndexBound] = {}
         for use in self._uses:
             name = inputs.get(self._origin(use.indices))
             size = written_size(use.size)

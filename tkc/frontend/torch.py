@@ -58,8 +58,8 @@ def import_torch(
 
     ``model`` is a module, which is exported with the examples and ``dynamic_shapes`` as ``torch.export.export`` takes
     them (and in the mode, training or evaluation, that it is in); or an exported program, or the path of a saved one
-    (``.pt2``), which are complete in themselves. ``checked_in_graph`` says which indices the module itself counts the bad
-    ones of (see :class:`Signature`). Parameters are the model's own tensors, not copies; tied ones come
+    (``.pt2``), which are complete in themselves. ``checked_in_graph`` says of which indices the module itself counts
+    the bad ones (see :class:`Signature`). Parameters are the model's own tensors, not copies; tied ones come
     once, and unused ones not at all.
 
     Raises:
