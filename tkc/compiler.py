@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from tvm import IRModule
 
+    from tkc.frontend.indices import CheckedInGraph
     from tkc.frontend.model import ImportedModel
     from tkc.passes.join_weights import JoinedWeights
     from tkc.passes.substitute_kernels import SubstitutionReport
@@ -76,6 +77,7 @@ def compile(
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
     database: Database = None,
+    checks: bool = False,
     copy_weights: bool = False,
     max_concurrency: int | None = None,
     dump: str | Path | None = None,
@@ -96,6 +98,11 @@ def compile(
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
         database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those
             that come with tkc; ``False`` uses neither.
+        checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
+            code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
+            means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
+            model itself, for which the next call or :meth:`Executable.check` raises. Kernels whose subgraph computes
+            indices may not be used with it.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
             changes when the model is trained further.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
@@ -120,7 +127,10 @@ def compile(
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
             kernel_builder.load()
-        imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+        checked: CheckedInGraph = "all" if checks else "inputs" if resolved.is_cuda else "none"
+        imported = runner.run(
+            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked)
+        )
         front = _substituted(runner, imported, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
         requests = [request for kernel in front.called for request in kernel.requests]
@@ -132,7 +142,7 @@ def compile(
         built = runner.run("build kernels", libraries.result)
     return Executable(
         target=resolved,
-        signature=imported.signature,
+        signature=dataclasses.replace(imported.signature, checked_at_once=checks),
         parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
         code=code,
         libraries=tuple(built.values()),

@@ -18,6 +18,7 @@ from tkc.builder import KernelLibrary
 from tkc.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.errors import ForkError, InputError, TargetError
 from tkc.frontend.model import Constant, Signature, TensorSpec
+from tkc.index_flags import IndexFlags
 from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
 from tkc.loaded_code import LoadedCode, Machine
@@ -86,6 +87,11 @@ class Executable(SurvivesFork):
             else torch.device("cpu")
         )
         self._checked = InputChecks(signature, self._device)
+        self._index_flags = (
+            IndexFlags(signature.index_flags, self._device, at_once=signature.checked_at_once)
+            if signature.index_flags
+            else None
+        )
         self.cuda_graphs = target.is_cuda
         """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
         (see :mod:`tkc.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
@@ -110,7 +116,8 @@ class Executable(SurvivesFork):
         had to be copied for the run is copied back. Returns what the model returns, with tensors of the first input's
         kind; what the model returns of its state or of an updated input is that tensor itself. Raises
         :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
-        a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it.
+        a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
+        it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
         """
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
@@ -130,15 +137,26 @@ class Executable(SurvivesFork):
         if self._order is not None:
             self._order()
             if self.cuda_graphs and self._graphs is not None:
-                return self._graphs(fitted)
-        return launch(fitted)
+                launch = self._graphs
+        return self._flagged(launch, fitted)
+
+    def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What ``launch`` computes, after earlier calls' bad indices were raised for, and without its own."""
+        if self._index_flags is None:
+            return launch(inputs)
+        self._index_flags.raise_if_any()
+        results = launch(inputs)
+        self._index_flags.add(results.pop())
+        return results
 
     def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
         fitted = self._checked(inputs)
         if self._order is not None:
             self._order()
-        results = (self._graphs if self.cuda_graphs and self._graphs is not None else launch)(fitted)
+        if self.cuda_graphs and self._graphs is not None:
+            launch = self._graphs
+        results = self._flagged(launch, fitted)
         given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
@@ -187,6 +205,15 @@ class Executable(SurvivesFork):
             with self._in_turn:
                 for name, tensor in self.state.items():
                     tensor.copy_(self.parameters[name].detach())
+
+    def check(self) -> None:
+        """Wait for the calls on a GPU; raise :class:`InputError` if one had an index out of range.
+
+        Such a call read or wrote at the nearest index that there is. Which indices are checked, and when, stands in
+        :func:`tkc.compile`. On the CPU there is nothing to wait for: calls raise for their own.
+        """
+        if self._index_flags is not None:
+            self._index_flags.check()
 
     @property
     def device(self) -> torch.device:
@@ -294,7 +321,7 @@ class Executable(SurvivesFork):
 
     def _start(self, loaded: LoadedCode) -> None:
         weights = self._weights()
-        computed = len(self.signature.outputs) - len(self._returned)
+        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
         machines = Machines(loaded.machine, self.max_concurrency)
         machines.give_back(machines.take())  # what is wrong with the code shows now
         launch = _launching(machines, weights, computed)

@@ -72,7 +72,8 @@ class Signature:
 
     ``index_bounds`` says what the elements of inputs must be for the model to index with them. ``index_flags`` are the
     uses of indices that the compiled function checks itself, each described as a message names it: behind the outputs
-    that it computes, it returns how many indices of each were out of range, ``int32 [len(index_flags)]``.
+    that it computes, it returns how many indices of each were out of range, ``int32 [len(index_flags)]``;
+    with ``checked_at_once`` a call waits for it.
     Raises :class:`ValueError` where there is no such input or position.
     """
 
@@ -88,6 +89,7 @@ class Signature:
     returned: tuple[tuple[int, int], ...] = ()
     index_bounds: tuple[IndexBound, ...] = ()
     index_flags: tuple[str, ...] = ()
+    checked_at_once: bool = False
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.updated_inputs) - {spec.name for spec in self.inputs}):

@@ -1,0 +1,170 @@
+"""Indices out of range are errors: at the call, when compiling, or at the next call where a GPU found them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import tkc
+
+ROWS, FEATURES = 7, 4
+
+
+class Lookups(nn.Module):
+    """Reads and writes by indices that are handed in, some of them moved or widened before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, FEATURES)
+        self.register_buffer("order", torch.tensor([[3, 1], [0, 2]]))
+
+    def forward(
+        self, ids: torch.Tensor, rows: torch.Tensor, gathered: torch.Tensor, part: torch.Tensor, table: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return (
+            self.embedding(ids.T.unsqueeze(0)),
+            table[rows],
+            table.gather(0, gathered),
+            table.index_add(0, rows.abs().clamp(max=1), table[: rows.shape[0]]),
+            self.embedding.weight[self.order],
+            table.index_select(1, part[1:].to(torch.int64)),
+        )
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    return {
+        "ids": torch.tensor([[0, 9, 3], [1, 2, 3]]),
+        "rows": torch.tensor([0, -7, 6, 1]),
+        "gathered": torch.tensor([[0, 6, 1]]),
+        "part": torch.tensor([99, 0, 3], dtype=torch.int32),
+        "table": torch.randn(ROWS, FEATURES),
+    }
+
+
+@pytest.fixture(scope="module")
+def lookups() -> tkc.Executable:
+    """The model for any number of rows of the table."""
+    shapes = {name: None for name in _inputs()} | {"table": {0: Dim("count", min=4, max=100)}}
+    return tkc.compile(Lookups().eval(), (), _inputs(), dynamic_shapes=shapes)
+
+
+def test_indices_in_range_are_taken(lookups: tkc.Executable) -> None:
+    """The first and the last index, the first from the end, and elements that are no index of any axis."""
+    lookups(**_inputs())
+    assert {(b.input, b.size, b.wraps) for b in lookups.signature.index_bounds} == {
+        ("ids", 10, False),
+        ("rows", "count", True),
+        ("gathered", "count", False),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "expected"),
+    [
+        ("ids", (1, 2), 10, "0 to 9"),
+        ("ids", (0, 0), -1, "0 to 9"),
+        ("rows", (3,), 7, "-7 to 6"),
+        ("rows", (0,), -8, "-7 to 6"),
+        ("gathered", (0, 1), -1, "0 to 6"),
+        ("gathered", (0, 1), 2**40, "0 to 6"),
+    ],
+)
+def test_an_index_out_of_range_is_named(
+    lookups: tkc.Executable, name: str, place: tuple[int, ...], value: int, expected: str
+) -> None:
+    """The input, the element, where it is, what is expected, and the operator and line that index by it."""
+    inputs = _inputs()
+    inputs[name][place] = value
+    with pytest.raises(tkc.InputError) as error:
+        lookups(**inputs)
+    message = str(error.value)
+    assert all(part in message for part in (f"'{name}'", str(value), str(list(place)), expected, "aten.", "line "))
+
+
+def test_sizes_of_the_call_count(lookups: tkc.Executable) -> None:
+    """A longer table has more indices."""
+    inputs = _inputs()
+    inputs["table"], inputs["rows"][0] = torch.randn(20, FEATURES), 19
+    lookups(**inputs)
+
+
+def test_no_indices_are_in_range() -> None:
+    """An input without elements."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            return x[ids]
+
+    dynamic = {"x": None, "ids": {0: Dim("n", min=0, max=9)}}
+    exe = tkc.compile(Model(), (torch.randn(3, 2), torch.tensor([0, 2])), dynamic_shapes=dynamic)
+    assert exe(torch.randn(3, 2), torch.tensor([], dtype=torch.int64)).shape == (0, 2)
+
+
+def test_a_constant_index_out_of_range_is_refused() -> None:
+    """What never can be right is known when compiling."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[torch.tensor([0, 9])]
+
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten\.index.*axis of 4.*holds 9"):
+        tkc.compile(Model(), (torch.randn(4, 3),))
+
+
+class Computed(nn.Module):
+    """Indexes by numbers that it computes."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[(x * 3).to(torch.int64)], x[ids]
+
+
+def test_checks_cover_computed_indices() -> None:
+    """With ``checks``, a call raises for what it computed itself; without, it takes the nearest."""
+    model, inside, outside = Computed(), torch.rand(5) * 0.9, torch.rand(5) + 9
+    ids = torch.arange(5)
+    exe = tkc.compile(model, (inside, ids), checks=True)
+    for found, expected in zip(exe(inside, ids), model(inside, ids), strict=True):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(tkc.InputError, match=r"5 by aten\.index"):
+        exe(outside, ids)
+    exe(inside, ids)
+    exe.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_gpu_raises_at_the_next_call(graphs: bool) -> None:
+    """Nothing waits for the kernels of a call; the one after it, or ``check``, tells."""
+    model = Computed()
+    x, good, bad = torch.rand(5).cuda() * 0.9, torch.arange(5).cuda(), torch.arange(5).cuda() + 2
+    exe = tkc.compile(model, (x, good), target="cuda")
+    exe.cuda_graphs = graphs
+    for _ in range(3):
+        torch.testing.assert_close(exe(x, good), model(x, good))
+    exe.check()
+    exe(x, bad)
+    torch.cuda.synchronize()
+    with pytest.raises(tkc.InputError, match=r"earlier call.*2 by aten\.index"):
+        exe(x, good)
+    exe(x, bad)
+    exe(x, bad)
+    with pytest.raises(tkc.InputError, match=r"4 by aten\.index"):
+        exe.check()
+    torch.testing.assert_close(exe(x, good), model(x, good))
+    exe.check()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        exe(x, bad)
+    with pytest.raises(tkc.InputError):
+        exe.check()
+
+
+@pytest.mark.gpu
+def test_a_gpu_raises_at_once_with_checks() -> None:
+    """With ``checks`` the call itself raises."""
+    x, ids = torch.rand(5).cuda(), torch.arange(5).cuda()
+    exe = tkc.compile(Computed(), (x * 0.9, ids), target="cuda", checks=True)
+    exe(x * 0.9, ids)
+    with pytest.raises(tkc.InputError, match=r"5 by aten\.index"):
+        exe(x + 9, ids)
