@@ -23,6 +23,7 @@ class Lookups(nn.Module):
     def forward(
         self, ids: torch.Tensor, rows: torch.Tensor, gathered: torch.Tensor, part: torch.Tensor, table: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
+        """A result for each way to index."""
         return (
             self.embedding(ids.T.unsqueeze(0)),
             table[rows],
@@ -117,6 +118,7 @@ class Computed(nn.Module):
     """Indexes by numbers that it computes."""
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """By what it computes, and by what it is given."""
         return x[(x * 3).to(torch.int64)], x[ids]
 
 
