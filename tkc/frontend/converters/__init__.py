@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from tkc.frontend.converters import (
     attention,
+    convolution,
     creation,
     elementwise,
     indexing,
-    library,
     normalization,
+    pooling,
     products,
     reductions,
+    resampling,
     shapes,
     sorting,
 )
 from tkc.frontend.converters.emitter import Converter
 
+_IMAGES: dict[str, Converter] = {**convolution.CONVERTERS, **pooling.CONVERTERS, **resampling.CONVERTERS}
+
 CONVERTERS: dict[str, Converter] = {
-    **library.CONVERTERS,
+    **_IMAGES,
     **elementwise.CONVERTERS,
     **shapes.CONVERTERS,
     **creation.CONVERTERS,
@@ -47,6 +51,7 @@ KEPT = frozenset(
         "aten::elu",
         "aten::leaky_relu",
         "aten::gelu",
+        *(f"aten::{name.split('.')[1]}" for name in _IMAGES),
     }
 )
 """Operators that stay whole when PyTorch decomposes a model, because a rule or a reader wants to see them."""
