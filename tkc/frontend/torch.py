@@ -18,7 +18,7 @@ from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.converters import CHECKS, CONVERTERS, KEPT
-from tkc.frontend.converters.emitter import Emitter, dtype_name
+from tkc.frontend.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.converters.symbols import Symbols
 from tkc.frontend.dimensions import (
     DimensionNames,
@@ -262,12 +262,22 @@ def _translate(
     return [values[name] for name in names], [values[name] for name in updated]
 
 
+def _result(node: fx.Node, source: fx.Node, result: Any) -> Any:
+    """One of the results of ``source``, which its converter may leave out where only a backward pass reads it."""
+    if result is None and node.users:
+        raise UnsupportedModelError(
+            f"{source.target} ({source_of(source)}): the model uses result {node.args[1]}, which is not supported. "
+            "Compute it with other operators."
+        )
+    return result
+
+
 def _emit(emitter: Emitter, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
     if node.target is operator.getitem:
         source, position = arguments
-        emitter.env[node] = emitter.env[source][position]
+        emitter.env[node] = _result(node, source, emitter.env[source][position])
     elif isinstance(value, torch.SymInt | torch.SymFloat):
         emitter.env[node] = emitter.symbols.size(value)
     elif isinstance(value, int | float | torch.SymBool):

@@ -9,6 +9,8 @@ from tkc.frontend.converters import (
     elementwise,
     indexing,
     normalization,
+    padding,
+    patches,
     pooling,
     products,
     reductions,
@@ -18,7 +20,13 @@ from tkc.frontend.converters import (
 )
 from tkc.frontend.converters.emitter import Converter
 
-_IMAGES: dict[str, Converter] = {**convolution.CONVERTERS, **pooling.CONVERTERS, **resampling.CONVERTERS}
+_IMAGES: dict[str, Converter] = {
+    **convolution.CONVERTERS,
+    **pooling.CONVERTERS,
+    **resampling.CONVERTERS,
+    **patches.CONVERTERS,
+    **padding.CONVERTERS,
+}
 
 CONVERTERS: dict[str, Converter] = {
     **_IMAGES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def batch_norm(
     variance: relax.Expr,
     momentum: float,
     eps: float,
-) -> list[relax.Expr | None]:
+) -> list[relax.Expr]:
     """Batch normalization by the running statistics, for inference."""
     dtype = x.struct_info.dtype
     channels = [1, x.struct_info.shape[1], *[1] * (x.struct_info.ndim - 2)]
@@ -67,7 +68,9 @@ def batch_norm(
     deviation = b.emit(op.rsqrt(op.add(along(variance), relax.const(eps, wide.struct_info.dtype))))
     scale = deviation if weight is None else b.emit(op.multiply(deviation, along(weight)))
     out = b.emit(op.multiply(op.subtract(wide, along(mean)), scale))
-    return [out if bias is None else op.add(out, along(bias)), None, None]
+    # What a backward pass would need of the batch: nothing.
+    saved = [b.emit(op.zeros([0], "float32" if dtype != "float64" else dtype)) for _ in range(2)]
+    return [out if bias is None else op.add(out, along(bias)), *saved]
 
 
 def instance_norm(
@@ -78,12 +81,13 @@ def instance_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> list[relax.Expr | None]:
+) -> list[relax.Expr]:
     """Batch normalization by the statistics of ``x`` itself, which instance normalization is made of."""
     wide = b.wide(x)
     axes = [axis for axis in range(x.struct_info.ndim) if axis != 1]
-    mean = b.emit(op.mean(wide, axes))
-    return batch_norm(b, x, weight, bias, mean, b.emit(op.variance(wide, axes)), momentum, eps)
+    mean, variance = b.emit(op.mean(wide, axes)), b.emit(op.variance(wide, axes))
+    out = batch_norm(b, x, weight, bias, mean, variance, momentum, eps)[0]
+    return [out, mean, op.rsqrt(op.add(variance, relax.const(eps, wide.struct_info.dtype)))]
 
 
 def group_norm(
@@ -96,21 +100,23 @@ def group_norm(
     inner: Any,
     groups: int,
     eps: float,
-) -> list[relax.Expr | None]:
-    """Group normalization, in float32 for the 16-bit types."""
+) -> list[relax.Expr]:
+    """Group normalization, in float32 for the 16-bit types; each group's mean and reciprocal deviation with it."""
     wide = b.wide(x)
     dtype, shape = wide.struct_info.dtype, list(x.struct_info.shape)
-    grouped = b.emit(op.reshape(wide, [shape[0], groups, -1]))
-    centered = b.emit(op.subtract(grouped, op.mean(grouped, [2], keepdims=True)))
+    grouped = b.emit(op.reshape(wide, [shape[0], groups, prod(shape[1:]) // groups]))
+    mean = b.emit(op.mean(grouped, [2], keepdims=True))
+    centered = b.emit(op.subtract(grouped, mean))
     square = b.emit(op.mean(op.multiply(centered, centered), [2], keepdims=True))
-    normalized = b.emit(op.multiply(centered, op.rsqrt(op.add(square, relax.const(eps, dtype)))))
+    reciprocal = b.emit(op.rsqrt(op.add(square, relax.const(eps, dtype))))
+    normalized = b.emit(op.multiply(centered, reciprocal))
     out = b.emit(op.reshape(normalized, shape))
     along = [1, shape[1], *[1] * (len(shape) - 2)]
     if weight is not None:
         out = b.emit(op.multiply(out, op.reshape(b.cast(weight, dtype), along)))
     if bias is not None:
         out = b.emit(op.add(out, op.reshape(b.cast(bias, dtype), along)))
-    return [out, None, None]
+    return [out, op.squeeze(mean, [2]), op.squeeze(reciprocal, [2])]
 
 
 CONVERTERS: dict[str, Converter] = {

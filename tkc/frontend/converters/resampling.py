@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
-from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
 from tkc.frontend.converters.images import bounded, extents, reduction, within
@@ -378,32 +377,6 @@ def _grid_taps(axis: _GridAxis, pixel: tirx.PrimExpr, mode: int) -> list[Tap]:
     return [(left, left + one - pixel), (left + one, pixel - left)]
 
 
-def pixel_shuffle(b: Emitter, x: relax.Expr, factor: int) -> relax.Expr:
-    """``[..., channels * factor², rows, columns]`` as ``[..., channels, rows * factor, columns * factor]``."""
-    *leading, channels, rows, columns = b.shape
-    lead = len(leading) + 1
-    split = b.emit(op.reshape(x, [*leading, channels, factor, factor, rows // factor, columns // factor]))
-    order = [*range(lead), lead + 2, lead, lead + 3, lead + 1]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
-
-
-def pixel_unshuffle(b: Emitter, x: relax.Expr, factor: int) -> relax.Expr:
-    """``[..., channels, rows * factor, columns * factor]`` as ``[..., channels * factor², rows, columns]``."""
-    *leading, channels, rows, columns = b.shape
-    lead = len(leading) + 1
-    split = b.emit(op.reshape(x, [*leading, channels // factor**2, rows, factor, columns, factor]))
-    order = [*range(lead), lead + 1, lead + 3, lead, lead + 2]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
-
-
-def channel_shuffle(b: Emitter, x: relax.Expr, groups: Size) -> relax.Expr:
-    """``[batch, groups * channels, ...]`` with the channels of each group in turns."""
-    batch, channels, *sizes = b.shape
-    split = b.emit(op.reshape(x, [batch, groups, channels // groups, *sizes]))
-    order = [0, 2, 1, *range(3, len(b.shape) + 1)]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
-
-
 def _both(name: str, converters: tuple[Converter, Converter]) -> dict[str, Converter]:
     return dict(zip((f"aten.{name}.vec", f"aten.{name}.default"), converters, strict=True))
 
@@ -420,8 +393,4 @@ CONVERTERS: dict[str, Converter] = {
     "aten.grid_sampler.default": grid_sampler,
     "aten.grid_sampler_2d.default": grid_sampler,
     "aten.grid_sampler_3d.default": grid_sampler,
-    "aten.pixel_shuffle.default": pixel_shuffle,
-    "aten.pixel_unshuffle.default": pixel_unshuffle,
-    "aten.channel_shuffle.default": channel_shuffle,
-    "aten.native_channel_shuffle.default": channel_shuffle,
 }
