@@ -1,0 +1,77 @@
+"""``python -m tests.conformance``: every operator of PyTorch's database through export and TKC.
+
+Results go to a file, a line as each operator is done in a dtype; ``--resume`` leaves out what is in it already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+# Before PyTorch is loaded: a process that asked CUDA for its devices could not be forked.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+
+def main() -> int:
+    """Run what was asked for; 1 if anything was wrong, crashed, hung, or failed inside."""
+    options = _options()
+    from . import results
+    from .run import load, run
+    from .samples import operators, supported
+    from .verdicts import FAULTS, KINDS, Case
+
+    load()
+    device = "cuda" if options.target.startswith("cuda") else "cpu"
+    names = [name for name in operators() if not options.only or name in options.only]
+    if unknown := set(options.only or ()) - set(names):
+        sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
+    cases = [Case(name, dtype, options.target) for name in names for dtype in supported(name, device)]
+    cases = [case for case in cases if not options.dtype or case.dtype in options.dtype]
+    cases = results.part(cases, *options.part)
+    known = results.read([options.results]) if options.results.exists() else {}
+    if options.failed:
+        cases = [case for case in cases if case in known and known[case].faults]
+    elif options.resume:
+        cases = [case for case in cases if case not in known or known[case].version != results.code_version()]
+    elif options.results.exists() and not options.only:
+        sys.exit(f"{options.results} exists; --resume goes on with it, --failed repeats what failed")
+    total: Counter[str] = Counter()
+    for number, result in enumerate(run(cases, options.jobs), 1):
+        results.append(options.results, result)
+        total.update(result.counts)
+        counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items())
+        print(f"[{number}/{len(cases)}] {result.case.operator} {result.case.dtype} {result.seconds:.1f} s: {counts}")
+        for verdict in result.verdicts if options.only else result.faults:
+            print(f"    {verdict.kind} #{verdict.index} ({verdict.sample}): {verdict.reason}")
+        sys.stdout.flush()
+    print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))
+    return 1 if any(total[kind] for kind in FAULTS) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
+    parser.add_argument("--dtype", action="append", help="only this one (may be repeated)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only this operator (may be repeated)")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="every N-th case, from the K-th")
+    parser.add_argument("--resume", action="store_true", help="leave out what this code has a result of")
+    parser.add_argument("--failed", action="store_true", help="only what was wrong, crashed, hung or failed inside")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--results", type=Path, default=Path("build/conformance/operators.jsonl"))
+    return parser.parse_args()
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, parts = (int(each) for each in text.split("/"))
+    if not 1 <= number <= parts:
+        raise argparse.ArgumentTypeError(f"{text}: the first of three parts is 1/3")
+    return number, parts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Whether what TKC computed is what PyTorch computes, by a bound that follows from the operator and the dtype.
+
+The reference is PyTorch in float64 on the same (exactly converted) inputs. What may separate a result from it is known
+from two measurements instead of a constant:
+
+- PyTorch's own error in the sample's dtype, element by element: another order of summation errs as much.
+- The operator's condition: how far the float64 result moves when the inputs move by the dtype's precision, in random
+  directions. It is measured with a sixteenth of that and scaled, and counts for nothing where the result does not
+  shrink with the perturbation: there the operator jumps (``floor``, ``sign``), and a jump is no rounding error.
+
+An element may be off by ``ULPS`` units of its own last place, and by ``FACTOR`` times the larger of the two (at the
+element, or on average, since either may be zero by chance). NaN and infinity stand where PyTorch has them, or where the
+float64 reference, rounded, has them: TKC may keep in float32 what PyTorch lets overflow in between. Integers and
+booleans are equal; dtypes, shapes and the structure of results too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .samples import DTYPES, Sample, seed
+
+ULPS = 8
+FACTOR = 4
+_DIRECTIONS = 3
+_PART = 16
+
+
+class Expected:
+    """What a sample's result is compared with. Raises whatever PyTorch raises for the sample."""
+
+    def __init__(self, sample: Sample, dtype: str, nondeterministic: bool = False) -> None:
+        self._sample, self._dtype = sample, DTYPES[dtype]
+        seed(1)
+        self.eager = self._run(sample.tensors)
+        seed(2)
+        again = self._run(sample.tensors)
+        self.random = nondeterministic or not _identical(self.eager, again)
+        """Only shapes and dtypes can be compared."""
+
+    def difference(self, found: Any) -> str | None:
+        """What is wrong with ``found``, in words; ``None`` if nothing is."""
+        wanted, spec = pytree.tree_flatten(self.eager)
+        values, found_spec = pytree.tree_flatten(found)
+        if len(values) != len(wanted):
+            return f"{len(values)} results instead of {len(wanted)} ({found_spec} instead of {spec})"
+        exact, moved = self._exact(wanted)
+        for position, (value, eager) in enumerate(zip(values, wanted, strict=True)):
+            bound = [case[position] for case in moved]
+            if reason := self._leaf(value, eager, exact[position], bound):
+                return reason if len(wanted) == 1 else f"result {position}: {reason}"
+        return None
+
+    def _leaf(self, value: Any, eager: Any, exact: torch.Tensor | None, moved: Sequence[torch.Tensor | None]) -> str | None:
+        if not isinstance(eager, torch.Tensor):
+            same = value == eager or (value != value and eager != eager)
+            return None if self.random or same else f"{value!r} instead of {eager!r}"
+        if not isinstance(value, torch.Tensor):
+            return f"a {type(value).__name__} instead of a tensor"
+        if value.dtype != eager.dtype:
+            return f"dtype {value.dtype} instead of {eager.dtype}"
+        if value.shape != eager.shape:
+            return f"shape {list(value.shape)} instead of {list(eager.shape)}"
+        if self.random or not value.numel():
+            return None
+        value, eager = value.cpu().resolve_conj(), eager.cpu().resolve_conj()
+        if not eager.dtype.is_floating_point:
+            if eager.dtype.is_complex:
+                return None if torch.allclose(value, eager, equal_nan=True) else "complex numbers differ"
+            wrong = value != eager
+            return None if not wrong.any() else _example(wrong, value, eager)
+        return _floats(value, eager, exact, [each for each in moved if each is not None])
+
+    def _exact(self, wanted: list[Any]) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:
+        """The leaves in float64, and those of inputs that were moved; ``None`` for those that are no float64 there."""
+        if not any(isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point for leaf in wanted) or self.random:
+            return [None] * len(wanted), []
+        tensors = [_wide(tensor) for tensor in self._sample.tensors]
+        exact = self._wide_leaves(tensors, wanted)
+        if all(leaf is None for leaf in exact):
+            return exact, []
+        eps = max(_eps(leaf.dtype) for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point)
+        generator = torch.Generator().manual_seed(3)
+        cases = []
+        for _ in range(_DIRECTIONS):
+            signs = [torch.randint(0, 2, t.shape, generator=generator).mul(2).sub(1).to(t.device) for t in tensors]
+            for part in (eps, eps / _PART):
+                moved = [
+                    tensor * (1 + part * sign) if tensor.dtype == torch.float64 else tensor
+                    for tensor, sign in zip(tensors, signs, strict=True)
+                ]
+                cases.append(self._wide_leaves(moved, wanted))
+        return exact, cases
+
+    def _wide_leaves(self, tensors: Sequence[torch.Tensor], wanted: list[Any]) -> list[torch.Tensor | None]:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            leaves = pytree.tree_leaves(self._run(tensors))
+        except Exception:  # not every operator takes float64, and then PyTorch's own result is the reference
+            return [None] * len(wanted)
+        finally:
+            torch.set_default_dtype(default)
+        if len(leaves) != len(wanted):
+            return [None] * len(wanted)
+        return [
+            leaf.cpu()
+            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 and leaf.shape == like.shape
+            else None
+            for leaf, like in zip(leaves, wanted, strict=True)
+        ]
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        with torch.no_grad():
+            result = self._sample.call(*(tensor.clone() for tensor in tensors))
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+
+def _floats(value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: list[torch.Tensor]) -> str | None:
+    dtype = eager.dtype
+    value, eager = value.double(), eager.double()
+    exact = eager if exact is None else exact
+    rounded = exact.to(dtype).double()
+    plain = value.isfinite()
+    special = ~plain & (_special(value, eager) | _special(value, rounded))
+    # Where PyTorch overflows and TKC does not, the reference decides.
+    comparable = plain & (eager.isfinite() | rounded.isfinite())
+    reference = torch.where(rounded.isfinite(), exact, eager)
+    own = torch.where(eager.isfinite() & rounded.isfinite(), (eager - exact).abs(), 0.0)
+    spread = _condition(reference, moved)
+    allowed = FACTOR * torch.maximum(torch.maximum(own, own.mean()), torch.maximum(spread, spread.mean()))
+    allowed = allowed + ULPS * _eps(dtype) * reference.abs() + torch.finfo(dtype).tiny
+    wrong = ~(special | (comparable & ((value - reference).abs() <= allowed)))
+    if not wrong.any():
+        return None
+    return _example(wrong, value, eager)
+
+
+def _special(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (value.isnan() & other.isnan()) | (value == other)
+
+
+def _condition(exact: torch.Tensor, moved: list[torch.Tensor]) -> torch.Tensor:
+    """How far each element moves with its inputs' last places; 0 where it jumps."""
+    spread = torch.zeros_like(exact)
+    for whole, part in zip(moved[::2], moved[1::2], strict=True):
+        far, near = (whole - exact).abs().nan_to_num(0, 0, 0), (part - exact).abs().nan_to_num(0, 0, 0)
+        smooth = near * (_PART / 4) <= far
+        spread = torch.maximum(spread, torch.where(smooth, near * _PART, 0.0))
+    return spread
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.dtype.is_floating_point else tensor
+
+
+def _identical(first: Any, second: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True)
+    return all(_same(left, right) for left, right in pairs)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if not isinstance(left, torch.Tensor):
+        return bool(left == right or left != left)
+    if left.layout != torch.strided or left.is_quantized:
+        return True
+    return left.shape == right.shape and torch.equal(left.isnan(), right.isnan()) and _equal_numbers(left, right)
+
+
+def _equal_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return bool(((left == right) | left.isnan()).all())
+
+
+def _example(wrong: torch.Tensor, value: torch.Tensor, eager: torch.Tensor) -> str:
+    """How many are wrong, and the first of them."""
+    place = tuple(wrong.nonzero()[0].tolist())
+    share = f"{int(wrong.sum())} of {wrong.numel()}"
+    return f"{share} differ; at {list(place)} {value[place].item():.9g} instead of {eager[place].item():.9g}"
+
+
+Compare = Callable[[Any], str | None]

@@ -1,0 +1,32 @@
+"""Cases through the pool, as results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import tkc
+from tkc.builder import KernelBuilder
+
+from .pool import Limits, Pool
+from .results import Result, code_version
+from .samples import Packed, operators, samples
+from .verdicts import Case, fallen, judge
+
+
+def load() -> None:
+    """Load, before anything is forked, what every case needs: PyTorch's database and exporter, and the compiler."""
+    torch.set_num_threads(1)
+    # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
+    KernelBuilder.load = lambda self: None  # type: ignore[method-assign]
+    operators()
+    sample = samples("nn.functional.softsign", "float32", "cpu")[0]
+    tkc.compile(torch.export.export(Packed([sample]), sample.tensors, strict=False))
+
+
+def run(cases: Sequence[Case], jobs: int = 1, limits: Limits | None = None) -> Iterator[Result]:
+    """The result of each case as it is done."""
+    pool = Pool(judge, fallen, jobs, limits)
+    for case, verdicts, seconds in pool.run(cases):
+        yield Result(case, code_version(), seconds, tuple(verdicts))
