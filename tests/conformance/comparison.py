@@ -16,7 +16,7 @@ booleans are equal; dtypes, shapes and the structure of results too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,9 @@ class Expected:
                 return reason if len(wanted) == 1 else f"result {position}: {reason}"
         return None
 
-    def _leaf(self, value: Any, eager: Any, exact: torch.Tensor | None, moved: Sequence[torch.Tensor | None]) -> str | None:
+    def _leaf(
+        self, value: Any, eager: Any, exact: torch.Tensor | None, moved: Sequence[torch.Tensor | None]
+    ) -> str | None:
         if not isinstance(eager, torch.Tensor):
             same = value == eager or (value != value and eager != eager)
             return None if self.random or same else f"{value!r} instead of {eager!r}"
@@ -77,13 +79,16 @@ class Expected:
 
     def _exact(self, wanted: list[Any]) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:
         """The leaves in float64, and those of inputs that were moved; ``None`` for those that are no float64 there."""
-        if not any(isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point for leaf in wanted) or self.random:
+        dtypes = [leaf.dtype for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+        if not dtypes or self.random:
             return [None] * len(wanted), []
         tensors = [_wide(tensor) for tensor in self._sample.tensors]
         exact = self._wide_leaves(tensors, wanted)
         if all(leaf is None for leaf in exact):
             return exact, []
-        eps = max(_eps(leaf.dtype) for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point)
+        eps = max(
+            _eps(leaf.dtype) for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
+        )
         generator = torch.Generator().manual_seed(3)
         cases = []
         for _ in range(_DIRECTIONS):
@@ -120,7 +125,9 @@ class Expected:
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
-def _floats(value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: list[torch.Tensor]) -> str | None:
+def _floats(
+    value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: list[torch.Tensor]
+) -> str | None:
     dtype = eager.dtype
     value, eager = value.double(), eager.double()
     exact = eager if exact is None else exact
@@ -144,7 +151,7 @@ def _special(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (value.isnan() & other.isnan()) | (value == other)
 
 
-def _condition(exact: torch.Tensor, moved: list[torch.Tensor]) -> torch.Tensor:
+def _condition(exact: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
     """How far each element moves with its inputs' last places; 0 where it jumps."""
     spread = torch.zeros_like(exact)
     for whole, part in zip(moved[::2], moved[1::2], strict=True):
@@ -184,6 +191,3 @@ def _example(wrong: torch.Tensor, value: torch.Tensor, eager: torch.Tensor) -> s
     place = tuple(wrong.nonzero()[0].tolist())
     share = f"{int(wrong.sum())} of {wrong.numel()}"
     return f"{share} differ; at {list(place)} {value[place].item():.9g} instead of {eager[place].item():.9g}"
-
-
-Compare = Callable[[Any], str | None]

@@ -131,7 +131,9 @@ class Pool(Generic[Key, Result]):
 
     def _start(self, job: Job[Key], slot: int) -> _Running[Key, Result]:
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(self._work, job, theirs, self._limits.memory, self._log(slot)))
+        process = self._context.Process(
+            target=_child, args=(self._work, job, theirs, self._limits.memory, self._log(slot))
+        )
         process.start()
         theirs.close()
         return _Running(job, process, ours, slot)

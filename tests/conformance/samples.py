@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +22,7 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64),
     )
 }
-"""The dtypes that are tried, by the names that results give them. Complex inputs are to be refused: one dtype will do."""
+"""The dtypes that are tried, by the names that results give them. Complex inputs are refused: one dtype will do."""
 
 _SEED = 26
 _SMALL, _LARGE = 3, 64
@@ -41,16 +42,35 @@ class Sample:
 
 
 class Packed(nn.Module):
-    """Calls of one operator, whose results come as one tuple. Takes the tensors of all of them."""
+    """Calls of one operator, whose results come as one tuple. Takes the tensors of all of them.
+
+    Each is a submodule of its own, whose name stands in what TKC refuses: see :func:`named`.
+    """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         super().__init__()
-        self.samples = tuple(samples)
+        self.calls = nn.ModuleDict({f"sample_{sample.index}": _Call(sample.call) for sample in samples})
+        self.counts = [len(sample.tensors) for sample in samples]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """The results, in the samples' order."""
         rest = iter(tensors)
-        return tuple(sample.call(*(next(rest) for _ in sample.tensors)) for sample in self.samples)
+        pairs = zip(self.calls.values(), self.counts, strict=True)
+        return tuple(call(*(next(rest) for _ in range(count))) for call, count in pairs)
+
+
+class _Call(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.call(*tensors)
+
+
+def named(message: str) -> set[int]:
+    """The indices of the samples that an error about a :class:`Packed` names."""
+    return {int(index) for index in re.findall(r"module 'calls\.sample_(\d+)'", message)}
 
 
 @cache

@@ -1,9 +1,10 @@
-"""What becomes of each sample of one operator: exported, compiled, run, compared, in as few compilations as it takes."""
+"""What becomes of each sample of an operator: exported, compiled, run, compared, in as few compilations as it takes."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from tkc.errors import InternalError, KernelBuildError
 
 from .comparison import Expected
 from .pool import Fate, Job, Watcher
-from .samples import Packed, Sample, groups, operators, samples
+from .samples import Packed, Sample, groups, named, operators, samples
 
 Kind = Literal["right", "refused", "not exportable", "wrong", "internal", "crash", "hang"]
 KINDS: tuple[Kind, ...] = ("right", "refused", "not exportable", "wrong", "internal", "crash", "hang")
@@ -22,7 +23,7 @@ FAULTS: tuple[Kind, ...] = ("wrong", "internal", "crash", "hang")
 """The verdicts of which there are to be none."""
 
 PACKED = 24
-"""Samples that are compiled as one module: more share what each compilation costs, and more fall with one that fails."""
+"""Samples that are compiled as one module: more share the cost of one, and more fall with one that fails."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,6 @@ class Case:
         return "cuda" if self.target.startswith("cuda") else "cpu"
 
 
-Begin = Callable[[Sequence[int]], None]
-
-
 def judge(job: Job[Case], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
     """The verdict of each sample of ``job``, by the sample's index."""
     for verdict in _judged(job.key, watcher, job.items, job.size or PACKED):
@@ -60,58 +58,91 @@ def judge(job: Job[Case], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
 
 def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int) -> Iterator[Verdict]:
     warnings.simplefilter("ignore")
-    begin = watcher.begin
-    wanted = [sample for sample in samples(case.operator, case.dtype, case.device) if only is None or sample.index in only]
+    wanted = [
+        sample for sample in samples(case.operator, case.dtype, case.device) if only is None or sample.index in only
+    ]
     watcher.all([sample.index for sample in wanted])
     by_index = {sample.index: sample for sample in wanted}
     expected: dict[int, Expected] = {}
     for sample in wanted:
-        begin([sample.index])
+        watcher.begin([sample.index])
         try:
             nondeterministic = operators()[case.operator].has_nondeterministic_output
             expected[sample.index] = Expected(sample, case.dtype, nondeterministic)
         except Exception as error:
             yield Verdict(sample.index, sample.text, "not exportable", f"PyTorch itself: {first_line(error)}")
     for group in groups(sorted(expected), size):
-        yield from _judge([by_index[index] for index in group], expected, case.target, begin)
+        yield from _judge([by_index[index] for index in group], expected, case.target, watcher)
 
 
-def _judge(
-    group: Sequence[Sample], expected: dict[int, Expected], target: str, begin: Begin
-) -> Iterable[Verdict]:
-    begin([sample.index for sample in group])
-    failed, reason = _attempt(group, expected, target)
-    if failed is None:
-        return reason
+class _Failed(Exception):
+    """All of a group came to nothing: ``verdict`` is what that says of one sample alone."""
+
+    def __init__(self, kind: Kind, reason: str, named: frozenset[int] = frozenset()) -> None:
+        super().__init__(reason)
+        self.kind, self.reason, self.named = kind, reason, named
+
+
+def _judge(group: Sequence[Sample], expected: dict[int, Expected], target: str, watcher: Watcher) -> Iterator[Verdict]:
+    """The verdicts of samples that are compiled together, or in parts where that fails."""
+    watcher.begin([sample.index for sample in group])
+    try:
+        yield from _attempt(group, expected, target)
+        return
+    except _Failed as failure:
+        kind, reason = failure.kind, failure.reason
+        guilty = [sample for sample in group if sample.index in failure.named]
     if len(group) == 1:
-        return [Verdict(group[0].index, group[0].text, failed, reason)]
-    middle = len(group) // 2
-    halves = (group[:middle], group[middle:])
-    return (verdict for half in halves for verdict in _judge(half, expected, target, begin))
+        guilty = list(group)
+    if guilty:  # a refusal names the operators that it is about, and so the samples
+        yield from (Verdict(sample.index, sample.text, kind, reason) for sample in guilty)
+        if rest := [sample for sample in group if sample not in guilty]:
+            yield from _judge(rest, expected, target, watcher)
+    elif kind == "not exportable":  # exporting is cheap, and mostly all of them fail
+        able = []
+        for sample in group:
+            watcher.begin([sample.index])
+            try:
+                _exported([sample])
+                able.append(sample)
+            except _Failed as failure:
+                yield Verdict(sample.index, sample.text, failure.kind, failure.reason)
+        # Those that fail only together are parted like the others.
+        middle = len(able) // 2 if len(able) == len(group) else 0
+        for part in (able[:middle], able[middle:]):
+            if part:
+                yield from _judge(part, expected, target, watcher)
+    else:
+        middle = len(group) // 2
+        yield from _judge(group[:middle], expected, target, watcher)
+        yield from _judge(group[middle:], expected, target, watcher)
 
 
-def _attempt(group: Sequence[Sample], expected: dict[int, Expected], target: str) -> tuple[Kind | None, Any]:
-    """What happened to all of ``group``, and why; ``None`` and their verdicts if they ran."""
-    model = Packed(group)
-    inputs = tuple(tensor for sample in group for tensor in sample.tensors)
+def _exported(group: Sequence[Sample]) -> torch.export.ExportedProgram:
     try:
         with torch.no_grad():
-            program = torch.export.export(model, inputs, strict=False)
+            inputs = tuple(tensor for sample in group for tensor in sample.tensors)
+            return torch.export.export(Packed(group), inputs, strict=False)
     except Exception as error:
-        return "not exportable", first_line(error)
+        raise _Failed("not exportable", first_line(error)) from error
+
+
+def _attempt(group: Sequence[Sample], expected: dict[int, Expected], target: str) -> list[Verdict]:
+    """The verdicts of ``group``, compiled as one; :class:`_Failed` where there is nothing to compare."""
+    program = _exported(group)
     try:
         executable = tkc.compile(program, target=target)
     except (InternalError, KernelBuildError) as error:
-        return "internal", described(error)
+        raise _Failed("internal", described(error)) from error
     except tkc.Error as error:
-        return "refused", first_line(error)
+        raise _Failed("refused", first_line(error), frozenset(named(str(error)))) from error
     except Exception as error:
-        return "internal", described(error)
+        raise _Failed("internal", described(error)) from error
     try:
-        results = executable(*(tensor.clone() for tensor in inputs))
+        results = executable(*(tensor.clone() for sample in group for tensor in sample.tensors))
     except Exception as error:
-        return "internal", f"at the call: {described(error)}"
-    return None, [_compared(sample, expected[sample.index], result) for sample, result in zip(group, results, strict=True)]
+        raise _Failed("internal", f"at the call: {described(error)}") from error
+    return [_compared(sample, expected[sample.index], result) for sample, result in zip(group, results, strict=True)]
 
 
 def _compared(sample: Sample, expected: Expected, result: Any) -> Verdict:
@@ -145,4 +176,6 @@ def first_line(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    text = re.sub(r" ?\(?(module 'calls\.sample_\d+')?,? ?File \"[^\"]*\", line \d+, in \w+\)?", "", text)
+    text = re.sub(r"[:;](;| )*$", "", text)
     return text if len(text) <= 300 else text[:297] + "..."
