@@ -30,7 +30,7 @@ def main() -> int:
     names = [name for name in operators() if not options.only or name in options.only]
     if unknown := set(options.only or ()) - set(names):
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
-    cases = [Case(name, dtype, options.target) for name in names for dtype in supported(name, device)]
+    cases = [Case(name, dtype, options.target, options.most) for name in names for dtype in supported(name, device)]
     cases = [case for case in cases if not options.dtype or case.dtype in options.dtype]
     cases = results.part(cases, *options.part)
     known = results.read([options.results]) if options.results.exists() else {}
@@ -59,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", action="append", help="only this one (may be repeated)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this operator (may be repeated)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="every N-th case, from the K-th")
+    parser.add_argument("--most", type=int, help="at most so many samples of an operator and dtype, evenly spread")
     parser.add_argument("--resume", action="store_true", help="leave out what this code has a result of")
     parser.add_argument("--failed", action="store_true", help="only what was wrong, crashed, hung or failed inside")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")

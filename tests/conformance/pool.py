@@ -5,6 +5,7 @@ The parent has loaded what jobs need and runs nothing itself, so that a fork cos
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -23,6 +24,8 @@ import psutil
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
+_PR_SET_PDEATHSIG = 1
+
 Fate = Literal["crash", "hang"]
 
 
@@ -56,7 +59,11 @@ class Watcher:
 
     def begin(self, items: Sequence[int]) -> None:
         """The items that are done next, together."""
-        self._connection.send(("begin", tuple(items), _seconds(os.getpid())))
+        self._connection.send(("begin", tuple(items), _own_seconds()))
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+        self._connection.send(("end", _own_seconds()))
 
 
 Work = Callable[[Job[Key], Watcher], Iterable[tuple[int, Result]]]
@@ -69,9 +76,9 @@ class _Running(Generic[Key, Result]):
     process: Any
     connection: Connection
     slot: int
-    begun: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
     used: float = 0.0
+    spent: float = 0.0
     current: tuple[int, ...] = ()
     all: tuple[int, ...] | None = None
     done: dict[int, Result] = field(default_factory=dict)
@@ -100,7 +107,7 @@ class Pool(Generic[Key, Result]):
         self._logs = tempfile.mkdtemp(prefix="tkc-conformance-")
 
     def run(self, keys: Iterable[Key]) -> Iterator[tuple[Key, list[Result], float]]:
-        """Each key, as it is done, with the results of its items in their order and the seconds it took."""
+        """Each key, as it is done, with the results of its items in their order and the seconds that it computed."""
         waiting: deque[Job[Key]] = deque(Job(key) for key in keys)
         running: list[_Running[Key, Result]] = []
         open_jobs: dict[Key, int] = {job.key: 1 for job in waiting}
@@ -116,7 +123,7 @@ class Pool(Generic[Key, Result]):
                     self._free.append(each.slot)
                     key = each.job.key
                     found.setdefault(key, {}).update(each.done)
-                    spent[key] = spent.get(key, 0.0) + time.monotonic() - each.begun
+                    spent[key] = spent.get(key, 0.0) + each.spent
                     rest = self._rest(each, found[key])
                     waiting.extendleft(reversed(rest))
                     open_jobs[key] += len(rest) - 1
@@ -183,6 +190,7 @@ class Pool(Generic[Key, Result]):
 
 def _child(work: Work[Any, Any], job: Job[Any], connection: Connection, memory: int, path: str) -> None:
     os.setsid()  # so that what it starts can be ended with it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -191,8 +199,10 @@ def _child(work: Work[Any, Any], job: Job[Any], connection: Connection, memory: 
         os.dup2(log, stream)
 
     try:
-        for item, result in work(job, Watcher(connection)):
+        watcher = Watcher(connection)
+        for item, result in work(job, watcher):
             connection.send(("done", item, result))
+        watcher.end()
     except BaseException:
         traceback.print_exc()
         os._exit(70)
@@ -205,7 +215,9 @@ def _read(each: _Running[Any, Any]) -> None:
         while each.connection.poll():
             match each.connection.recv():
                 case ("begin", items, used):
-                    each.current, each.used, each.since = items, used, time.monotonic()
+                    each.current, each.used, each.since, each.spent = items, used, time.monotonic(), used
+                case ("end", used):
+                    each.spent = used
                 case ("all", items):
                     each.all = items
                 case ("done", item, result):
@@ -219,7 +231,13 @@ def _seconds(pid: int) -> float:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
         return 0.0
-    return float(times.user + times.system)
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _own_seconds() -> float:
+    """What this process and those that it waited for have computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _kill(pid: int) -> None:

@@ -87,12 +87,12 @@ def supported(operator: str, device: str) -> list[str]:
     return [name for name, dtype in DTYPES.items() if dtype in taken]
 
 
-def samples(operator: str, dtype: str, device: str) -> list[Sample]:
+def samples(operator: str, dtype: str, device: str, most: int | None = None) -> list[Sample]:
     """The samples of distinct structure, the same ones in every process.
 
     Two samples have one structure if they have the same arguments of the same kinds, and differ only in the values of
     tensors, in sizes that are alike (0, 1, odd, even, large) and in numbers that are alike (small ones are themselves,
-    others are known by sign and parity).
+    others are known by sign and parity). With ``most``, so many at most, evenly spread.
     """
     seed(_SEED)
     entry = operators()[operator]
@@ -102,7 +102,10 @@ def samples(operator: str, dtype: str, device: str) -> list[Sample]:
         structure = (str(spec), *map(_structure, leaves))
         if structure not in found:
             found[structure] = _sample(index, entry.op, leaves, spec)
-    return list(found.values())
+    every = list(found.values())
+    if most is None or len(every) <= most:
+        return every
+    return [every[position * len(every) // most] for position in range(most)]
 
 
 def seed(value: int) -> None:

@@ -43,6 +43,8 @@ class Case:
     operator: str
     dtype: str
     target: str = "cpu"
+    most: int | None = None
+    """At most so many samples, evenly spread over all."""
 
     @property
     def device(self) -> str:
@@ -59,7 +61,9 @@ def judge(job: Job[Case], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
 def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int) -> Iterator[Verdict]:
     warnings.simplefilter("ignore")
     wanted = [
-        sample for sample in samples(case.operator, case.dtype, case.device) if only is None or sample.index in only
+        sample
+        for sample in samples(case.operator, case.dtype, case.device, case.most)
+        if only is None or sample.index in only
     ]
     watcher.all([sample.index for sample in wanted])
     by_index = {sample.index: sample for sample in wanted}
@@ -155,7 +159,9 @@ def fallen(case: Case, index: int, fate: Fate, reason: str) -> Verdict:
     """The verdict of a sample whose process died, or of all (index -1) if it died before there were any."""
     if index < 0:
         return Verdict(index, "", fate, reason)
-    (text,) = [sample.text for sample in samples(case.operator, case.dtype, case.device) if sample.index == index]
+    (text,) = [
+        sample.text for sample in samples(case.operator, case.dtype, case.device, case.most) if sample.index == index
+    ]
     return Verdict(index, text, fate, reason)
 
 
