@@ -23,6 +23,7 @@ from tkc.passes.device_memory import DeviceMemory
 from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.expand_functions import ExpandFunctions
 from tkc.passes.indexed_elements import IndexedElements
+from tkc.passes.integer_power import IntegerPower
 from tkc.passes.join_weights import JoinedWeights, JoinWeights
 from tkc.passes.lower_attention import LowerAttention
 from tkc.passes.lower_float8_casts import LowerFloat8Casts
@@ -109,6 +110,7 @@ def fusion_stages() -> list[PassStage]:
         PassStage(
             "fuse",
             (
+                IntegerPower(),
                 ShortScans(),
                 SortKeys(),
                 IndexedElements(),

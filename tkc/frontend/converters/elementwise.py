@@ -112,9 +112,6 @@ def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
         return result
     if exponent == 0.5 if isinstance(exponent, float) else False:
         return op.sqrt(x)
-    if not _is_floating(b.dtype):
-        real = op.power(b.cast(x, "float64"), b.tensor(exponent, "float64"))
-        return op.astype(op.round(real), b.dtype)
     return op.power(x, b.tensor(exponent, b.dtype))
 
 

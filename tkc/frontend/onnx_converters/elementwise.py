@@ -82,41 +82,44 @@ def _clip(node: Node) -> Converted:
 
 
 def _pow(node: Node) -> Converted:
-    dtype, exponent = node.dtype(0), node.dtype(1)
-    if "float" not in dtype and "float" not in exponent:
+    """Powers in the type of the base, computed in one that holds both operands, as NumPy and ONNX Runtime do."""
+    base, exponent, dtype = node.tensor(0), node.tensor(1), node.dtype(0)
+    if "float" not in dtype and "float" not in node.dtype(1):
         return _integer_power(node)
-    if exponent == dtype:
-        return relax.op.power(node.tensor(0), node.tensor(1))
-    if exponent in EXACT and dtype not in EXACT:
-        result = relax.op.power(relax.op.astype(node.tensor(0), exponent), node.tensor(1))
-        return relax.op.astype(node.emit(result), dtype)
-    return relax.op.power(node.tensor(0), relax.op.astype(node.tensor(1), dtype))
+    inner = _pow_dtype(node)
+    power = relax.op.power(relax.op.astype(base, inner), relax.op.astype(exponent, inner))
+    return power if inner == dtype else relax.op.astype(node.emit(power), dtype)
+
+
+def _pow_dtype(node: Node) -> str:
+    """The type of float to compute a power in, of which at least one operand is a float."""
+    dtype, exponent = node.dtype(0), node.dtype(1)
+    known = None if (value := node.value(1)) is None else value.known
+    if "float" in dtype and known is not None and not known.symbolic:
+        numbers = known.values.astype("float64")
+        if np.array_equal(numbers.astype(dtype).astype("float64"), numbers, equal_nan=True):
+            return dtype  # the exponents lose nothing in the base's own type
+    sizes = {name: tvm.DataType(name).bits for name in (dtype, exponent)}
+    # Integers of 16 bits and less are floats of 32 bits exactly.
+    exact = [bits <= 16 if "int" in name else bits <= 32 for name, bits in sizes.items()]
+    return dtype if dtype == exponent else "float32" if all(exact) else "float64"
 
 
 def _integer_power(node: Node) -> relax.Expr:
-    """Powers of integers by repeated squaring, one step for each bit of the exponents, rounded towards zero."""
-    dtype, exponent_dtype = node.dtype(0), node.dtype(1)
-    one, zero = scalar(1, dtype), scalar(0, exponent_dtype)
-    exponent = node.emit(relax.op.abs(node.tensor(1)))
-    rest = exponent
-    square = node.tensor(0)
-    result = relax.op.ones_like(node.emit(relax.op.multiply(square, relax.op.astype(rest, dtype))))
-    for _ in range(_exponent_bits(node)):
-        is_odd = relax.op.not_equal(relax.op.bitwise_and(rest, scalar(1, exponent_dtype)), zero)
-        result = node.emit(relax.op.where(is_odd, relax.op.multiply(result, square), result))
-        square = node.emit(relax.op.multiply(square, square))
-        rest = node.emit(relax.op.right_shift(rest, scalar(1, exponent_dtype)))
-    is_unit = node.emit(relax.op.equal(relax.op.multiply(result, result), one))
-    inverse = relax.op.where(is_unit, result, scalar(0, dtype))
-    return relax.op.where(relax.op.less(node.tensor(1), zero), inverse, result)
-
-
-def _exponent_bits(node: Node) -> int:
-    """How many bits the exponents have, which constants mostly have few of."""
-    value = node.value(1)
-    if value is None or value.known is None or value.known.symbolic:
-        return tvm.DataType(node.dtype(1)).bits
-    return max((abs(exponent).bit_length() for exponent in value.known.values.ravel().tolist()), default=0)
+    """Powers that wrap around, in the wider type, of which the result's bits are the lower ones."""
+    base, exponent = node.tensor(0), node.tensor(1)
+    dtype, bits = node.dtype(0), max(tvm.DataType(node.dtype(i)).bits for i in range(2))
+    signed = not node.dtype(1).startswith("u")
+    if signed and dtype == "uint64":  # no signed type holds its bases, whose inverses are 0, but that of 1
+        one, zero = scalar(1, dtype), scalar(0, dtype)
+        inverse = relax.op.where(relax.op.equal(base, one), one, zero)
+        power = node.emit(relax.op.power(base, relax.op.astype(exponent, dtype)))
+        return relax.op.where(relax.op.less(exponent, scalar(0, node.dtype(1))), inverse, power)
+    if signed and dtype == "uint32":
+        bits = 64
+    inner = f"int{bits}" if signed else f"uint{bits}"
+    power = relax.op.power(relax.op.astype(base, inner), relax.op.astype(exponent, inner))
+    return power if inner == dtype else relax.op.astype(node.emit(power), dtype)
 
 
 def _mod(node: Node) -> Converted:
