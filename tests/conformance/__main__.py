@@ -1,13 +1,16 @@
 """``python -m tests.conformance``: every operator of PyTorch's database through export and TKC.
 
 Results go to a file, a line as each operator is done in a dtype; ``--resume`` leaves out what is in it already.
+``--record`` writes the committed table of all results in the file; ``--slice`` runs what CI runs on a day.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +23,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 def main() -> int:
     """Run what was asked for; 1 if anything was wrong, crashed, hung, or failed inside."""
     options = _options()
-    from . import results
+    from . import record, results
     from .run import load, run
     from .samples import operators, supported
     from .verdicts import FAULTS, KINDS, Case
@@ -32,15 +35,20 @@ def main() -> int:
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
     cases = [Case(name, dtype, options.target, options.most) for name in names for dtype in supported(name, device)]
     cases = [case for case in cases if not options.dtype or case.dtype in options.dtype]
+    if options.slice:
+        cases = record.slice_of(options.slice, cases)
     cases = results.part(cases, *options.part)
     known = results.read([options.results]) if options.results.exists() else {}
-    if options.failed:
+    if options.slice:
+        known = {}
+    elif options.failed:
         cases = [case for case in cases if case in known and known[case].faults]
     elif options.resume:
         cases = [case for case in cases if case not in known or known[case].version != results.code_version()]
     elif options.results.exists() and not options.only:
         sys.exit(f"{options.results} exists; --resume goes on with it, --failed repeats what failed")
     total: Counter[str] = Counter()
+    end = time.monotonic() + options.seconds
     for number, result in enumerate(run(cases, options.jobs), 1):
         results.append(options.results, result)
         total.update(result.counts)
@@ -49,6 +57,11 @@ def main() -> int:
         for verdict in result.verdicts if options.only else result.faults:
             print(f"    {verdict.kind} #{verdict.index} ({verdict.sample}): {verdict.reason}")
         sys.stdout.flush()
+        if time.monotonic() > end:
+            print(f"stopped after {options.seconds:.0f} s, {len(cases) - number} of {len(cases)} cases before the end")
+            break
+    if options.record:
+        record.write(options.target, results.read([options.results]).values())
     print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))
     return 1 if any(total[kind] for kind in FAULTS) else 0
 
@@ -62,6 +75,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--most", type=int, help="at most so many samples of an operator and dtype, evenly spread")
     parser.add_argument("--resume", action="store_true", help="leave out what this code has a result of")
     parser.add_argument("--failed", action="store_true", help="only what was wrong, crashed, hung or failed inside")
+    parser.add_argument("--slice", type=datetime.date.fromisoformat, metavar="DATE", help="the cases of a date")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many seconds")
+    parser.add_argument("--record", action="store_true", help="write docs/conformance/ from the results of all cases")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--results", type=Path, default=Path("build/conformance/operators.jsonl"))
     return parser.parse_args()
