@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test lint clean
+.PHONY: demo test conformance fuzz mutation lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m tkc.demo
@@ -13,6 +13,19 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not speed"
 	$(BIN)/python -m pytest -q -m speed
+
+# Hours on two cores, in parts that resume: an interrupted run goes on where it was.
+conformance: $(VENV)/.installed
+	$(BIN)/python -m tests.conformance --most 12 --resume --jobs 2 --record
+	$(BIN)/python -m tests.conformance.onnx_nodes --all
+
+MINUTES ?= 10
+SEED ?= 0
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+mutation: $(VENV)/.installed
+	$(BIN)/python -m tests.mutation
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

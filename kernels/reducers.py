@@ -47,6 +47,10 @@ def argmin_identity(position: str, value: str) -> tuple[tirx.PrimExpr, tirx.Prim
     return tirx.max_value(position), highest(value)
 
 
+POSITIONS = {"argmax": (argmax_of, argmax_identity), "argmin": (argmin_of, argmin_identity)}
+"""The reductions of pairs of position and value, and their neutral pairs."""
+
+
 def _better(x: Numbers, y: Numbers, beyond: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
     ties = tirx.EQ(x[1], y[1])
     if "float" in x[1].dtype:
@@ -62,10 +66,10 @@ def _tested_as(dtype: str) -> str:
     return dtype if dtype == "float64" else "float32"
 
 
-def _register(
+def register(
     name: str, values: int, combined: Callable[..., Sequence[tirx.PrimExpr]], identity: Callable[..., Numbers]
 ) -> None:
-    """Register a reduction of tuples of so many ``values``.
+    """Register a reduction of tuples of so many ``values`` by ``combined``, whose neutral tuple is ``identity``.
 
     TVM's table of reducers ends with the process, after the interpreter, which must outlive functions of Python's.
     Global functions are never ended.
@@ -79,7 +83,7 @@ def _register(
     tvm.get_global_func("s_tir.schedule.RegisterReducer")(values, *functions)
 
 
-_register("max", 1, lambda x, y: [tirx.max(x[0], y[0])], lambda dtype: [lowest(dtype)])
-_register("min", 1, lambda x, y: [tirx.min(x[0], y[0])], lambda dtype: [highest(dtype)])
-_register("argmax", 2, argmax_of, argmax_identity)
-_register("argmin", 2, argmin_of, argmin_identity)
+register("max", 1, lambda x, y: [tirx.max(x[0], y[0])], lambda dtype: [lowest(dtype)])
+register("min", 1, lambda x, y: [tirx.min(x[0], y[0])], lambda dtype: [highest(dtype)])
+for _name, (_combined, _identity) in POSITIONS.items():
+    register(_name, 2, _combined, _identity)

@@ -33,6 +33,11 @@ def guard_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(ir_transform(func.body, None, _guarded, _NODES))
 
 
+def with_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``expr`` as :func:`guard_floats` writes it."""
+    return ir_transform(tirx.Evaluate(expr), None, _guarded, _NODES).value
+
+
 def unguarded(call: tirx.Call) -> tirx.PrimExpr | None:
     """What :func:`guard_floats` put a guard around; ``None`` for any other call."""
     return call.args[0] if call.op.same_as(_GUARD) else None

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import tvm
 from tvm import s_tir, tirx
 
-from tkc.kernels import reducers  # noqa: F401  lowering divides the reductions that this registers among threads
+from tkc.kernels import reducers
+from tkc.schedules.float_algebra import with_guards
 from tkc.schedules.nan_semantics import NanSemantics
 
 LOWERING = "tkc"
@@ -28,5 +29,13 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 def _followed(finalize: _Finalize) -> _Finalize:
     return lambda: tvm.transform.Sequential([finalize(), NanSemantics()])
 
+
+def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:
+    """Have lowering divide a reduction among threads also when its comparisons are guarded."""
+    reducers.register(f"{name}.guarded", 2, lambda x, y: [with_guards(value) for value in combined(x, y)], identity)
+
+
+for _name, (_combined, _identity) in reducers.POSITIONS.items():
+    _register_guarded(_name, _combined, _identity)
 
 tirx.register_tir_pipeline(LOWERING, _lowering)

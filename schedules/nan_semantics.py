@@ -19,7 +19,8 @@ from tvm.tirx.stmt_functor import ir_transform
 from tkc.schedules.cuda_extrema import cuda_extremum
 from tkc.schedules.float_algebra import unguarded
 
-_NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call"]
+_NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
+_HALF = ("float16", "bfloat16")
 
 
 @tvm.transform.module_pass(opt_level=0, name="NanSemantics")
@@ -41,11 +42,15 @@ class NanSemantics:
 def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     target = (func.attrs or {}).get("target")
     on_cuda = target is not None and target.kind.name == "cuda"
-    extremum = cuda_extremum if on_cuda else _by_comparison
+    extremum = cuda_extremum if on_cuda else _cpu_extremum
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
             return unguarded(found)
+        if isinstance(found, tirx.FloatImm):
+            # TVM writes the constant "inff", which CUDA does not know, in 16 bits; in 32 it has a name.
+            is_unnamed = on_cuda and found.dtype in _HALF and not math.isfinite(found.value)
+            return tirx.Cast(found.dtype, tirx.FloatImm("float32", found.value)) if is_unnamed else None
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
             return None if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
@@ -54,6 +59,22 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")
 
     return func.with_body(ir_transform(func.body, None, replaced, _NODES))
+
+
+def _cpu_extremum(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:
+    """The extremum of two loads or numbers by comparison, that of values computed on the way by LLVM's own function.
+
+    Selections of computed values must not nest: code generation has TVM simplify every condition several times, with
+    what variables stand for written out in it, so that it takes time exponential in the depth.
+    """
+    if _is_loaded(a) and _is_loaded(b):
+        return _by_comparison(a, b, op)
+    return tirx.call_llvm_pure_intrin(a.dtype, "llvm.maximum" if op == "max" else "llvm.minimum", a, b)
+
+
+def _is_loaded(expr: tirx.PrimExpr) -> bool:
+    """Whether the simplifier sees nothing in ``expr`` but where it is."""
+    return _is_number(expr) or isinstance(expr, tirx.BufferLoad)
 
 
 def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:

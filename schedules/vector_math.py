@@ -96,7 +96,7 @@ def _erf(x: tirx.PrimExpr) -> tirx.PrimExpr:
         near = x * _let(x * x, lambda square: _polynomial(square, series))
         return tirx.Select(magnitude < _f32(0.5), near, _with_sign_of(x, _f32(1.0) - tail))
 
-    return _let(x, lambda x: _let(tirx.max(x, -x), lambda magnitude: of_magnitude(x, magnitude)))
+    return _let(x, lambda x: _let(tirx.abs(x), lambda magnitude: of_magnitude(x, magnitude)))
 
 
 def _tanh(x: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -107,7 +107,7 @@ def _tanh(x: tirx.PrimExpr) -> tirx.PrimExpr:
         near = x * _let(x * x, lambda square: _polynomial(square, (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)))
         return tirx.Select(magnitude < _f32(0.25), near, away)
 
-    return _let(x, lambda x: _let(tirx.max(x, -x), lambda magnitude: of_magnitude(x, magnitude)))
+    return _let(x, lambda x: _let(tirx.abs(x), lambda magnitude: of_magnitude(x, magnitude)))
 
 
 def _sigmoid(x: tirx.PrimExpr) -> tirx.PrimExpr:

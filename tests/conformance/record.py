@@ -121,5 +121,3 @@ def _listed(by_dtype: dict[str, dict[str, int]]) -> str:
     for dtype, counts in by_dtype.items():
         together.setdefault(", ".join(f"{count} {kind}" for kind, count in counts.items()), []).append(dtype)
     return "; ".join(f"{', '.join(dtypes)}: {counts}" for counts, dtypes in together.items())
-
-

@@ -55,7 +55,10 @@ def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
     machine_target = tvm_target(target)
     with machine_target:
         return relax.build(
-            tvm.transform.Sequential(lowering_stage(target).passes)(module), target=machine_target, relax_pipeline=None, tir_pipeline=LOWERING
+            tvm.transform.Sequential(lowering_stage(target).passes)(module),
+            target=machine_target,
+            relax_pipeline=None,
+            tir_pipeline=LOWERING,
         )
 
 
