@@ -34,7 +34,9 @@ def check(kernel: BuiltKernel, case: Case) -> None:
                 at = tuple(size // 2 for size in inputs[nth].shape)
                 inputs[nth][at[:-1] if whole_row and len(at) > 1 else at] = value
                 about = f"{kernel.request.configuration} with {value} in {declared.name}"
-                outputs, expected = call(kernel, inputs, case.usual), spec.reference(p, *inputs)
+                outputs = call(kernel, inputs, case.usual)
+                with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's GELU of infinity is NaN on some CPUs
+                    expected = spec.reference(p, *inputs)
                 if declared.name in ("v", "cache"):
                     outputs, expected = _where_weighed(kernel, nth, clean, inputs, outputs, expected)
                 assert_same(outputs, expected, about)
