@@ -65,7 +65,9 @@ def _position(combine: _Combine, identity: _Identity) -> Legalization:
             position = tirx.const(0, dtype)
             for axis_ in axes:
                 position = position * axis_.dom.extent.astype(dtype) + axis_.var.astype(dtype)
-            return reduce((position, x[tuple(element)]), axis=axes)
+            value = x[tuple(element)]
+            wide = value.astype("float32") if value.dtype in ("float16", "bfloat16") else value
+            return reduce((position, wide), axis=axes)
 
         positions, _ = te.compute(kept, pair, name="argreduce")
         if not keepdims:

@@ -17,24 +17,30 @@ def elementwise(function: Function, name: str) -> Legalization:
     """``function`` of each element of operands that broadcast against each other."""
 
     def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        shape = call.struct_info.shape
-        if not isinstance(shape, relax.ShapeExpr):
-            return call
-
-        def compute(*operands: te.Tensor) -> te.Tensor:
-            return te.compute(list(shape.values), lambda *index: function(*(_at(x, index) for x in operands)), name=name)
+        def compute(*operands: te.Tensor | Number) -> te.Tensor:
+            shapes = [list(x.shape) for x in operands if isinstance(x, te.Tensor)]
+            return te.compute(_broadcast(shapes), lambda *i: function(*(_at(x, i) for x in operands)), name=name)
 
         return builder.call_te(compute, *(_operand(builder, x) for x in call.args), primfunc_name_hint=f"tir_{name}")
 
     return legalize
 
 
+def _broadcast(shapes: list[list[Number]]) -> list[Number]:
+    rank = max(map(len, shapes))
+    padded = [[tirx.const(1, "int64")] * (rank - len(shape)) + shape for shape in shapes]
+    return [next((size for size in sizes if not _is_one(size)), sizes[0]) for sizes in zip(*padded, strict=True)]
+
+
+def _is_one(size: Number) -> bool:
+    return isinstance(size, tirx.IntImm) and size.value == 1
+
+
 def _at(operand: te.Tensor | Number, index: tuple[tirx.Var, ...]) -> Number:
     if not isinstance(operand, te.Tensor):
         return operand
     behind = index[len(index) - len(operand.shape) :]
-    ones = (isinstance(size, tirx.IntImm) and size == 1 for size in operand.shape)
-    return operand(*(0 if one else i for one, i in zip(ones, behind, strict=True)))
+    return operand(*(0 if _is_one(size) else i for size, i in zip(operand.shape, behind, strict=True)))
 
 
 def _operand(builder: BlockBuilder, expr: relax.Expr) -> relax.Expr | Number:

@@ -36,6 +36,21 @@ def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(ir_transform(func.body, None, expand_store, ["tirx.BufferStore"]))
 
 
+def compare_for_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with each test for NaN as a comparison with itself: TVM makes loops of other tests of vectors."""
+    isnan = Op.get("tirx.isnan")
+
+    def compared(call: tirx.Call) -> tirx.PrimExpr | None:
+        if not call.op.same_as(isnan):
+            return None
+        (value,) = call.args
+        if isinstance(value, tirx.Var | tirx.BufferLoad):
+            return tirx.Not(tirx.EQ(value, value))
+        return _let(value, lambda value: tirx.Not(tirx.EQ(value, value)))
+
+    return func.with_body(ir_transform(func.body, None, compared, ["tirx.Call"]))
+
+
 def _let(value: tirx.PrimExpr, body: Callable[[tirx.Var], tirx.PrimExpr]) -> tirx.PrimExpr:
     """``body`` of a variable that holds ``value``, so that it is computed once."""
     variable = tirx.Var("x", value.dtype)

@@ -138,10 +138,16 @@ def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
 
 def clamp(b: Emitter, x: relax.Expr, minimum: Any = None, maximum: Any = None) -> relax.Expr:
     """``min(max(x, minimum), maximum)``; either bound a number, a tensor, or absent."""
-    x = b.tensor(x, b.dtype)
+    dtype = _numeric(b.dtype)
+    x = b.tensor(x, dtype)
     if minimum is not None:
-        x = b.emit(op.maximum(x, b.tensor(minimum, b.dtype)))
-    return x if maximum is None else op.minimum(x, b.tensor(maximum, b.dtype))
+        x = b.emit(op.maximum(x, b.tensor(minimum, dtype)))
+    return x if maximum is None else op.minimum(x, b.tensor(maximum, dtype))
+
+
+def sign(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """-1, 0 or 1."""
+    return x if b.dtype == "bool" else op.sign(x)
 
 
 def clamp_max(b: Emitter, x: relax.Expr, maximum: Any) -> relax.Expr:
@@ -273,7 +279,6 @@ _UNARY = {
     "round": op.round,
     "rsqrt": op.rsqrt,
     "sigmoid": op.sigmoid,
-    "sign": op.sign,
     "silu": op.nn.silu,
     "sin": op.sin,
     "sinh": op.sinh,
@@ -333,6 +338,7 @@ CONVERTERS: dict[str, Converter] = {
             "leaky_relu": leaky_relu,
             "elu": elu,
             "hardtanh": clamp,
+            "sign": sign,
             "expm1": expm1,
             "log1p": log1p,
             "log2": _log_base(2),

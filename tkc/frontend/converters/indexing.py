@@ -148,7 +148,7 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
         position = b.emit(op.reshape(position, [count, *[1] * len(rest)]))
         position = b.emit(op.broadcast_to(position, [count, *rest]))
     rows = _value_rows(b, values, kept, dims, count, rest)
-    out = b.emit(op.scatter_elements(flat, position, rows, 0, "add" if accumulate else "update"))
+    out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
     out = b.emit(op.reshape(out, shape))
     return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
 
@@ -185,6 +185,16 @@ def _value_rows(
     return whole if len(indexed) == 1 else b.emit(op.reshape(whole, [count, *rest]))
 
 
+def _scatter(
+    b: Emitter, x: relax.Expr, indices: relax.Expr, values: relax.Expr, dim: int, reduction: str
+) -> relax.Expr:
+    """``scatter_elements``; truth values, which TVM does not calculate with, as numbers."""
+    if x.struct_info.dtype != "bool" or reduction == "update":
+        return op.scatter_elements(x, indices, values, dim, reduction)
+    numbers = [b.cast(operand, "int32") for operand in (x, values)]
+    return op.astype(b.emit(op.scatter_elements(numbers[0], indices, numbers[1], dim, reduction)), "bool")
+
+
 def _slices_written(
     b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str
 ) -> relax.Expr:
@@ -199,7 +209,7 @@ def _slices_written(
     if not b.has_shape(indices, shape):
         rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
         rows = b.emit(op.broadcast_to(rows, shape))
-    return op.scatter_elements(x, rows, values, dim, reduction)
+    return _scatter(b, x, rows, values, dim, reduction)
 
 
 def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
@@ -263,7 +273,7 @@ def _scattered(
         values = b.emit(op.strided_slice(values, axes, [0] * len(shape), shape))
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
-    return op.scatter_elements(x, indices, values, dim, _REDUCTIONS[reduction])
+    return _scatter(b, x, indices, values, dim, _REDUCTIONS[reduction])
 
 
 def scatter(
@@ -308,7 +318,8 @@ def index_add(
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     if alpha != 1:
-        source = b.emit(op.multiply(source, b.tensor(alpha, b.dtype)))
+        dtype = "int8" if b.dtype == "bool" else b.dtype
+        source = b.cast(b.emit(op.multiply(b.cast(source, dtype), b.tensor(alpha, dtype))), b.dtype)
     return _slices_written(b, x, dim, indices, source, "add")
 
 
