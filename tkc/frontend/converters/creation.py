@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
@@ -76,7 +76,8 @@ def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> rela
     left = b.emit(op.add(op.multiply(b.cast(index, "float64"), width), b.tensor(start, "float64")))
     behind = b.cast(b.emit(op.subtract(b.tensor(gaps, "int64"), index)), "float64")
     right = b.emit(op.subtract(b.tensor(end, "float64"), op.multiply(behind, width)))
-    return op.astype(op.where(op.less(index, b.tensor(steps // 2, "int64")), left, right), b.dtype)
+    half = max(steps // 2, 1) if isinstance(steps, int) else tirx.max(steps // 2, 1)
+    return op.astype(op.where(op.less(index, b.tensor(half, "int64")), left, right), b.dtype)
 
 
 def eye(b: Emitter, *_: Any) -> relax.Expr:

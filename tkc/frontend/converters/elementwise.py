@@ -78,11 +78,23 @@ def _is_floating(dtype: str) -> bool:
 
 def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> relax.Expr:
     """The quotient, or its ``floor`` or ``trunc``."""
-    x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
+    x, y = b.tensor(x, b.dtype), _divisor(b, y)
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
     quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
     return op.trunc(quotient) if rounding_mode == "trunc" and _is_floating(b.dtype) else quotient
+
+
+def _divisor(b: Emitter, y: Any) -> relax.Expr:
+    """``y`` in the result's dtype, which is not the whole number zero in every call."""
+    if isinstance(y, int) and y == 0 and not _is_floating(b.dtype):
+        raise b.unsupported("whole numbers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
+    return b.tensor(y, b.dtype)
+
+
+def remainder(b: Emitter, x: Any, y: Any) -> relax.Expr:
+    """The remainder with the sign of the divisor."""
+    return op.floor_mod(b.tensor(x, b.dtype), _divisor(b, y))
 
 
 def floor_divide(b: Emitter, x: Any, y: Any) -> relax.Expr:
@@ -92,7 +104,7 @@ def floor_divide(b: Emitter, x: Any, y: Any) -> relax.Expr:
 
 def fmod(b: Emitter, x: Any, y: Any) -> relax.Expr:
     """The remainder with the sign of the dividend."""
-    return op.mod(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
+    return op.mod(b.tensor(x, b.dtype), _divisor(b, y))
 
 
 def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
@@ -302,7 +314,7 @@ CONVERTERS: dict[str, Converter] = {
     **_table({name: _comparison(function) for name, function in _COMPARISONS.items()}, "Tensor", "Scalar"),
     **_table({"add": _scaled(op.add), "sub": _scaled(op.subtract), "rsub": rsub}, "Tensor", "Scalar"),
     **_table({"mul": _arithmetic(op.multiply), "div": divide}, "Tensor", "Scalar"),
-    **_table({"remainder": _arithmetic(op.floor_mod), "fmod": fmod}, "Tensor", "Scalar"),
+    **_table({"remainder": remainder, "fmod": fmod}, "Tensor", "Scalar"),
     **_table({"div": divide}, "Tensor_mode", "Scalar_mode"),
     **_table(
         {

@@ -128,12 +128,18 @@ def _pieces(b: Emitter, x: relax.Expr, sizes: list[Size], dim: int) -> list[rela
     dim %= x.struct_info.ndim
     if len(sizes) == 1:
         return [x]
-    if all(isinstance(size, int) for size in sizes):
+    if all(isinstance(size, int) and size > 0 for size in sizes):
         bounds = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
         pieces = b.emit(op.split(x, bounds, dim))
         return [b.emit(relax.TupleGetItem(pieces, i)) for i in range(len(sizes))]
     starts = [sum(sizes[:i], 0) for i in range(len(sizes))]
-    return [b.emit(_strided(b, x, dim, start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    shape = list(x.struct_info.shape)
+    return [
+        b.emit(op.zeros([*shape[:dim], 0, *shape[dim + 1 :]], x.struct_info.dtype))
+        if b.equal(size, 0)
+        else b.emit(_strided(b, x, dim, start, start + size))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def unbind(b: Emitter, x: relax.Expr, dim: int = 0) -> list[relax.Expr]:
@@ -175,7 +181,8 @@ def _rolled(b: Emitter, x: relax.Expr, shift: Size, dim: int) -> relax.Expr:
     size = x.struct_info.shape[dim]
     if b.equal(size, 1):
         return x
-    cut = size - shift % size
+    # A call may have no elements along the dimension, and processors divide by nothing else.
+    cut = size - shift % (max(size, 1) if isinstance(size, int) else tirx.max(size, 1))
     last, first = b.emit(_strided(b, x, dim, cut, size)), b.emit(_strided(b, x, dim, 0, cut))
     return b.emit(op.concat([last, first], dim))
 
