@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 
 import tvm
 from tvm import relax, tirx
@@ -10,9 +11,23 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.kernels import reducers
 from tkc.passes.rewriting import rewritten
 
-_OF_NOTHING = {"relax.matmul": 0, "relax.sum": 0, "relax.prod": 1, "relax.mean": math.nan}
+_OF_NOTHING: dict[str, Callable[[relax.Call], float]] = {
+    "relax.matmul": lambda _: 0,
+    "relax.sum": lambda _: 0,
+    "relax.prod": lambda _: 1,
+    "relax.mean": lambda _: math.nan,
+    "relax.max": lambda call: reducers.lowest(call.struct_info.dtype).value,
+    "relax.min": lambda call: reducers.highest(call.struct_info.dtype).value,
+    "relax.nn.pad": lambda call: float(call.attrs.pad_value),
+}
+"""What an operator gives if there is nothing to compute it of. Nothing's extrema are those that a loop begins with."""
+
+_UNCHANGED = ("relax.scatter_elements", "relax.scatter_nd", "relax.index_put")
+"""Operators that change some elements of their first operand."""
+
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldEmptyTensors")
@@ -38,7 +53,9 @@ class _Folding(PyExprMutator):
         if _is_empty(call):
             return call if call.op.name == "relax.full" else _filled(0, sinfo)
         if call.op.name in _OF_NOTHING and any(map(_is_empty, call.args)):
-            return _filled(_OF_NOTHING[call.op.name], sinfo)
+            return _filled(_OF_NOTHING[call.op.name](call), sinfo)
+        if call.op.name in _UNCHANGED and any(map(_is_empty, _leaves(call.args[1:]))):
+            return call.args[0]
         if call.op.name == "relax.concat" and isinstance(call.args[0], relax.Tuple):
             parts = [part for part in call.args[0].fields if not _is_empty(part)]
             return parts[0] if len(parts) == 1 else relax.op.concat(parts, call.attrs.axis)
@@ -68,6 +85,11 @@ def _is_empty(expr: relax.Expr) -> bool:
     sinfo = expr.struct_info
     sizes = sinfo.shape if isinstance(sinfo, relax.TensorStructInfo) else None
     return isinstance(sizes, relax.ShapeExpr) and any(isinstance(n, tirx.IntImm) and n == 0 for n in sizes)
+
+
+def _leaves(exprs: Iterable[relax.Expr]) -> Iterator[relax.Expr]:
+    for expr in exprs:
+        yield from expr.fields if isinstance(expr, relax.Tuple) else (expr,)
 
 
 def _filled(value: float, sinfo: relax.TensorStructInfo) -> relax.Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import relax
+from tvm import arith, relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
@@ -62,6 +62,8 @@ class _Lowering(PyExprMutator):
 
     def _shared(self, x: relax.Expr, heads: int) -> relax.Expr:
         """Keys or values with each head repeated for the query heads that share it."""
+        if arith.Analyzer().can_prove_equal(heads, x.struct_info.shape[2]):
+            return x
         groups = int(heads) // int(x.struct_info.shape[2])
         return x if groups == 1 else self._emit(op.repeat(x, groups, axis=2))
 

@@ -14,6 +14,7 @@ from tvm.relax import BlockBuilder, op
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.kernels import reducers
+from tkc.passes.number_legalization import NUMBERS
 
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 _Combine = Callable[[reducers.Numbers, reducers.Numbers], tuple[tirx.PrimExpr, tirx.PrimExpr]]
@@ -64,7 +65,9 @@ def _position(combine: _Combine, identity: _Identity) -> Legalization:
             position = tirx.const(0, dtype)
             for axis_ in axes:
                 position = position * axis_.dom.extent.astype(dtype) + axis_.var.astype(dtype)
-            return reduce((position, x[tuple(element)]), axis=axes)
+            value = x[tuple(element)]
+            wide = value.astype("float32") if value.dtype in ("float16", "bfloat16") else value
+            return reduce((position, wide), axis=axes)
 
         positions, _ = te.compute(kept, pair, name="argreduce")
         if not keepdims:
@@ -76,33 +79,6 @@ def _position(combine: _Combine, identity: _Identity) -> Legalization:
     return legalize
 
 
-def _by_zero(name: str, where: tuple[int, ...]) -> Legalization:
-    """A product with the constant zero, or its quotient, which TVM takes for zero whatever the other operand is."""
-
-    def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-        args = list(call.args)
-        for index in where:
-            if _is_zero(args[index]):
-                # As a tensor it is no constant of the expression that TVM folds.
-                args[index] = builder.emit(builder.call_te(_scalar, args[index].data.numpy().item(), args[index].struct_info.dtype))
-        return Op.get(name).get_attr("FLegalize")(builder, relax.Call(call.op, args, call.attrs))
-
-    return legalize
-
-
-def _is_zero(expr: relax.Expr) -> bool:
-    return (
-        isinstance(expr, relax.Constant)
-        and expr.struct_info.ndim == 0
-        and "float" in expr.struct_info.dtype
-        and float(expr.data.numpy()) == 0
-    )
-
-
-def _scalar(value: float, dtype: str) -> te.Tensor:
-    return te.compute((), lambda: tirx.const(value, dtype), name="zero")
-
-
 LEGALIZATIONS: dict[str, Legalization] = {
     **{
         name: _from_infinity(name)
@@ -110,6 +86,5 @@ LEGALIZATIONS: dict[str, Legalization] = {
     },
     "relax.argmax": _position(reducers.argmax_of, reducers.argmax_identity),
     "relax.argmin": _position(reducers.argmin_of, reducers.argmin_identity),
-    "relax.multiply": _by_zero("relax.multiply", (0, 1)),
-    "relax.divide": _by_zero("relax.divide", (0,)),
+    **NUMBERS,
 }

@@ -1,4 +1,4 @@
-"""Sorts floats by integers in the same order, among which NaN has a place: above infinity.
+"""Sorts floats by integers in the same order, among which NaN has a place: above infinity; narrow integers by wider ones.
 
 TVM's sorts compare floats. A NaN is neither below nor above anything, which is no order at all: the C++ library's
 ``stable_sort``, which runs on the CPU, may then do anything, and a merge on a GPU leaves other elements unsorted.
@@ -16,11 +16,15 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tkc.passes.rewriting import rewritten
 
 _SIGNED = {"float32": "int32", "float64": "int64"}
+_SORTED = ("int32", "int64", "uint64")
+"""What TVM sorts as it is (or, in 64 bits without a sign, not at all)."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="SortKeys")
 class SortKeys:
-    """Gives ``sort``, ``argsort`` and ``topk`` of floats integer keys; values are gathered by position.
+    """Gives ``sort``, ``argsort`` and ``topk`` of floats and narrow integers keys that TVM sorts.
+
+    Values are gathered by position.
 
     NaN sorts last, and is first among the largest; -0.0 and 0.0 are equal: PyTorch's and NumPy's order.
     """
@@ -35,7 +39,7 @@ class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         name = call.op.name if isinstance(call.op, Op) else ""
-        if name not in _SORTS or "float" not in call.args[0].struct_info.dtype:
+        if name not in _SORTS or call.args[0].struct_info.dtype in _SORTED:
             return call
         x, attrs = call.args[0], call.attrs
         keys, axis = self._keys(x), int(attrs.axis) % x.struct_info.ndim
@@ -52,6 +56,8 @@ class _Rewriting(PyExprMutator):
         return values if attrs.ret_type == "values" else relax.Tuple([values, indices])
 
     def _keys(self, x: relax.Expr) -> relax.Expr:
+        if "float" not in x.struct_info.dtype:
+            return self.builder_.emit(op.astype(x, "int64" if "32" in x.struct_info.dtype else "int32"))
         if x.struct_info.dtype not in _SIGNED:
             x = self.builder_.emit(op.astype(x, "float32"))
         return self.builder_.emit(self.builder_.call_te(_sort_keys, x, primfunc_name_hint="sort_keys"))

@@ -8,7 +8,7 @@ from tkc.kernels.target import Target
 from tkc.schedules.byte_intermediates import store_bytes
 from tkc.schedules.float_algebra import guard_floats
 from tkc.schedules.launch_guards import guard_empty_launches
-from tkc.schedules.vector_math import vectorize_math
+from tkc.schedules.vector_math import compare_for_nan, vectorize_math
 from tkc.schedules.wide_intermediates import widen_intermediates
 
 
@@ -16,4 +16,4 @@ def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
         return guard_empty_launches(guard_floats(widen_intermediates(func)))
-    return guard_floats(vectorize_math(store_bytes(func)))
+    return guard_floats(compare_for_nan(vectorize_math(store_bytes(func))))

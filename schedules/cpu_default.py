@@ -186,6 +186,9 @@ def _vectorize(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
         loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S" and static(sch.get(loop).extent) != 1
     ]
     if not spatial:
+        if any(static(sch.get(loop).extent) is None for loop in reductions):
+            # Of no elements at a call, too, there is a sum: it begins before the loop, not in its first step.
+            sch.decompose_reduction(block, reductions[0])
         return
     vectors = [spatial[-1]]
     extent = static(sch.get(spatial[-1]).extent)

@@ -1,7 +1,8 @@
 """Expressions of floats that TVM's simplifier would change as if there were no NaN, infinity or rounding.
 
 TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, ``x == x`` for true, a product with the constant zero,
-or its quotient, for zero, and ``not x < y`` for ``y <= x``, which the branches of a selection then are known to have.
+or its quotient, for zero, a sum with it for the other number (-0.0 + 0.0 is 0.0), and ``not x < y`` for ``y <= x``,
+which the branches of a selection then are known to have. A quotient by the constant zero it does not take at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
 
 _COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
-_NODES = [f"tirx.{name}" for name in ("Sub", "Mul", "Div", *_COMPARISONS)]
+_NODES = [f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div", *_COMPARISONS)]
 
 
 def _registered(name: str) -> Op:
@@ -48,18 +49,20 @@ def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         return None
     if isinstance(expr, tirx.Sub):
         return tirx.Sub(expr.a, _guard(expr.b))
-    if isinstance(expr, tirx.Mul):
-        return tirx.Mul(_guard_zero(expr.a), _guard_zero(expr.b))
+    if isinstance(expr, tirx.Add | tirx.Mul):
+        return type(expr)(_guard_zero(expr.a), _guard_zero(expr.b))
     if isinstance(expr, tirx.Div):
-        return tirx.Div(_guard_zero(expr.a), expr.b)
+        return tirx.Div(_guard_zero(expr.a), _guard_zero(expr.b))
     if isinstance(expr, tirx.EQ | tirx.NE):  # each is the other's opposite, of NaN too
         return type(expr)(expr.a, _guard(expr.b))
     return _guard(expr)
 
 
 def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    value = expr.value if isinstance(expr, tirx.Broadcast) else expr
-    return _guard(expr) if isinstance(value, tirx.FloatImm) and value.value == 0 else expr
+    value = expr
+    while isinstance(value, tirx.Broadcast | tirx.Cast):  # what casts a constant becomes one
+        value = value.value
+    return _guard(expr) if isinstance(value, tirx.FloatImm | tirx.IntImm) and value.value == 0 else expr
 
 
 def _guard(expr: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -9,6 +9,8 @@ from tvm import tirx
 from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.schedules.blocks import nodes
+
 _SINGLE_OR_LESS = ("float32", "float16", "bfloat16")
 
 
@@ -34,6 +36,26 @@ def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.BufferStore(store.buffer, evaluated.value, store.indices)
 
     return func.with_body(ir_transform(func.body, None, expand_store, ["tirx.BufferStore"]))
+
+
+def compare_for_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with each test for NaN as a comparison with itself: TVM makes loops of other tests of vectors.
+
+    What is stored as bfloat16 binds no variables, as in :func:`vectorize_math`, and tests of longer expressions stay.
+    """
+    isnan = Op.get("tirx.isnan")
+    binds = not any(node.buffer.dtype == "bfloat16" for node in nodes(func.body) if isinstance(node, tirx.BufferStore))
+
+    def compared(call: tirx.Call) -> tirx.PrimExpr | None:
+        if not call.op.same_as(isnan):
+            return None
+        (value,) = call.args
+        inner = value.value if isinstance(value, tirx.Cast) else value
+        if isinstance(inner, tirx.Var | tirx.BufferLoad):
+            return tirx.Not(tirx.EQ(value, value))
+        return _let(value, lambda value: tirx.Not(tirx.EQ(value, value))) if binds else None
+
+    return func.with_body(ir_transform(func.body, None, compared, ["tirx.Call"]))
 
 
 def _let(value: tirx.PrimExpr, body: Callable[[tirx.Var], tirx.PrimExpr]) -> tirx.PrimExpr:

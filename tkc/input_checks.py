@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,7 +157,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
     if tensor.numel() == 0:
         # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
-        return tensor.new_empty(tensor.shape)
+        strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
+        return tensor.new_empty(0).as_strided(tensor.shape, strides)
     tensor = tensor.contiguous()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 

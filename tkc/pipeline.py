@@ -32,6 +32,7 @@ from tkc.passes.patch_products import PatchProducts
 from tkc.passes.planned_views import PlannedViews
 from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import PRODUCT_RULES, RULES
+from tkc.passes.scans import Scans
 from tkc.passes.short_scans import ShortScans
 from tkc.passes.sort_keys import SortKeys
 from tkc.passes.substitute_kernels import (
@@ -112,6 +113,7 @@ def fusion_stages() -> list[PassStage]:
             (
                 IntegerPower(),
                 ShortScans(),
+                Scans(),
                 SortKeys(),
                 IndexedElements(),
                 relax.backend.DispatchSampling(),

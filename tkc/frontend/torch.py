@@ -121,8 +121,14 @@ def _simplified(program: ExportedProgram) -> ExportedProgram:
         with torch.no_grad():
             return with_state_as_buffers(program).run_decompositions(table)
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
-        if not is_complex or isinstance(error, UnsupportedModelError):
+        if isinstance(error, UnsupportedModelError):
             raise
+        if not is_complex:
+            names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
+            raise UnsupportedModelError(
+                f"TKC cannot compile {'; '.join(names)}: PyTorch has no form of it in its core operators "
+                f"({str(error).splitlines()[0]})\nWrite it with other operators, or keep that part outside the model."
+            ) from error
         newer = "" if torch.__version__ >= _COMPLEX_NUMBERS else f", or use PyTorch {_COMPLEX_NUMBERS}, which has more"
         raise UnsupportedModelError(
             f"PyTorch {torch.__version__} has no form in real numbers of something that the model does with complex "

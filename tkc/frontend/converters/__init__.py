@@ -58,6 +58,7 @@ KEPT = frozenset(
         "aten::softmax",
         "aten::elu",
         "aten::leaky_relu",
+        "aten::take",
         "aten::gelu",
         *(f"aten::{name.split('.')[1]}" for name in _IMAGES),
     }

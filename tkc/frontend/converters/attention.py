@@ -36,6 +36,7 @@ def scaled_dot_product_attention(
     """
     if dropout:
         raise b.unsupported("dropout is active. Call eval() on the model before exporting it.")
+    query, key, value = _of_one_batch(b, query, key, value, enable_gqa)
     rank = query.struct_info.ndim
     if rank > 4:
         raise b.unsupported(f"attention over {rank}-dimensional tensors is not supported. Flatten the batch.")
@@ -58,6 +59,23 @@ def scaled_dot_product_attention(
         out = b.emit(relax.op.where(visible, out, relax.const(0, out.struct_info.dtype)))
     out = b.emit(relax.op.permute_dims(out, [0, 2, 1, 3]))
     return out if rank == 4 else relax.op.reshape(out, b.shape)
+
+
+def _of_one_batch(
+    b: Emitter, query: relax.Expr, key: relax.Expr, value: relax.Expr, enable_gqa: bool
+) -> list[relax.Expr]:
+    """The operands with as many dimensions each, and the batch dimensions (heads but those of groups) of the result."""
+    operands = [query, key, value]
+    rank = len(b.shape)
+    shared = rank - (3 if enable_gqa else 2)
+    batch = b.shape[:shared]
+    if all(x.struct_info.ndim == rank and b.has_shape(x, [*batch, *list(x.struct_info.shape)[shared:]]) for x in operands):
+        return operands
+    shapes = [[1] * (rank - x.struct_info.ndim) + list(x.struct_info.shape) for x in operands]
+    return [
+        b.emit(relax.op.broadcast_to(x, [*batch, *shape[shared:]]))
+        for x, shape in zip(operands, shapes, strict=True)
+    ]
 
 
 def _with_heads(b: Emitter, x: relax.Expr) -> relax.Expr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
@@ -66,13 +66,18 @@ def arange_step(b: Emitter, start: Any, end: Any, step: Any = 1, *_: Any) -> rel
 
 def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> relax.Expr:
     """``steps`` evenly spaced numbers from ``start`` to ``end``."""
-    index = b.cast(b.emit(op.arange(b.shape[0], dtype="int64")), "float64")
+    index = b.emit(op.arange(b.shape[0], dtype="int64"))
     gaps = steps - 1
     if isinstance(gaps, int):
         width: relax.Expr = b.tensor((end - start) / max(gaps, 1), "float64")
     else:
         width = b.emit(op.divide(b.tensor(end - start, "float64"), b.tensor(gaps, "float64")))
-    return op.astype(op.add(op.multiply(index, width), b.tensor(start, "float64")), b.dtype)
+    # From both ends to the middle, so that the last number is the end itself.
+    left = b.emit(op.add(op.multiply(b.cast(index, "float64"), width), b.tensor(start, "float64")))
+    behind = b.cast(b.emit(op.subtract(b.tensor(gaps, "int64"), index)), "float64")
+    right = b.emit(op.subtract(b.tensor(end, "float64"), op.multiply(behind, width)))
+    half = max(steps // 2, 1) if isinstance(steps, int) else tirx.max(steps // 2, 1)
+    return op.astype(op.where(op.less(index, b.tensor(half, "int64")), left, right), b.dtype)
 
 
 def eye(b: Emitter, *_: Any) -> relax.Expr:

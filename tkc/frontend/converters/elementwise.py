@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import relax
+from tvm import relax, te
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
+from tkc.passes import number_functions
 
 Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
 
@@ -77,15 +78,23 @@ def _is_floating(dtype: str) -> bool:
 
 def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> relax.Expr:
     """The quotient, or its ``floor`` or ``trunc``."""
-    x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
+    x, y = b.tensor(x, b.dtype), _divisor(b, y)
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
-    if rounding_mode == "trunc" and not _is_floating(b.dtype):
-        # Integer division rounds down: divide the magnitudes, and put the sign back.
-        magnitude = b.emit(op.floor_divide(op.abs(x), op.abs(y)))
-        return op.multiply(magnitude, op.multiply(op.sign(x), op.sign(y)))
-    quotient = b.emit(op.divide(x, y))
-    return op.trunc(quotient) if rounding_mode == "trunc" else quotient
+    quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
+    return op.trunc(quotient) if rounding_mode == "trunc" and _is_floating(b.dtype) else quotient
+
+
+def _divisor(b: Emitter, y: Any) -> relax.Expr:
+    """``y`` in the result's dtype, which is not the whole number zero in every call."""
+    if isinstance(y, int) and y == 0 and not _is_floating(b.dtype):
+        raise b.unsupported("whole numbers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
+    return b.tensor(y, b.dtype)
+
+
+def remainder(b: Emitter, x: Any, y: Any) -> relax.Expr:
+    """The remainder with the sign of the divisor."""
+    return op.floor_mod(b.tensor(x, b.dtype), _divisor(b, y))
 
 
 def floor_divide(b: Emitter, x: Any, y: Any) -> relax.Expr:
@@ -95,11 +104,7 @@ def floor_divide(b: Emitter, x: Any, y: Any) -> relax.Expr:
 
 def fmod(b: Emitter, x: Any, y: Any) -> relax.Expr:
     """The remainder with the sign of the dividend."""
-    x, y = b.tensor(x, b.dtype), b.tensor(y, b.dtype)
-    if _is_floating(b.dtype):
-        return op.mod(x, y)
-    magnitude = b.emit(op.floor_mod(op.abs(x), op.abs(y)))
-    return op.multiply(magnitude, op.sign(x))
+    return op.mod(b.tensor(x, b.dtype), _divisor(b, y))
 
 
 def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
@@ -110,9 +115,31 @@ def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
         for _ in range(int(exponent) - 1):
             result = b.emit(op.multiply(result, x))
         return result
-    if exponent == 0.5 if isinstance(exponent, float) else False:
-        return op.sqrt(x)
+    if isinstance(exponent, int | float) and exponent in _ROOTS and _is_floating(b.dtype):
+        return _ROOTS[exponent](x)
     return op.power(x, b.tensor(exponent, b.dtype))
+
+
+_ROOTS: dict[float, Callable[[relax.Expr], relax.Expr]] = {
+    0.5: op.sqrt,
+    -0.5: op.rsqrt,
+    -1: lambda x: _reciprocal(x),
+    -2: lambda x: _reciprocal(op.multiply(x, x)),
+}
+
+
+def _except_nan(function: Binary) -> Converter:
+    """The other operand where one is NaN."""
+
+    def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        dtype = _numeric(b.dtype)
+        x, y = b.tensor(x, dtype), b.tensor(y, dtype)
+        if not _is_floating(dtype):
+            return function(x, y)
+        either = b.emit(op.where(op.isnan(y), x, b.emit(function(x, y))))
+        return op.where(op.isnan(x), y, either)
+
+    return convert
 
 
 def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
@@ -123,10 +150,16 @@ def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
 
 def clamp(b: Emitter, x: relax.Expr, minimum: Any = None, maximum: Any = None) -> relax.Expr:
     """``min(max(x, minimum), maximum)``; either bound a number, a tensor, or absent."""
-    x = b.tensor(x, b.dtype)
+    dtype = _numeric(b.dtype)
+    x = b.tensor(x, dtype)
     if minimum is not None:
-        x = b.emit(op.maximum(x, b.tensor(minimum, b.dtype)))
-    return x if maximum is None else op.minimum(x, b.tensor(maximum, b.dtype))
+        x = b.emit(op.maximum(x, b.tensor(minimum, dtype)))
+    return x if maximum is None else op.minimum(x, b.tensor(maximum, dtype))
+
+
+def sign(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """-1, 0 or 1."""
+    return x if b.dtype == "bool" else op.sign(x)
 
 
 def clamp_max(b: Emitter, x: relax.Expr, maximum: Any) -> relax.Expr:
@@ -193,7 +226,7 @@ def leaky_relu(b: Emitter, x: relax.Expr, slope: float) -> relax.Expr:
 
 def elu(b: Emitter, x: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
     """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``."""
-    inner = op.subtract(op.exp(op.multiply(x, b.tensor(input_scale, b.dtype))), b.tensor(1, b.dtype))
+    inner = expm1(b, b.emit(op.multiply(x, b.tensor(input_scale, b.dtype))))
     negative = op.multiply(inner, b.tensor(alpha * scale, b.dtype))
     positive = op.multiply(x, b.tensor(scale, b.dtype))
     return op.where(op.greater(x, b.tensor(0, b.dtype)), positive, negative)
@@ -203,16 +236,28 @@ def _log_base(base: float) -> Converter:
     return lambda b, x: op.multiply(op.log(b.tensor(x, b.dtype)), b.tensor(1 / math.log(base), b.dtype))
 
 
+def elementwise(b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr) -> relax.Expr:
+    """``function`` of each element of tensors of one shape, in float32 of narrower ones."""
+    compute = number_functions.in_float32(function)
+
+    def loops(*tensors: te.Tensor) -> te.Tensor:
+        return te.compute(tensors[0].shape, lambda *i: compute(*(tensor(*i) for tensor in tensors)), name=name)
+
+    return b.emit_te(name, loops, *operands)
+
+
+def expm1(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """``exp(x) - 1``, which keeps the digits of a small ``x``."""
+    return elementwise(b, "expm1", number_functions.expm1, b.tensor(x, b.dtype))
+
+
+def log1p(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """``log(1 + x)``, which keeps the digits of a small ``x``."""
+    return elementwise(b, "log1p", number_functions.log1p, b.tensor(x, b.dtype))
+
+
 def _reciprocal(x: relax.Expr) -> relax.Expr:
     return op.divide(relax.const(1, x.struct_info.dtype), x)
-
-
-def _shifted_log(x: relax.Expr) -> relax.Expr:
-    return op.log(op.add(x, relax.const(1, x.struct_info.dtype)))
-
-
-def _shifted_exp(x: relax.Expr) -> relax.Expr:
-    return op.subtract(op.exp(x), relax.const(1, x.struct_info.dtype))
 
 
 def scalar_tensor(b: Emitter, value: Any, *_: Any) -> relax.Expr:
@@ -238,17 +283,14 @@ _UNARY = {
     "cosh": op.cosh,
     "erf": op.erf,
     "exp": op.exp,
-    "expm1": _shifted_exp,
     "floor": op.floor,
     "log": op.log,
-    "log1p": _shifted_log,
     "neg": op.negative,
     "reciprocal": _reciprocal,
     "relu": op.nn.relu,
     "round": op.round,
     "rsqrt": op.rsqrt,
     "sigmoid": op.sigmoid,
-    "sign": op.sign,
     "silu": op.nn.silu,
     "sin": op.sin,
     "sinh": op.sinh,
@@ -272,7 +314,7 @@ CONVERTERS: dict[str, Converter] = {
     **_table({name: _comparison(function) for name, function in _COMPARISONS.items()}, "Tensor", "Scalar"),
     **_table({"add": _scaled(op.add), "sub": _scaled(op.subtract), "rsub": rsub}, "Tensor", "Scalar"),
     **_table({"mul": _arithmetic(op.multiply), "div": divide}, "Tensor", "Scalar"),
-    **_table({"remainder": _arithmetic(op.floor_mod), "fmod": fmod}, "Tensor", "Scalar"),
+    **_table({"remainder": remainder, "fmod": fmod}, "Tensor", "Scalar"),
     **_table({"div": divide}, "Tensor_mode", "Scalar_mode"),
     **_table(
         {
@@ -295,6 +337,8 @@ CONVERTERS: dict[str, Converter] = {
             "bitwise_not": bitwise_not,
             "maximum": _arithmetic(op.maximum),
             "minimum": _arithmetic(op.minimum),
+            "fmax": _except_nan(op.maximum),
+            "fmin": _except_nan(op.minimum),
             "atan2": _arithmetic(op.atan2),
             "isnan": _predicate(op.isnan),
             "isinf": _predicate(op.isinf),
@@ -306,6 +350,9 @@ CONVERTERS: dict[str, Converter] = {
             "leaky_relu": leaky_relu,
             "elu": elu,
             "hardtanh": clamp,
+            "sign": sign,
+            "expm1": expm1,
+            "log1p": log1p,
             "log2": _log_base(2),
             "log10": _log_base(10),
             "scalar_tensor": scalar_tensor,
@@ -334,6 +381,7 @@ CONVERTERS: dict[str, Converter] = {
         "Tensor",
         "Scalar",
     ),
+    "prims.scalar_tensor.default": scalar_tensor,
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

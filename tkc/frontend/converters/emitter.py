@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import arith, relax, te, tirx
+from tvm import DataType, arith, relax, te, tirx
 
 from tkc.errors import InternalError, UnsupportedModelError
 from tkc.frontend.converters.symbols import Size, Symbols
@@ -28,6 +28,11 @@ def dtype_name(dtype: torch.dtype) -> str:
             "Write the computation on real and imaginary parts."
         )
     return str(dtype).removeprefix("torch.")
+
+
+def has_no_elements(tensor: torch.Tensor) -> bool:
+    """Whether a (fake) tensor has a dimension that is 0 in every call."""
+    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
 
 
 def source_of(node: fx.Node) -> str:
@@ -54,7 +59,11 @@ class Emitter:
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
         self.node = node
-        self.env[node] = self._settle(converter(self, *self._arguments(node)), node.meta["val"])
+        expected = node.meta["val"]
+        # What has no elements is what it is, whatever computes it.
+        empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
+        value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
+        self.env[node] = self._settle(value, expected)
 
     def bind(self, node: fx.Node, value: relax.Expr) -> None:
         """Let ``node`` stand for ``value``, a parameter of the function or a constant."""
@@ -93,7 +102,7 @@ class Emitter:
             return self.cast(value, dtype)
         if isinstance(value, tirx.PrimExpr) and not isinstance(value, tirx.IntImm | tirx.FloatImm):
             return self._scalar(value, dtype)
-        return relax.const(getattr(value, "value", value), dtype)
+        return relax.const(_wrapped(getattr(value, "value", value), dtype), dtype)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returned when it was first called for ``key``: several nodes share what it emits."""
@@ -159,6 +168,9 @@ class Emitter:
 
         return self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
 
+    def _zeros(self, like: torch.Tensor) -> relax.Expr:
+        return self.emit(relax.op.zeros(self.sizes(like.shape), dtype_name(like.dtype)))
+
     def _settle(self, value: Any, expected: Any) -> Any:
         if isinstance(expected, list | tuple):
             if isinstance(value, relax.Expr):
@@ -166,7 +178,7 @@ class Emitter:
             return [self._settle(v, e) for v, e in zip(value, expected, strict=True)]
         if value is None or expected is None:
             return None
-        value = self.emit(value)
+        value = self._zeros(expected) if has_no_elements(expected) else self.emit(value)
         found = value.struct_info
         dtype, shape = dtype_name(expected.dtype), self.sizes(expected.shape)
         if found.ndim not in (-1, len(shape)):
@@ -191,6 +203,15 @@ def _example(argument: Any) -> Any:
     if isinstance(value, torch.SymInt):
         return 1
     return 1.0 if isinstance(value, torch.SymFloat) else value
+
+
+def _wrapped(value: Any, dtype: str) -> Any:
+    """A whole number that an integer ``dtype`` has not, as PyTorch brings it there: its lowest bits."""
+    if "int" not in dtype or not isinstance(value, int) or isinstance(value, bool):
+        return value
+    bits = DataType(dtype).bits
+    low = value % (1 << bits)
+    return low - (1 << bits) if not dtype.startswith("uint") and low >> (bits - 1) else low
 
 
 def _differ(left: Size, right: Size) -> bool:

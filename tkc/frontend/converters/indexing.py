@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
 from tkc.frontend.converters.symbols import Size
+from tkc.frontend.converters.vectors import as_vectors
 
 Indices = list[relax.Expr | None]
 
@@ -64,10 +65,17 @@ def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = F
     PyTorch raises there: :mod:`tkc.frontend.indices` says where a compiled model does.
     """
     b.note_indices(index, size, wraps=wrap)
+    index = _wide(b, index)
     if _never_negative(node):
         return index
     # Several operators often have one index: keys and values are written at the same positions.
-    return b.once(("inside", node, str(size), wrap), lambda: _clamped(b, index, size, wrap))
+    key = ("inside", node, index.struct_info.ndim, index.struct_info.dtype, str(size), wrap)
+    return b.once(key, lambda: _clamped(b, index, size, wrap))
+
+
+def _wide(b: Emitter, index: relax.Expr) -> relax.Expr:
+    """An index in a dtype that counts the elements of any dimension."""
+    return index if index.struct_info.dtype in ("int32", "int64") else b.cast(index, "int64")
 
 
 def _clamped(b: Emitter, index: relax.Expr, size: Size, wrap: bool) -> relax.Expr:
@@ -140,7 +148,7 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
         position = b.emit(op.reshape(position, [count, *[1] * len(rest)]))
         position = b.emit(op.broadcast_to(position, [count, *rest]))
     rows = _value_rows(b, values, kept, dims, count, rest)
-    out = b.emit(op.scatter_elements(flat, position, rows, 0, "add" if accumulate else "update"))
+    out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
     out = b.emit(op.reshape(out, shape))
     return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
 
@@ -177,6 +185,16 @@ def _value_rows(
     return whole if len(indexed) == 1 else b.emit(op.reshape(whole, [count, *rest]))
 
 
+def _scatter(
+    b: Emitter, x: relax.Expr, indices: relax.Expr, values: relax.Expr, dim: int, reduction: str
+) -> relax.Expr:
+    """``scatter_elements``; truth values, which TVM does not calculate with, as numbers."""
+    if x.struct_info.dtype != "bool" or reduction == "update":
+        return op.scatter_elements(x, indices, values, dim, reduction)
+    numbers = [b.cast(operand, "int32") for operand in (x, values)]
+    return op.astype(b.emit(op.scatter_elements(numbers[0], indices, numbers[1], dim, reduction)), "bool")
+
+
 def _slices_written(
     b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str
 ) -> relax.Expr:
@@ -191,15 +209,12 @@ def _slices_written(
     if not b.has_shape(indices, shape):
         rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
         rows = b.emit(op.broadcast_to(rows, shape))
-    return op.scatter_elements(x, rows, values, dim, reduction)
+    return _scatter(b, x, rows, values, dim, reduction)
 
 
 def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
     """``x`` with the slices of ``source`` written at ``indices`` along ``dim``."""
-    if x.struct_info.ndim == 0:  # which counts as one dimension of one element
-        return op.reshape(source, [])
     dim %= x.struct_info.ndim
-    indices = b.emit(op.reshape(indices, [-1])) if indices.struct_info.ndim == 0 else indices
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     return _slices_written(b, x, dim, indices, source, "update")
 
@@ -213,20 +228,29 @@ def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
 def embedding(b: Emitter, weight: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
     """The rows of ``weight`` at ``indices``; the nearest row where there is none, never memory outside the table."""
     b.note_indices(indices, weight.struct_info.shape[0])
-    return op.take(weight, indices, 0, mode="clip")
+    return op.take(weight, _wide(b, indices), 0, mode="clip")
 
 
 def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> relax.Expr:
     """The slices of ``x`` at ``indices`` along ``dim``."""
     dim %= x.struct_info.ndim
     b.note_indices(indices, x.struct_info.shape[dim])
-    return op.take(x, indices, dim, mode="clip")
+    return op.take(x, _wide(b, indices), dim, mode="clip")
 
 
 def gather(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, *_: Any) -> relax.Expr:
     """``x[..., indices[..., i, ...], ...]`` along ``dim``."""
     dim %= x.struct_info.ndim
-    return op.gather_elements(x, _inside(b, indices, b.node.args[2], x.struct_info.shape[dim]), dim)
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return op.gather_elements(x, b.cast(indices, "int64"), dim)
+
+
+def take(b: Emitter, x: relax.Expr, indices: relax.Expr) -> relax.Expr:
+    """The elements of ``x``, in reading order, at ``indices``."""
+    count = _product(list(x.struct_info.shape))
+    indices = _inside(b, indices, b.node.args[1], count, wrap=True)
+    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
+    return op.take(flat, indices, 0, mode="clip")
 
 
 _REDUCTIONS = {
@@ -249,7 +273,7 @@ def _scattered(
         values = b.emit(op.strided_slice(values, axes, [0] * len(shape), shape))
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
-    return op.scatter_elements(x, indices, values, dim, _REDUCTIONS[reduction])
+    return _scatter(b, x, indices, values, dim, _REDUCTIONS[reduction])
 
 
 def scatter(
@@ -294,7 +318,8 @@ def index_add(
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     if alpha != 1:
-        source = b.emit(op.multiply(source, b.tensor(alpha, b.dtype)))
+        dtype = "int8" if b.dtype == "bool" else b.dtype
+        source = b.cast(b.emit(op.multiply(b.cast(source, dtype), b.tensor(alpha, dtype))), b.dtype)
     return _slices_written(b, x, dim, indices, source, "add")
 
 
@@ -302,14 +327,15 @@ CONVERTERS: dict[str, Converter] = {
     "aten.index.Tensor": index,
     "aten.index_put.default": index_put,
     "aten.embedding.default": embedding,
-    "aten.index_select.default": index_select,
-    "aten.gather.default": gather,
-    "aten.scatter.src": scatter,
-    "aten.scatter.reduce": scatter,
-    "aten.scatter.value": scatter_value,
-    "aten.scatter.value_reduce": scatter_value,
-    "aten.scatter_add.default": scatter_add,
-    "aten.scatter_reduce.two": scatter_reduce,
-    "aten.index_add.default": index_add,
-    "aten.index_copy.default": index_copy,
+    "aten.index_select.default": as_vectors(index_select),
+    "aten.take.default": as_vectors(take),
+    "aten.gather.default": as_vectors(gather),
+    "aten.scatter.src": as_vectors(scatter),
+    "aten.scatter.reduce": as_vectors(scatter),
+    "aten.scatter.value": as_vectors(scatter_value),
+    "aten.scatter.value_reduce": as_vectors(scatter_value),
+    "aten.scatter_add.default": as_vectors(scatter_add),
+    "aten.scatter_reduce.two": as_vectors(scatter_reduce),
+    "aten.index_add.default": as_vectors(index_add),
+    "aten.index_copy.default": as_vectors(index_copy),
 }

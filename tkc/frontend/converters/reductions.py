@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
+from tkc.frontend.converters.vectors import as_vectors
 
 Axes = list[int] | None
 
@@ -25,11 +26,9 @@ def _reduced(function: Callable[..., relax.Expr]) -> Converter:
     """A sum-like reduction in the result's dtype, float32 where that has 16 bits."""
 
     def convert(b: Emitter, x: relax.Expr, dim: Any = None, keepdim: bool = False, *_: Any) -> relax.Expr:
-        if x.struct_info.ndim == 0:
-            return b.cast(x, b.dtype)
         return function(b.wide(b.cast(x, b.dtype)), _axes(x, dim), bool(keepdim))
 
-    return convert
+    return as_vectors(convert)
 
 
 def _whole(function: Callable[..., relax.Expr]) -> Converter:
@@ -39,29 +38,40 @@ def _whole(function: Callable[..., relax.Expr]) -> Converter:
 
 def _extremum(function: Callable[..., relax.Expr]) -> Converter:
     def convert(b: Emitter, x: relax.Expr, dim: Any = None, keepdim: bool = False) -> relax.Expr:
-        if x.struct_info.ndim == 0:
-            return x
-        narrow = b.cast(x, "int8") if b.dtype == "bool" else x
-        return function(narrow, _axes(x, dim), keepdim)
+        return function(_narrow(b, x), _axes(x, dim), keepdim)
 
-    return convert
+    return as_vectors(convert)
+
+
+def _narrow(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """``x``, truth values as numbers."""
+    return b.cast(x, "int8") if x.struct_info.dtype == "bool" else x
 
 
 def _extremum_with_index(extremum: Callable[..., relax.Expr], position: Callable[..., relax.Expr]) -> Converter:
     def convert(b: Emitter, x: relax.Expr, dim: int, keepdim: bool = False) -> list[relax.Expr]:
         axis = dim % x.struct_info.ndim
-        return [extremum(x, [axis], keepdim), position(x, axis, keepdim)]
+        numbers = _narrow(b, x)
+        return [extremum(numbers, [axis], keepdim), position(numbers, axis, keepdim)]
 
-    return convert
+    return as_vectors(convert)
 
 
 def _position(function: Callable[..., relax.Expr]) -> Converter:
     def convert(b: Emitter, x: relax.Expr, dim: int | None = None, keepdim: bool = False) -> relax.Expr:
+        x = _narrow(b, x)
         if dim is None:
-            return function(b.emit(op.reshape(x, [-1])), 0, False)
+            flat = b.emit(op.reshape(x, [_count(x, None)]))
+            return op.reshape(function(flat, 0, False), b.shape)
         return function(x, dim % x.struct_info.ndim, keepdim)
 
-    return convert
+    return as_vectors(convert)
+
+
+def _count(x: relax.Expr, axes: Axes) -> Any:
+    """How many elements each result summarizes."""
+    shape = x.struct_info.shape
+    return math.prod((shape[axis] for axis in (range(len(shape)) if axes is None else axes)), start=1)
 
 
 def _truth(function: Callable[..., relax.Expr]) -> Converter:
@@ -69,20 +79,26 @@ def _truth(function: Callable[..., relax.Expr]) -> Converter:
 
     def convert(b: Emitter, x: relax.Expr, dim: Any = None, keepdim: bool = False) -> relax.Expr:
         bits = b.cast(b.cast(x, "bool"), "int8")
-        return op.astype(bits if x.struct_info.ndim == 0 else function(bits, _axes(x, dim), keepdim), "bool")
+        # Of nothing, what a maximum begins with is below zero, and any of nothing is false.
+        return op.greater(function(bits, _axes(x, dim), keepdim), relax.const(0, "int8"))
 
-    return convert
+    return as_vectors(convert)
 
 
 def variance(b: Emitter, x: relax.Expr, dim: Any, *, correction: float = 1, keepdim: bool = False) -> relax.Expr:
     """The mean squared deviation, with ``count - correction`` for the count."""
     x = b.wide(x)
     axes = _axes(x, dim)
-    shape = list(x.struct_info.shape)
-    count = math.prod((shape[axis] for axis in (range(len(shape)) if axes is None else axes)), start=1)
+    freedom = _at_least(_count(x, axes) - correction, 0)
     deviation = b.emit(op.subtract(x, op.mean(x, axes, keepdims=True)))
     total = b.emit(op.sum(op.multiply(deviation, deviation), axes, keepdim))
-    return b.emit(op.divide(total, b.tensor(count - correction, x.struct_info.dtype)))
+    return b.emit(op.divide(total, b.tensor(freedom, x.struct_info.dtype)))
+
+
+def _at_least(number: Any, least: int) -> Any:
+    if isinstance(number, int | float):
+        return max(number, least)
+    return max(number.value, least) if isinstance(number, tirx.IntImm | tirx.FloatImm) else tirx.max(number, least)
 
 
 def var(b: Emitter, x: relax.Expr, dim: Any, correction: Any, keepdim: bool) -> relax.Expr:
@@ -113,6 +129,8 @@ def vector_norm(
     if order == 1:
         return op.sum(op.abs(x), axes, keepdim)
     dtype = x.struct_info.dtype
+    if order == 0:
+        return op.sum(b.cast(b.emit(op.not_equal(x, relax.const(0, dtype))), dtype), axes, keepdim)
     total = b.emit(op.sum(op.power(op.abs(x), relax.const(order, dtype)), axes, keepdim))
     return op.power(total, relax.const(1 / order, dtype))
 
@@ -129,7 +147,7 @@ def cumprod(b: Emitter, x: relax.Expr, dim: int, *_: Any) -> relax.Expr:
 
 def _scan(b: Emitter, x: relax.Expr, dim: int, function: Callable[..., relax.Expr]) -> relax.Expr:
     x = b.wide(b.cast(x, b.dtype))
-    return x if x.struct_info.ndim == 0 else function(x, dim % x.struct_info.ndim, x.struct_info.dtype)
+    return function(x, dim % x.struct_info.ndim, x.struct_info.dtype)
 
 
 def softmax(b: Emitter, x: relax.Expr, dim: int, *_: Any) -> relax.Expr:
@@ -147,6 +165,8 @@ def logsumexp(b: Emitter, x: relax.Expr, dim: Any, keepdim: bool = False) -> rel
     x = b.wide(b.cast(x, b.dtype))
     axes = _axes(x, dim)
     most = b.emit(op.max(x, axes, True))
+    # Infinities take part in the sum as they are: their difference from each other is none.
+    most = b.emit(op.where(op.isinf(most), relax.const(0, x.struct_info.dtype), most))
     total = b.emit(op.log(op.sum(op.exp(op.subtract(x, most)), axes, True)))
     return op.reshape(op.add(total, most), b.shape)
 
@@ -159,7 +179,9 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
     """
     if minimum == maximum:
         raise b.unsupported("a histogram over the data's own range is not supported. Give min and max.")
-    flat = b.emit(op.reshape(x, [-1])) if x.struct_info.ndim != 1 else x
+    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [_count(x, None)]))
+    if b.equal(flat.struct_info.shape[0], 0):
+        return op.zeros(b.shape, b.dtype)
     attributes = {"tkc.op": "histc", "tkc.minimum": float(minimum), "tkc.maximum": float(maximum)}
 
     def counts(values: te.Tensor) -> te.Tensor:
@@ -167,7 +189,7 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
         index = te.reduce_axis((0, length), name="i")
 
         def falls(value: tirx.PrimExpr, part: tirx.Var) -> tirx.PrimExpr:
-            real = value.astype("float32")
+            real = value if value.dtype == "float64" else value.astype("float32")
             scaled = tirx.floor((real - minimum) / (maximum - minimum) * float(bins)).astype("int64")
             return tirx.all(real >= minimum, real <= maximum, tirx.min(scaled, bins - 1) == part.astype("int64"))
 
@@ -197,16 +219,16 @@ CONVERTERS: dict[str, Converter] = {
     "aten.argmin.default": _position(op.argmin),
     **{f"aten.any.{overload}": _truth(op.max) for overload in ("default", "dim", "dims")},
     **{f"aten.all.{overload}": _truth(op.min) for overload in ("default", "dim", "dims")},
-    "aten.var.correction": var,
-    "aten.std.correction": std,
-    "aten.var_mean.correction": var_mean,
-    "aten.linalg_vector_norm.default": vector_norm,
-    "aten.cumsum.default": cumsum,
-    "aten.cumprod.default": cumprod,
-    "aten.softmax.int": softmax,
-    "aten._softmax.default": softmax,
-    "aten.log_softmax.int": log_softmax,
-    "aten._log_softmax.default": log_softmax,
-    "aten.logsumexp.default": logsumexp,
+    "aten.var.correction": as_vectors(var),
+    "aten.std.correction": as_vectors(std),
+    "aten.var_mean.correction": as_vectors(var_mean),
+    "aten.linalg_vector_norm.default": as_vectors(vector_norm),
+    "aten.cumsum.default": as_vectors(cumsum),
+    "aten.cumprod.default": as_vectors(cumprod),
+    "aten.softmax.int": as_vectors(softmax),
+    "aten._softmax.default": as_vectors(softmax),
+    "aten.log_softmax.int": as_vectors(log_softmax),
+    "aten._log_softmax.default": as_vectors(log_softmax),
+    "aten.logsumexp.default": as_vectors(logsumexp),
     "aten.histc.default": histc,
 }

@@ -13,8 +13,6 @@ from tkc.frontend.converters.symbols import Size
 
 def reshape(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
     """``x`` in the shape of the result, itself where it has it already."""
-    if any(isinstance(size, int) and size == 0 for size in b.shape):  # which Relax's reshape reads as "as before"
-        return op.zeros(b.shape, b.dtype)
     return x if b.has_shape(x, b.shape) else op.reshape(x, b.shape)
 
 
@@ -32,7 +30,7 @@ def permute(b: Emitter, x: relax.Expr, axes: list[int]) -> relax.Expr:
 def transpose(b: Emitter, x: relax.Expr, first: int = 0, second: int = 1) -> relax.Expr:
     """``x`` with two dimensions swapped."""
     axes = list(range(x.struct_info.ndim))
-    if axes:
+    if len(axes) > 1 or first != 0 or second != 1:  # `t` of a vector, which is itself
         axes[first], axes[second] = axes[second], axes[first]
     return permute(b, x, axes)
 
@@ -130,12 +128,18 @@ def _pieces(b: Emitter, x: relax.Expr, sizes: list[Size], dim: int) -> list[rela
     dim %= x.struct_info.ndim
     if len(sizes) == 1:
         return [x]
-    if all(isinstance(size, int) for size in sizes):
+    if all(isinstance(size, int) and size > 0 for size in sizes):
         bounds = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
         pieces = b.emit(op.split(x, bounds, dim))
         return [b.emit(relax.TupleGetItem(pieces, i)) for i in range(len(sizes))]
     starts = [sum(sizes[:i], 0) for i in range(len(sizes))]
-    return [b.emit(_strided(b, x, dim, start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    shape = list(x.struct_info.shape)
+    return [
+        b.emit(op.zeros([*shape[:dim], 0, *shape[dim + 1 :]], x.struct_info.dtype))
+        if b.equal(size, 0)
+        else b.emit(_strided(b, x, dim, start, start + size))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
 
 
 def unbind(b: Emitter, x: relax.Expr, dim: int = 0) -> list[relax.Expr]:
@@ -175,7 +179,10 @@ def roll(b: Emitter, x: relax.Expr, shifts: list[Size], dims: list[int]) -> rela
 
 def _rolled(b: Emitter, x: relax.Expr, shift: Size, dim: int) -> relax.Expr:
     size = x.struct_info.shape[dim]
-    cut = size - shift % size
+    if b.equal(size, 1):
+        return x
+    # A call may have no elements along the dimension, and processors divide by nothing else.
+    cut = size - shift % (max(size, 1) if isinstance(size, int) else tirx.max(size, 1))
     last, first = b.emit(_strided(b, x, dim, cut, size)), b.emit(_strided(b, x, dim, 0, cut))
     return b.emit(op.concat([last, first], dim))
 
@@ -223,6 +230,8 @@ def diff(
     """
     dim %= x.struct_info.ndim
     segments = [segment for segment in (prepend, x, append) if segment is not None]
+    if n == 0:  # what would be joined to it is left out
+        return x
     for _ in range(n):
         segments = _differences(b, segments, dim)
     return segments[0] if len(segments) == 1 else op.concat(segments, dim)

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tkc.frontend.converters.emitter import Converter, Emitter
+from tkc.frontend.converters.vectors import as_vectors
 
 
 def sort(b: Emitter, x: relax.Expr, dim: int = -1, descending: bool = False) -> list[relax.Expr]:
@@ -35,8 +36,8 @@ def topk(b: Emitter, x: relax.Expr, k: int, dim: int = -1, largest: bool = True,
 
 
 CONVERTERS: dict[str, Converter] = {
-    "aten.sort.default": sort,
-    "aten.sort.stable": sort_stable,
-    "aten.argsort.default": argsort,
-    "aten.topk.default": topk,
+    "aten.sort.default": as_vectors(sort),
+    "aten.sort.stable": as_vectors(sort_stable),
+    "aten.argsort.default": as_vectors(argsort),
+    "aten.topk.default": as_vectors(topk),
 }
