@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tkc.kernels import reducers  # noqa: F401  lowering divides the reductions that this registers among threads
+from tkc.schedules.held_values import HoldValues
 from tkc.schedules.nan_semantics import NanSemantics
 
 LOWERING = "tkc"
@@ -26,7 +27,7 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 
 def _followed(finalize: _Finalize) -> _Finalize:
-    return lambda: tvm.transform.Sequential([finalize(), NanSemantics()])
+    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), HoldValues()])
 
 
 tirx.register_tir_pipeline(LOWERING, _lowering)
