@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 
 from tkc.kernels import reducers
 from tkc.schedules.float_algebra import with_guards
+from tkc.schedules.held_values import HoldValues
 from tkc.schedules.nan_semantics import NanSemantics
 
 LOWERING = "tkc"
@@ -27,7 +28,7 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 
 def _followed(finalize: _Finalize) -> _Finalize:
-    return lambda: tvm.transform.Sequential([finalize(), NanSemantics()])
+    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), HoldValues()])
 
 
 def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:

@@ -42,7 +42,7 @@ class NanSemantics:
 def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     target = (func.attrs or {}).get("target")
     on_cuda = target is not None and target.kind.name == "cuda"
-    extremum = cuda_extremum if on_cuda else _cpu_extremum
+    extremum = cuda_extremum if on_cuda else _by_comparison
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
@@ -59,22 +59,6 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")
 
     return func.with_body(ir_transform(func.body, None, replaced, _NODES))
-
-
-def _cpu_extremum(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:
-    """The extremum of two loads or numbers by comparison, that of values computed on the way by LLVM's own function.
-
-    Selections of computed values must not nest: code generation has TVM simplify every condition several times, with
-    what variables stand for written out in it, so that it takes time exponential in the depth.
-    """
-    if _is_loaded(a) and _is_loaded(b):
-        return _by_comparison(a, b, op)
-    return tirx.call_llvm_pure_intrin(a.dtype, "llvm.maximum" if op == "max" else "llvm.minimum", a, b)
-
-
-def _is_loaded(expr: tirx.PrimExpr) -> bool:
-    """Whether the simplifier sees nothing in ``expr`` but where it is."""
-    return _is_number(expr) or isinstance(expr, tirx.BufferLoad)
 
 
 def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:

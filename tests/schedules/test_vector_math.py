@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -70,3 +72,22 @@ def test_lanes_are_not_taken_apart() -> None:
     assert "@llvm.exp" not in source
     assert "@expf" not in source
     assert re.search(r"fmul [a-z ]*<\d+ x float>", source)
+
+
+def test_functions_of_functions_compile_in_time() -> None:
+    """Selections in what selections decide by: the simplifier in code generation took time exponential in their depth.
+
+    In a process of its own, because nothing else can end it.
+    """
+    code = """
+import resource, torch, tkc
+class Chain(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(4):
+            x = torch.nn.functional.gelu(torch.maximum(x, -x)).clamp(-1, 2) + 1e-3
+        return torch.nn.functional.softplus(x).tanh()
+x = torch.randn(4, 64)
+built = tkc.compile(Chain(), (x,), kernels="none")
+torch.testing.assert_close(built(x), Chain()(x))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

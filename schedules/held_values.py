@@ -1,0 +1,139 @@
+"""Values that variables hold within an expression of floats, in memory of a function's own, where TVM sees no further.
+
+When LLVM code is generated, TVM's analyzer replaces each variable by its value, simplifies the result, and visits the
+conditions of selections several times. Where values are computed from values (a GELU of a GELU), time then grows
+exponentially with their number. A load has nothing to simplify, and LLVM makes registers of such memory.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.tirx.stmt_functor import ir_transform
+
+_LAZY = Op.get("tirx.if_then_else")
+_VALUES = ["tirx.Let", "tirx.Var", "tirx.Select", "tirx.Call", "tirx.And", "tirx.Or"]
+
+
+@tvm.transform.module_pass(opt_level=0, name="HoldValues")
+class HoldValues:
+    """Replaces ``Let`` in stores of CPU functions by local memory, and selections inside conditions, too.
+
+    It comes last before code is generated. What is evaluated in one branch only stays in it.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with the stores of every function so written."""
+        result = IRModule(module.functions, attrs=module.attrs)
+        for variable, func in module.functions_items():
+            if isinstance(func, tirx.PrimFunc) and not _on_cuda(func):
+                result[variable] = func.with_body(ir_transform(func.body, None, _held, ["tirx.BufferStore"]))
+        return result
+
+
+def _on_cuda(func: tirx.PrimFunc) -> bool:
+    target = (func.attrs or {}).get("target")
+    return target is not None and target.kind.name == "cuda"
+
+
+def _held(store: tirx.BufferStore) -> tirx.Stmt | None:
+    values = _Values()
+    value = values.rewritten(store.value)
+    if not values.statements:
+        return None
+    return tirx.SeqStmt([*values.statements, tirx.BufferStore(store.buffer, value, store.indices, store.predicate)])
+
+
+class _Values:
+    """The statements that compute the values of one expression, in order, and what stands for its variables."""
+
+    def __init__(self) -> None:
+        self.statements: list[tirx.Stmt] = []
+        self._loads: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._lazy = False
+        self._conditional = False
+
+    def rewritten(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``expr`` without what :attr:`statements` compute before."""
+        return ir_transform(tirx.Evaluate(expr), self._replaced, None, _VALUES).value
+
+    def _replaced(self, expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        if isinstance(expr, tirx.Var):
+            return self._loads.get(expr)
+        if isinstance(expr, tirx.Let):
+            return self._let(expr)
+        if isinstance(expr, tirx.Select):
+            return self._selection(expr)
+        if isinstance(expr, tirx.And | tirx.Or):
+            return self._always_first(expr)
+        return self._branches(expr) if expr.op.same_as(_LAZY) and not self._lazy else None
+
+    def _let(self, expr: tirx.Let) -> tirx.PrimExpr:
+        value = self.rewritten(expr.value)
+        if self._lazy or not _is_of_floats(value):
+            return tirx.Let(expr.var, value, self.rewritten(expr.body))
+        self._loads[expr.var] = self._hold(expr.var.name, value)
+        return self.rewritten(expr.body)
+
+    def _selection(self, expr: tirx.Select) -> tirx.PrimExpr:
+        outer, self._conditional = self._conditional, True
+        condition = self.rewritten(expr.condition)
+        self._conditional = outer
+        selected = tirx.Select(condition, self.rewritten(expr.true_value), self.rewritten(expr.false_value))
+        if outer and not self._lazy and "float" in expr.dtype:
+            return self._hold("selected", selected)
+        return selected
+
+    def _branches(self, call: tirx.Call) -> tirx.PrimExpr:
+        """An ``if_then_else``, as a statement where one of its branches has values to hold."""
+        condition, *branches = call.args
+        condition = self.rewritten(condition)
+        outer, conditional = self.statements, self._conditional
+        self._conditional = False  # its value is held, or has no selections
+        values, bodies = [], []
+        for branch in branches:
+            self.statements = []
+            values.append(self.rewritten(branch))
+            bodies.append(self.statements)
+        self.statements, self._conditional = outer, conditional
+        if not any(bodies):
+            return tirx.Call(call.dtype, call.op, [condition, *values])
+        buffer, indices = _memory("chosen", call.dtype)
+        chosen = [
+            tirx.SeqStmt([*body, tirx.BufferStore(buffer, value, indices)])
+            if body
+            else tirx.BufferStore(buffer, value, indices)
+            for body, value in zip(bodies, values, strict=True)
+        ]
+        self.statements += [tirx.AllocBuffer(buffer), tirx.IfThenElse(condition, *chosen)]
+        return tirx.BufferLoad(buffer, indices)
+
+    def _always_first(self, expr: tirx.And | tirx.Or) -> tirx.PrimExpr:
+        """``expr``, of whose operands only the first is evaluated in any case."""
+        first = self.rewritten(expr.a)
+        outer, self._lazy = self._lazy, True
+        second = self.rewritten(expr.b)
+        self._lazy = outer
+        return type(expr)(first, second)
+
+    def _hold(self, name: str, value: tirx.PrimExpr) -> tirx.PrimExpr:
+        buffer, indices = _memory(name, value.dtype)
+        self.statements += [tirx.AllocBuffer(buffer), tirx.BufferStore(buffer, value, indices)]
+        return tirx.BufferLoad(buffer, indices)
+
+
+def _memory(name: str, dtype: str) -> tuple[tirx.Buffer, list[tirx.PrimExpr]]:
+    """Local memory for one value of ``dtype``, which may be a vector, and the indices of it all."""
+    element, _, lanes = dtype.partition("x")
+    count = int(lanes or 1)
+    zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
+    return tirx.decl_buffer((count,), element, name, scope="local"), [tirx.Ramp(zero, one, count) if count > 1 else zero]
+
+
+def _is_of_floats(value: tirx.PrimExpr) -> bool:
+    """Whether ``value`` is a float, or an integer made of one: other integers index, and TVM is to know them."""
+    if "float" in value.dtype:
+        return True
+    return isinstance(value, tirx.Cast) and "float" in value.value.dtype
