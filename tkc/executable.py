@@ -323,7 +323,8 @@ class Executable(SurvivesFork):
         weights = self._weights()
         computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
         machines = Machines(loaded.machine, self.max_concurrency)
-        machines.give_back(machines.take())  # what is wrong with the code shows now
+        machine = machines.take()  # what is wrong with the code shows now
+        machines.give_back(machine)
         launch = _launching(machines, weights, computed)
         if self.target.is_cuda:
             launch = launch if self.signature.inputs else _on_callers_stream(launch)
@@ -331,8 +332,9 @@ class Executable(SurvivesFork):
             torch.cuda.current_stream(self._device).synchronize()
             order = ThreadStreamOrder if self._in_turn is None else StreamOrder
             self._order = order(self._device)
-            retaining = _retaining(machines, weights, computed)
-            self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
+            if machine.retaining is not None:
+                retaining = _retaining(machines, weights, computed)
+                self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
         self._machines = machines
         self._launch = launch  # last: calls look for it without a lock
 
