@@ -165,6 +165,11 @@ def _is_read_once(graph: Graph, expr: relax.Expr) -> bool:
     return len(graph.users(expr)) == 1
 
 
+def _has_axes(expr: relax.Expr) -> bool:
+    """Whether the dimensions of ``expr`` are known, and there are some."""
+    return bool(known_dims(expr.struct_info))
+
+
 def _before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
     """``expr`` before casts, and reshapes that keep its last axis, of what nothing else reads."""
     while (call := graph.call(expr, "relax.reshape", "relax.astype")) is not None:
@@ -172,7 +177,7 @@ def _before_reshape(graph: Graph, expr: relax.Expr) -> relax.Expr:
         if call.op.name == "relax.astype":
             keeps = is_floating(dtype(inner)) and is_floating(dtype(call))
         else:
-            keeps = bool(known_dims(inner.struct_info)) and graph.equal(shape(inner)[-1], shape(call)[-1])
+            keeps = _has_axes(inner) and _has_axes(call) and graph.equal(shape(inner)[-1], shape(call)[-1])
         if not (keeps and _is_read_once(graph, inner)):
             return expr
         expr = inner

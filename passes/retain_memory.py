@@ -7,6 +7,8 @@ from tvm import relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
+from tkc.passes.branches import has_branches
+
 RETAINING_MAIN = "main_retaining_memory"
 
 
@@ -17,11 +19,14 @@ class RetainMemory:
     ``storages`` are all that the call allocated, outputs included, and ``sizes`` their bytes. As long as somebody
     holds them, nothing else is placed there: what a CUDA graph of the call's kernels writes is its own.
 
-    Runs when every allocation is one of storage, and before storage is freed after its last use.
+    Runs when every allocation is one of storage, and before storage is freed after its last use. A ``main`` with
+    branches gets no such entry: a graph would always take the branch that was taken when it was recorded.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the second entry; its ``main`` has one block of bindings, as everything here makes it."""
+        if has_branches(module["main"]):
+            return module
         main = relax.utils.copy_with_new_vars(module["main"])
         (block,) = main.body.blocks
         storages = [binding for binding in block.bindings if _is_storage(binding.value)]

@@ -108,13 +108,14 @@ class Executable(SurvivesFork):
         self._order: StreamOrder | None = None
         super().__init__()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
         and start at a multiple of 64 bytes.
 
         Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
-        had to be copied for the run is copied back. Returns what the model returns, with tensors of the first input's
-        kind; what the model returns of its state or of an updated input is that tensor itself. Raises
+        had to be copied for the run is copied back. Inputs of an ONNX model are given in its order or by name, also
+        names that are no identifiers (``exe(**{"input.1": x})``). Returns what the model returns, with tensors of the
+        first input's kind; what the model returns of its state or of an updated input is that tensor itself. Raises
         :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
         a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
         it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
@@ -323,7 +324,8 @@ class Executable(SurvivesFork):
         weights = self._weights()
         computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
         machines = Machines(loaded.machine, self.max_concurrency)
-        machines.give_back(machines.take())  # what is wrong with the code shows now
+        machine = machines.take()  # what is wrong with the code shows now
+        machines.give_back(machine)
         launch = _launching(machines, weights, computed)
         if self.target.is_cuda:
             launch = launch if self.signature.inputs else _on_callers_stream(launch)
@@ -331,8 +333,9 @@ class Executable(SurvivesFork):
             torch.cuda.current_stream(self._device).synchronize()
             order = ThreadStreamOrder if self._in_turn is None else StreamOrder
             self._order = order(self._device)
-            retaining = _retaining(machines, weights, computed)
-            self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
+            if machine.retaining is not None:
+                retaining = _retaining(machines, weights, computed)
+                self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
         self._machines = machines
         self._launch = launch  # last: calls look for it without a lock
 
@@ -348,15 +351,14 @@ class Executable(SurvivesFork):
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; checks the call's structure and constants."""
         leaves = self.signature.leaves
-        if self._in_spec is None or (not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args))):
-            if len(args) != len(leaves) or kwargs:
-                raise InputError(
-                    f"the model takes {_listed(leaves)}; found {len(args)} positional and {len(kwargs)} named inputs"
-                )
+        if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
             return list(args)
-        flat, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self._in_spec:
-            flat = self._reordered(args, kwargs)
+        if self._in_spec is None:
+            flat = self._by_name(args, kwargs)
+        else:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                flat = self._reordered(args, kwargs)
         tensors = []
         for leaf, value in zip(leaves, flat, strict=True):
             if isinstance(leaf, TensorSpec):
@@ -366,6 +368,24 @@ class Executable(SurvivesFork):
                     f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {value!r}"
                 )
         return tensors
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a model that has no structure but their order and their names, as ONNX models have none."""
+        leaves = self.signature.leaves
+        names = [leaf.name for leaf in leaves]
+        positional = dict(zip(names, args, strict=False))
+        given = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf, Constant)} | positional | kwargs
+        wrong = {
+            "missing": [name for name in names if name not in given],
+            "unknown": [name for name in kwargs if name not in names],
+            "given twice": [name for name in kwargs if name in positional],
+        }
+        faults = [f"{what}: {', '.join(map(repr, found))}" for what, found in wrong.items() if found]
+        if len(args) > len(names):
+            faults.insert(0, f"found {len(args)} positional inputs")
+        if faults:
+            raise InputError(f"the model takes {_listed(leaves)}, in this order or by name; {'; '.join(faults)}")
+        return [given[name] for name in names]
 
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""

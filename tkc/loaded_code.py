@@ -23,7 +23,8 @@ _USE_DEVICE = "tkc_use_device"
 class Machine:
     """One of TVM's virtual machines, which runs one call at a time.
 
-    ``main`` computes the model; ``retaining``, which code for CUDA has besides, also returns the memory it computed in.
+    ``main`` computes the model; ``retaining``, which code for CUDA without branches has besides, also returns the memory
+    it computed in.
     """
 
     main: Callable[..., Any]
@@ -55,7 +56,14 @@ class LoadedCode:
         from tkc.passes.retain_memory import RETAINING_MAIN
 
         machine = relax.VirtualMachine(self._module, self._device)
-        return Machine(machine["main"], machine[RETAINING_MAIN] if self._cuda else None)
+        return Machine(machine["main"], _entry(machine, RETAINING_MAIN) if self._cuda else None)
+
+
+def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
+    try:
+        return machine[name]
+    except AttributeError:
+        return None
 
 
 def _native(module: Any) -> Any:

@@ -14,6 +14,7 @@ from tvm import IRModule, relax
 from tvm.relax import transform
 
 from tkc.kernels import Target
+from tkc.passes.branches import PlanMemory
 from tkc.passes.canonicalize import Canonicalize
 from tkc.passes.concatenations import Concatenations
 from tkc.passes.contractions import Contractions
@@ -122,6 +123,7 @@ def fusion_stages() -> list[PassStage]:
                 TransposedProducts(),
                 transform.LegalizeOps(LEGALIZATIONS),
                 transform.AnnotateTIROpPattern(),
+                transform.DeadCodeElimination(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
                 DefineSizesFirst(),
@@ -144,7 +146,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.RemovePurityChecking(),
             AllocateEmptyConstants(),
             transform.CallTIRRewrite(),
-            transform.StaticPlanBlockMemory(),
+            PlanMemory(),
             transform.LowerAllocTensor(),
             *([RetainMemory()] if target.is_cuda else []),
             transform.KillAfterLastUse(),

@@ -104,13 +104,19 @@ def runs(cases: Iterable[TestCase]) -> list[Run]:
     result = []
     for case in cases:
         result.append(Run(case.name, constants=False))
-        if len(_model(case).graph.input) > 1:
+        if len(_inputs(_model(case))) > 1:
             result.append(Run(case.name, constants=True))
     return result
 
 
 def _model(case: TestCase) -> onnx.ModelProto:
     return case.model if case.model is not None else onnx.load(Path(case.model_dir or "") / "model.onnx")
+
+
+def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """What a caller gives: before IR version 4, initializers are listed among a graph's inputs."""
+    initialized = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initialized]
 
 
 def _data_sets(case: TestCase, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
@@ -121,7 +127,7 @@ def _data_sets(case: TestCase, model: onnx.ModelProto) -> Iterator[tuple[list[An
         return
     for folder in sorted(Path(case.model_dir or "").glob("test_data_set_*")):
         yield (
-            [_stored(folder / f"input_{i}.pb", value) for i, value in enumerate(model.graph.input)],
+            [_stored(folder / f"input_{i}.pb", value) for i, value in enumerate(_inputs(model))],
             [_stored(folder / f"output_{i}.pb", value) for i, value in enumerate(model.graph.output)],
         )
 
@@ -169,7 +175,7 @@ def _bound(model: onnx.ModelProto, given: Sequence[Any]) -> tuple[onnx.ModelProt
     result = onnx.ModelProto()
     result.CopyFrom(model)
     inputs = []
-    for value, array in zip(model.graph.input, given, strict=True):
+    for value, array in zip(_inputs(model), given, strict=True):
         if inputs and isinstance(array, np.ndarray):
             result.graph.initializer.append(numpy_helper.from_array(array, value.name))
         else:
@@ -342,7 +348,11 @@ def _operator(case: TestCase) -> str:
     """The operator that a case is about: that of its last node, or, of an expanded one, the function's."""
     node = _model(case).graph.node[-1]
     prefix = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
-    return f"expanded {case.name.removeprefix('test_').split('_')[0]}" if "_expanded" in case.name else prefix + node.op_type
+    return (
+        f"expanded {case.name.removeprefix('test_').split('_')[0]}"
+        if "_expanded" in case.name
+        else prefix + node.op_type
+    )
 
 
 # Slices
@@ -386,7 +396,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = []
         for verdict in verdicts(chosen, cases):
             found.append(verdict)
-            print(f"{verdict.verdict:8} {verdict.seconds:6.2f} {verdict.case} ({verdict.mode}) {verdict.detail[:200]}", flush=True)
+            print(
+                f"{verdict.verdict:8} {verdict.seconds:6.2f} {verdict.case} ({verdict.mode}) {verdict.detail[:200]}",
+                flush=True,
+            )
     counts = Counter(verdict.verdict for verdict in found)
     print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS))
     worse = regressions(found)

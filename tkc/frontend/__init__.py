@@ -50,14 +50,14 @@ def import_model(
         if path.suffix == ".onnx":
             from tkc.frontend.onnx import import_onnx
 
-            return import_onnx(path)
+            return import_onnx(path, checked_in_graph)
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
     if type(model).__name__ == "ModelProto":
         from tkc.frontend.onnx import import_onnx
 
-        return import_onnx(model)
+        return import_onnx(model, checked_in_graph)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

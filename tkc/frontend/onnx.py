@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +22,11 @@ from tvm import relax
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
-from tkc.frontend.model import ImportedModel
+from tkc.frontend.indices import CheckedInGraph, IndexUses
+from tkc.frontend.model import ImportedModel, IndexBound
 from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
-from tkc.frontend.onnx_signature import element_type, input_types, signature_of
+from tkc.frontend.onnx_signature import element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
@@ -51,15 +54,18 @@ _TORCH_ONLY_DTYPES = {
 }
 
 
-def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedModel:
+def import_onnx(
+    model: str | os.PathLike[str] | onnx.ModelProto, checked_in_graph: CheckedInGraph = "none"
+) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
     name stays that expression.
 
-    ONNX calls an index out of range an error. One that is a constant is refused here. A compiled model cannot raise:
-    it reads NaN there, or, of types without NaN and when it writes, brings the index into range.
+    ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
+    at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
+    it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
     Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
     for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
@@ -71,9 +77,10 @@ def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedMode
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
     proto = _expanded(_upgraded(proto))
-    module, weights = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
-    signature = signature_of(proto.graph, module["main"], inputs, algebra)
-    return ImportedModel(module, {name: _to_torch(array) for name, array in weights.items()}, signature)
+    built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
+    signature = signature_of(proto.graph, built.module["main"], inputs, algebra)
+    signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
+    return ImportedModel(built.module, built.parameters, signature)
 
 
 # Reading
@@ -127,9 +134,9 @@ def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[d
     light.functions.extend(proto.functions)
     light.graph.name = proto.graph.name
     light.graph.node.extend(proto.graph.node)
-    light.graph.output.extend(proto.graph.output)
+    light.graph.output.extend(map(with_positive_sizes, proto.graph.output))
     initialized = {tensor.name for tensor in proto.graph.initializer}
-    light.graph.input.extend(value for value in proto.graph.input if value.name not in initialized)
+    light.graph.input.extend(with_positive_sizes(value) for value in proto.graph.input if value.name not in initialized)
     for tensor in proto.graph.initializer:
         array = _read_tensor(tensor, directory)
         if array.nbytes < CONSTANT_BYTES:
@@ -292,18 +299,29 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 # Building
 
 
+@dataclass(frozen=True)
+class _Built:
+    """A module, the weights that it uses, and which indices are checked at the call and by the module itself."""
+
+    module: tvm.IRModule
+    parameters: dict[str, torch.Tensor]
+    index_bounds: tuple[IndexBound, ...]
+    index_flags: tuple[str, ...]
+
+
 def _to_relax(
     proto: onnx.ModelProto,
     names: Sequence[str],
     types: Sequence[relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    checked_in_graph: CheckedInGraph,
+) -> _Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra)
+            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph)
         except SizesLearned:
             continue
 
@@ -313,13 +331,15 @@ def _build(
     inputs: Mapping[str, relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
+    checked_in_graph: CheckedInGraph,
+) -> _Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
     variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
     parameters = _parameters(weights)
     builder = relax.BlockBuilder()
-    importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra)
+    uses = IndexUses(builder)
+    importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():
@@ -330,16 +350,22 @@ def _build(
         try:
             importer.add_nodes(proto.graph.node)
             outputs = [importer.tensor(value.name) for value in proto.graph.output]
+            named = dict(zip(variables, inputs, strict=True))
+            counts, flags = uses.counted(named, checked_in_graph)
         except Exception:
             builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
             raise
-        builder.emit_func_output(relax.Tuple(outputs))
+        bounds = uses.input_bounds(named)
+        tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
+        uses.check_constants(tensors)
+        builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
     module = _cleaned(builder.get())
     used = set(relax.analysis.free_vars(module["main"].body))
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
     module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
-    return module, {name: weights[name] for name in kept}
+    used_tensors = {name: tensors[parameters[name]] for name in kept}
+    return _Built(module, used_tensors, bounds, tuple(flags))
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

@@ -62,7 +62,10 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
 
 
 def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
-    """The dimensions of a graph input; one without a name is named after the input and its position."""
+    """The dimensions of a graph input; one without a name is named after the input and its position.
+
+    Exporters also write -1, and names such as ``?``, for a size that has no name, and is equal to no other.
+    """
     if not value.type.HasField("tensor_type"):
         kind = value.type.WhichOneof("value") or "value without a type"
         raise UnsupportedModelError(f"Input {value.name!r} is a {kind}; only tensors can be inputs.")
@@ -71,9 +74,29 @@ def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
             f"Input {value.name!r} has no shape; declare one in the model (its dimensions may be symbolic)."
         )
     return [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}_{axis}"
+        dim.dim_value if _is_fixed(dim) else _given_name(dim) or f"{value.name}_{axis}"
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
     ]
+
+
+def _is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return dim.HasField("dim_value") and dim.dim_value >= 0
+
+
+def _given_name(dim: onnx.TensorShapeProto.Dimension) -> str:
+    """The name of a size, empty where there is none."""
+    name = dim.dim_param
+    return name if any(map(str.isalpha, name)) and name != "None" else ""
+
+
+def with_positive_sizes(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """The declaration of an input or output without sizes below 0, with which exporters mean any size."""
+    result = onnx.ValueInfoProto()
+    result.CopyFrom(value)
+    for dim in result.type.tensor_type.shape.dim if value.type.tensor_type.HasField("shape") else ():
+        if dim.HasField("dim_value") and dim.dim_value < 0:
+            dim.Clear()
+    return result
 
 
 def element_type(name: str, data_type: int) -> str:
@@ -112,14 +135,14 @@ def _evaluate_dimension(expression: ast.expr, size: Callable[[str], tirx.Var]) -
 def signature_of(
     graph: onnx.GraphProto, main: relax.Function, inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra
 ) -> Signature:
-    """How ``main``, which takes ``inputs`` first, is called.
+    """How ``main``, which takes ``inputs`` first, and returns the graph's outputs first, is called.
 
     A dimension is a number, a symbolic size, or an expression of sizes; one that only the running model knows is
     named after its output and position.
     """
     leaves = [_tensor_spec(value.name, variable) for value, variable in zip(inputs, main.params, strict=False)]
     fields = main.body.body.struct_info.fields
-    outputs = [_tensor_spec(value.name, field) for value, field in zip(graph.output, fields, strict=True)]
+    outputs = [_tensor_spec(value.name, field) for value, field in zip(graph.output, fields, strict=False)]
     sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
     return Signature(tuple(leaves), tuple(outputs), sizes)
 

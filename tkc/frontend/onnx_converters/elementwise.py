@@ -56,6 +56,8 @@ def _cast_to(node: Node, target: str) -> relax.Expr:
 
 def _truth(node: Node, data: relax.Expr) -> relax.Expr:
     """Whether the numbers are not 0, which NaN is neither, though TVM's comparison has it otherwise."""
+    if data.struct_info.dtype == "bool":
+        return data
     if "float" not in data.struct_info.dtype:
         return relax.op.not_equal(data, scalar(0, data.struct_info.dtype))
     wide = node.emit(relax.op.astype(data, "float32")) if data.struct_info.dtype not in EXACT else data
@@ -68,6 +70,14 @@ def _cast_like(node: Node) -> Converted:
     if known is not None and not known.symbolic and not target.startswith("float8"):
         return Known.constant(known.values.astype(target))
     return _cast_to(node, target)
+
+
+def _equal(node: Node) -> Converted:
+    """Equality, which of truth values LLVM cannot compare."""
+    left, right = node.tensor(0), node.tensor(1)
+    if node.dtype(0) == "bool":
+        return relax.op.logical_not(node.emit(relax.op.logical_xor(left, right)))
+    return relax.op.equal(left, right)
 
 
 def _clip(node: Node) -> Converted:
@@ -208,6 +218,7 @@ CONVERTERS: dict[str, Converter] = {
     "CastLike": _cast_like,
     "Clip": _clip,
     "Dropout": _dropout,
+    "Equal": _equal,
     "Max": _chain(relax.op.maximum),
     "Mean": _mean,
     "Min": _chain(relax.op.minimum),

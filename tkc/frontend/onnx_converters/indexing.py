@@ -12,6 +12,7 @@ from tvm import relax
 from tkc.frontend.onnx_converters.shared import (
     Converted,
     Converter,
+    is_number,
     normalized_axis,
     scalar,
     size_scalar,
@@ -39,10 +40,9 @@ def _bounded(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
     value = node.value(position)
     known = None if value is None or value.known is None or value.known.symbolic else value.known.values
     if known is not None and all(isinstance(size, int) for size in sizes):
-        return Indices(_checked(known, np.array(sizes, "int64")), None)
+        return Indices(_checked(known, sizes), None)
     indices, dtype = node.tensor(position), node.dtype(position)
-    if len(sizes) == 1:
-        node.note_indices(indices, sizes[0])
+    _note(node, indices, sizes)
     length = size_scalar(node, sizes[0], dtype) if len(sizes) == 1 else size_vector(node, sizes)
     if length.struct_info.dtype != dtype:
         length = node.emit(relax.op.astype(length, dtype))
@@ -53,11 +53,28 @@ def _bounded(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
     return Indices(node.emit(relax.op.minimum(relax.op.maximum(indices, zero), last)), node.emit(inside))
 
 
-def _checked(indices: np.ndarray, sizes: np.ndarray) -> relax.Expr:
-    outside = (indices < -sizes) | (indices >= sizes)
+def _note(node: Node, indices: relax.Expr, sizes: Sequence[Size]) -> None:
+    """Have the indices checked: as a whole where all axes are of one size, else those of each axis by themselves."""
+    if all(_same(node, size, sizes[0]) for size in sizes[1:]):
+        node.note_indices(indices, sizes[0])
+        return
+    last = indices.struct_info.ndim - 1
+    for axis, size in enumerate(sizes):
+        node.note_indices(node.emit(relax.op.strided_slice(indices, [last], [axis], [axis + 1])), size)
+
+
+def _same(node: Node, left: Size, right: Size) -> bool:
+    return is_number(node.algebra.simplify(left - right), 0)
+
+
+def _checked(indices: np.ndarray, sizes: Sequence[Size]) -> relax.Expr:
+    # Of one axis the size is a number: an array of one would give an index without dimensions an axis.
+    limits = np.int64(sizes[0]) if len(sizes) == 1 else np.array(sizes, "int64")
+    outside = (indices < -limits) | (indices >= limits)
     if outside.any():
-        raise ConversionError(f"has index {indices[outside][0]} for an axis of size {sizes.tolist()}")
-    return relax.const(np.where(indices < 0, indices + sizes, indices).astype(indices.dtype), str(indices.dtype))
+        raise ConversionError(f"has index {indices[outside][0]} for an axis of size {', '.join(map(str, sizes))}")
+    counted = np.where(indices < 0, indices + limits, indices).astype(indices.dtype)
+    return relax.const(counted, str(indices.dtype))
 
 
 def _or_nan(node: Node, result: relax.Expr, inside: relax.Expr | None) -> relax.Expr:

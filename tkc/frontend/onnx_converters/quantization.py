@@ -37,10 +37,10 @@ def _dequantized(node: Node, data: int, scale: int, zero: int, axis: int) -> rel
     return node.emit(relax.op.multiply(difference, factor))
 
 
-def _quantized(node: Node, result: relax.Expr, scale: int, zero: int) -> relax.Expr:
-    dtype = node.dtype(zero)
-    factor = relax.op.astype(_along(node, node.tensor(scale), 0, 0), "float32")
-    offset = relax.op.astype(_along(node, node.tensor(zero), 0, 0), "float32")
+def _quantized(node: Node, result: relax.Expr, scale: int, zero: int, axis: int) -> relax.Expr:
+    dtype, rank = node.dtype(zero), result.struct_info.ndim
+    factor = relax.op.astype(_along(node, node.tensor(scale), rank, axis), "float32")
+    offset = relax.op.astype(_along(node, node.tensor(zero), rank, axis), "float32")
     rounded = relax.op.add(relax.op.round(relax.op.divide(result, factor)), offset)
     limits = np.iinfo(dtype)
     return relax.op.astype(relax.op.clip(node.emit(rounded), float(limits.min), float(limits.max)), dtype)
@@ -95,7 +95,8 @@ def _spread(node: Node, position: int, dtype: str) -> relax.Expr:
 def _qlinear_matmul(node: Node) -> Converted:
     left = _dequantized(node, 0, 1, 2, node.rank(0) - 2)
     right = _dequantized(node, 3, 4, 5, node.rank(3) - 1)
-    return _quantized(node, node.emit(relax.op.matmul(left, right)), 6, 7)
+    product = node.emit(relax.op.matmul(left, right))
+    return _quantized(node, product, 6, 7, product.struct_info.ndim - 2)
 
 
 def _qlinear_conv(node: Node) -> Converted:
@@ -105,7 +106,7 @@ def _qlinear_conv(node: Node) -> Converted:
         scale = relax.op.multiply(node.tensor(1), node.tensor(4))
         bias = node.emit(relax.op.multiply(relax.op.astype(node.tensor(8), "float32"), scale))
         result = node.emit(relax.op.add(result, _along(node, bias, node.rank(0), 1)))
-    return _quantized(node, result, 6, 7)
+    return _quantized(node, result, 6, 7, 1)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -1,0 +1,31 @@
+"""What is different for functions that branch: memory planning and CUDA graphs leave them out."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+
+
+def has_branches(function: relax.Function) -> bool:
+    """Whether ``function`` chooses at run time what to compute (``relax.If``)."""
+    found = []
+    relax.analysis.post_order_visit(function, lambda expr: found.append(expr) if isinstance(expr, relax.If) else None)
+    return bool(found)
+
+
+@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
+class PlanMemory:
+    """TVM's ``StaticPlanBlockMemory``, for modules without branches.
+
+    It reuses memory that one branch allocates in the other branch, where it is never allocated: the program writes to
+    whatever address it finds. Without a plan, each tensor has memory of its own, which is freed after its last use.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with its memory planned, or as it is."""
+        functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
+        if any(has_branches(function) for function in functions):
+            return module
+        return relax.transform.StaticPlanBlockMemory()(module)

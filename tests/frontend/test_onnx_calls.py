@@ -1,0 +1,68 @@
+"""How a compiled ONNX model is called: its inputs by position, by name, or some of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx_execution import parsed
+
+import tkc
+from tkc import InputError
+
+X, Y, Z = (np.array(numbers, "float32") for numbers in ([1, 2], [3, 5], [7, 11]))
+EXPECTED = X - Y * Z
+
+
+@pytest.fixture(scope="module")
+def executable() -> tkc.Executable:
+    """``input.1 - self * class``, whose names are no identifiers, or ones that Python reserves."""
+    model = parsed("g (float[2] x, float[2] self, float[2] c) => (float[2] out) { p = Mul(self, c)  out = Sub(x, p) }")
+    names = {"x": "input.1", "c": "class"}
+    for value in model.graph.input:
+        value.name = names.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    return tkc.compile(model, target="cpu", kernels="none")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda exe: exe(X, Y, Z),
+        lambda exe: exe(**{"input.1": X, "self": Y, "class": Z}),
+        lambda exe: exe(**{"class": Z, "self": Y, "input.1": X}),
+        lambda exe: exe(X, **{"class": Z, "self": Y}),
+        lambda exe: exe(X, Y, **{"class": Z}),
+    ],
+)
+def test_inputs_by_name(
+    call: Callable[[tkc.Executable], np.ndarray], executable: tkc.Executable, tmp_path: Path
+) -> None:
+    """Every way to give the inputs means the same, after loading, too."""
+    np.testing.assert_array_equal(call(executable), EXPECTED)
+    executable.save(tmp_path / "model.tkc")
+    np.testing.assert_array_equal(call(tkc.load(tmp_path / "model.tkc")), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "missing: 'input.1', 'self', 'class'$"),
+        ((X, Y), {}, "missing: 'class'$"),
+        ((X,), {"class": Z}, "missing: 'self'$"),
+        ((X, Y, Z), {"input.1": X}, "given twice: 'input.1'$"),
+        ((X, Y), {"class_": Z}, "missing: 'class'; unknown: 'class_'$"),
+        ((X, Y, Z), {"more": Z}, "unknown: 'more'$"),
+        ((X, Y, Z, Z), {}, "found 4 positional inputs$"),
+    ],
+)
+def test_inputs_that_are_missing_unknown_or_doubled(
+    args: tuple, kwargs: dict, message: str, executable: tkc.Executable
+) -> None:
+    """The error lists the model's inputs, and says which are wrong and how."""
+    inputs = r"input\.1 \(float32 \[2\]\), self \(float32 \[2\]\), class \(float32 \[2\]\), in this order or by name; "
+    with pytest.raises(InputError, match=inputs + message):
+        executable(*args, **kwargs)
