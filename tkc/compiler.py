@@ -127,7 +127,7 @@ def compile(
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
             kernel_builder.load()
-        checked: CheckedInGraph = "all" if checks else "inputs" if resolved.is_cuda else "none"
+        checked = checked_in_graph(checks, resolved)
         imported = runner.run(
             "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked)
         )
@@ -162,6 +162,7 @@ def explain(
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
     database: Database = None,
+    checks: bool = False,
     dump: str | Path | None = None,
     observer: Observer | None = None,
     **unknown: Any,
@@ -176,10 +177,16 @@ def explain(
     from tkc.pipeline import StageRunner
 
     runner = StageRunner(settings.observer, settings.dump)
-    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+    checked = checked_in_graph(checks, resolved)
+    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked))
     front = _substituted(runner, imported, resolved, settings)
     _, scheduled = _generated(runner, front.module, resolved, settings)
     return _report(front, scheduled, resolved, settings, runner)
+
+
+def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
+    """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`compile`."""
+    return "all" if checks else "inputs" if target.is_cuda else "none"
 
 
 def refuse_unknown_options(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -58,7 +58,7 @@ def compile(
         executable = tkc.compile(
             model,
             target=target,
-            kernels=kernels,
+            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
             dump=dump,
             observer=progress.stage,
@@ -89,7 +89,7 @@ def explain(
         report = tkc.explain(
             model,
             target=target,
-            kernels=kernels,
+            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
             dump=dump,
             observer=progress.stage,
@@ -153,7 +153,7 @@ def doctor(as_json: JsonOption = False) -> None:
     _show(findings_table(findings), [finding.to_json() for finding in findings], as_json)
 
 
-def _database(folder: Path | None, without: bool) -> Path | bool | None:
+def _database(folder: Path | None, without: bool) -> Path | Literal[False] | None:
     if folder is not None and without:
         raise typer.BadParameter("--database and --no-database contradict each other; give one of them")
     return False if without else folder

@@ -18,6 +18,12 @@ KernelsOption = Annotated[
     str,
     typer.Option("--kernels", help="auto: where a kernel exists and pays; all: wherever one exists; none: nowhere."),
 ]
+ChecksOption = Annotated[
+    bool,
+    typer.Option(
+        "--checks", help="Also check the indices that the model computes, at once; see checks= of tkc.compile."
+    ),
+]
 
 
 def _import_modules(names: list[str] | None) -> None:
