@@ -85,13 +85,14 @@ def this_process() -> Process:
 def main() -> None:
     """Run the command line; every expected error is one message and an exit code, never a traceback."""
     global _this
-    process = _this = Process(time.monotonic(), Interrupt())
+    process = _this = Process(time.monotonic(), Interrupt(), hurried=True)  # nothing is loaded yet
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, about its own code
     code = 0
     try:
         from tkc.cli.app import app  # here, because these imports take a while and may be interrupted too
 
+        process.hurried = False
         app()  # exits by itself, with 2 and a message for a wrong option
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if process.interrupt.happened:

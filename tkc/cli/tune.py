@@ -93,7 +93,7 @@ def model(
         raise UsageError(f"--plot {plot}: plots are PNG files")
     process = this_process()
     process.interrupt.end_within(_MOST_SECONDS_TO_END)
-    process.hurried = minutes is not None
+    process.hurried = True
     shown = _Job(process.started)
     view = LiveView(shown, Console(stderr=True))
 
