@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -20,6 +22,19 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Seconds within which a second signal is the same wish: a terminal sends one to all, and who started us may pass it on.
 _SAME = 2.0
+_ROOM = "make room there, or name another place (TMPDIR is that of temporary files)"
+_PLACE = "name another place, or change who may use it"
+# What a system answers that is no fault of ours, and what there is to do.
+_REFUSED = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: _PLACE,
+    errno.EACCES: _PLACE,
+    errno.EPERM: _PLACE,
+    errno.ENOTDIR: "a folder on the way to it is a file; name another place",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
 
 
 class Interrupt:
@@ -129,11 +144,25 @@ def _report(error: BaseException) -> int:
     if isinstance(error, Error):
         _print(f"error: {error}")
         return error.exit_code
+    if (cause := _machine_refuses(error)) is not None:
+        _print(f"error: {cause}")
+        return Error.exit_code
     _print(f"internal error: {type(error).__name__}: {error}")
     _print("this is a fault of tkc; run again with TKC_TRACEBACK=1 for the traceback, and report it")
     if os.environ.get("TKC_TRACEBACK"):
         traceback.print_exception(error)
     return 3
+
+
+def _machine_refuses(error: BaseException) -> str | None:
+    """What the user's machine does not let us do, if ``error`` is about that; a compiler tells of a full disk, too."""
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        place = f"{error.filename2 or error.filename}: " if error.filename2 or error.filename else ""
+        return f"{place}{error.strerror}; {_REFUSED[error.errno]}"
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if (told := os.strerror(number)) in str(error):
+            return f"{told} in {tempfile.gettempdir()}, or where something is written; {_REFUSED[number]}"
+    return None
 
 
 def _print(message: str) -> None:
