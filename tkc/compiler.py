@@ -80,6 +80,7 @@ def compile(
     checks: bool = False,
     copy_weights: bool = False,
     max_concurrency: int | None = None,
+    size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
     observer: Observer | None = None,
     kernel_progress: KernelProgress | None = None,
@@ -107,6 +108,7 @@ def compile(
             changes when the model is trained further.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
+        size_names: Names for symbolic sizes of a saved program, which has lost them: ``{"x_0": "batch"}``.
         dump: A folder for the module between stages.
         observer: Is told each stage's name as it begins.
         kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
@@ -129,7 +131,7 @@ def compile(
             kernel_builder.load()
         checked = checked_in_graph(checks, resolved)
         imported = runner.run(
-            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked)
+            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
         )
         front = _substituted(runner, imported, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
@@ -163,6 +165,7 @@ def explain(
     kernels: Kernels = "auto",
     database: Database = None,
     checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
     observer: Observer | None = None,
     **unknown: Any,
@@ -178,7 +181,9 @@ def explain(
 
     runner = StageRunner(settings.observer, settings.dump)
     checked = checked_in_graph(checks, resolved)
-    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked))
+    imported = runner.run(
+        "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+    )
     front = _substituted(runner, imported, resolved, settings)
     _, scheduled = _generated(runner, front.module, resolved, settings)
     return _report(front, scheduled, resolved, settings, runner)

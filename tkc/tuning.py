@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from tkc.schedules.tuning.progress import Progress
     from tkc.schedules.tuning.remote import Endpoint
     from tkc.schedules.tuning.tasks import Extraction
+
+_OTHER_FOLDER = "name another folder (--database, or the environment variable TKC_DATABASE_DIR)"
+_SMALLEST_ROOM = 1 << 14  # bytes, of a few records
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,15 @@ def tune(
     resume: bool = False,
     kernels: Kernels = "auto",
     checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
     observer: Callable[[Progress], None] | None = None,
     started: float | None = None,
     **unknown: Any,
 ) -> TuningResult:
     """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
 
-    ``model``, the example inputs, ``dynamic_shapes``, ``target``, ``kernels`` and ``checks`` are those of
-    :func:`tkc.compile`: the same ones give the same functions, whose records the compilation then finds.
+    ``model``, the example inputs, ``dynamic_shapes``, ``target``, ``kernels``, ``checks`` and ``size_names`` are
+    those of :func:`tkc.compile`: the same ones give the same functions, whose records the compilation then finds.
     Records go to the folder ``database``, which is made if need be (``None``: your own, ``$TKC_DATABASE_DIR``), and
     everything in it is used. The job ends after ``trials`` candidates, ``minutes``, or when the last 64 candidates
     gained less than ``until_gain`` (0.02 is 2 %) of the model's time, whatever comes first; ``resume`` counts what the
@@ -121,13 +126,13 @@ def tune(
         if not isinstance(model, str | os.PathLike):
             prepare_toolchain(resolved)
             begin("importing the model")
-            imported = import_model(model, example_args, example_kwargs, dynamic_shapes, checked)
+            imported = import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
         else:
             begin("loading the compiler")
             background.run(partial(prepare_toolchain, resolved), until)
             begin("importing the model")
             imported = background.run(
-                partial(import_model, model, example_args, example_kwargs, dynamic_shapes, checked), until
+                partial(import_model, model, example_args, example_kwargs, dynamic_shapes, checked, size_names), until
             )
         extraction = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
         begin("measuring")
@@ -210,7 +215,8 @@ def _run(
         raise TuningStoppedError(str(error)) from error
     except OSError as error:
         raise TuningStoppedError(
-            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there"
+            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there; make "
+            f"room, or {_OTHER_FOLDER}"
         ) from error
 
 
@@ -266,9 +272,18 @@ def _runner(endpoint: Endpoint | None, target: Target, limits: Limits) -> Runner
 
 
 def _root(database: str | os.PathLike[str] | None) -> Path:
+    """The folder of records. Raises :class:`UsageError` for one that cannot be written: better now than in an hour."""
     from tkc.schedules.database import user_database
 
     root = user_database() if database is None else Path(database)
     if root.exists() and not root.is_dir():
         raise UsageError(f"the database {root} is a file; it must be a folder")
+    existing = next((folder for folder in (root, *root.absolute().parents) if folder.exists()), root)
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"\0" * _SMALLEST_ROOM)
+    except OSError as error:
+        raise UsageError(
+            f"the database {root} cannot be written: {existing}: {error.strerror}; {_OTHER_FOLDER}"
+        ) from error
     return root

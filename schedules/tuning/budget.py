@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class Budget:
         for name, limit in limits.items():
             if limit is not None and limit <= 0:
                 raise ValueError(f"a budget of {name}={limit:g} leaves nothing to do; it must be more than 0")
+            if limit is not None and not math.isfinite(limit):
+                raise ValueError(f"a budget of {name}={limit:g} never ends; it must be a number")
         if all(limit is None for limit in limits.values()):
             raise ValueError(f"a job without a budget never ends; set one of {', '.join(limits)}")
 

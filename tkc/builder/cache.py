@@ -107,7 +107,7 @@ def _disk_problem(folder: Path, error: Exception) -> str | None:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0" * _SMALL_LIBRARY)
     except OSError as problem:
-        return problem.strerror
+        return _cause(problem)
     return None
 
 
@@ -141,7 +141,7 @@ class KernelCache:
         except (ValueError, KeyError, TypeError):
             reason = "its record cannot be read"
         except OSError as error:
-            raise _unusable(self.folder, error.strerror) from error
+            raise _unusable(self.folder, _cause(error)) from error
         _LOG.warning(
             "kernel cache entry %s for %s is damaged (%s) and is built again", key[:12], request.kernel, reason
         )

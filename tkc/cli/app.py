@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 
 from tkc.cli import bench, db, tune
-from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
+from tkc.cli.options import (
+    ChecksOption,
+    ImportOption,
+    JsonOption,
+    KernelsOption,
+    ModelArgument,
+    SizeNamesOption,
+    TargetOption,
+    parse_size_names,
+)
 from tkc.cli.progress import StageProgress
 
 app = typer.Typer(
@@ -43,6 +52,8 @@ def compile(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     dump: DumpOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the artifact that is at --output.")] = False,
     modules: ImportOption = None,
@@ -60,6 +71,8 @@ def compile(
             target=target,
             kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            checks=checks,
+            size_names=parse_size_names(size_names),
             dump=dump,
             observer=progress.stage,
             kernel_progress=progress.kernel,
@@ -78,6 +91,8 @@ def explain(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     dump: DumpOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
@@ -91,6 +106,8 @@ def explain(
             target=target,
             kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            checks=checks,
+            size_names=parse_size_names(size_names),
             dump=dump,
             observer=progress.stage,
         )

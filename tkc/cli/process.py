@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -161,7 +160,9 @@ def _machine_refuses(error: BaseException) -> str | None:
         return f"{place}{error.strerror}; {_REFUSED[error.errno]}"
     for number in (errno.ENOSPC, errno.EDQUOT):
         if (told := os.strerror(number)) in str(error):
-            return f"{told} in {tempfile.gettempdir()}, or where something is written; {_REFUSED[number]}"
+            return f"{told} in {os.environ.get('TMPDIR', '/tmp')}, or where something is written; {_REFUSED[number]}"
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return f"{error.strerror}; {_ROOM}"
     return None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +24,10 @@ from tkc.cli.options import (
     JsonOption,
     KernelsOption,
     ModelArgument,
+    SizeNamesOption,
     TargetOption,
     parse_percent,
+    parse_size_names,
 )
 from tkc.cli.process import this_process
 from tkc.errors import UsageError
@@ -40,8 +44,12 @@ class _ModelByDefault(TyperGroup):
     """Takes ``tkc tune MODEL`` for ``tkc tune model MODEL``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
+        named = bool(args) and (args[0] in self.commands or _is_misspelt(args[0], self.commands))
         return super().parse_args(ctx, args if named else ["model", *args])
+
+
+def _is_misspelt(word: str, commands: Iterable[str]) -> bool:
+    return bool(difflib.get_close_matches(word, commands, 1)) and not Path(word).exists()
 
 
 app = typer.Typer(cls=_ModelByDefault, help="Search what is fastest on a device; records go to a database.")
@@ -77,6 +85,7 @@ def model(
     ] = False,
     kernels: KernelsOption = "auto",
     checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Where to draw gain against trials; beside the records if left out.")
     ] = None,
@@ -116,6 +125,7 @@ def model(
                 resume=resume,
                 kernels=kernels,  # type: ignore[arg-type]  # tune checks it
                 checks=checks,
+                size_names=parse_size_names(size_names),
                 observer=show,
                 started=process.started,
             )
