@@ -13,7 +13,8 @@ BY_RULES = "default rules"
 def default_trace(workload: tvm.IRModule) -> Trace:
     """A trace that marks ``workload`` as one for the default rules, whose schedules have no traces of their own."""
     sch = s_tir.Schedule(workload)
-    sch.annotate(sch.get_sblock("root"), MARK, BY_RULES)
+    # Most functions have a block "root" around the others; one written by hand may be a single block of another name.
+    sch.annotate(sch.get_sblock(workload["main"].body.block.name_hint), MARK, BY_RULES)
     return sch.trace
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tkc.errors import (
     ArtifactError,
+    CacheError,
     Error,
     ForkError,
     InputError,
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "CacheError",
     "Error",
     "Executable",
     "ForkError",

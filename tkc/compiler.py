@@ -80,6 +80,7 @@ def compile(
     checks: bool = False,
     copy_weights: bool = False,
     max_concurrency: int | None = None,
+    size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
     observer: Observer | None = None,
     kernel_progress: KernelProgress | None = None,
@@ -107,6 +108,7 @@ def compile(
             changes when the model is trained further.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
+        size_names: Names for symbolic sizes of a saved program, which has lost them: ``{"x_0": "batch"}``.
         dump: A folder for the module between stages.
         observer: Is told each stage's name as it begins.
         kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
@@ -127,9 +129,9 @@ def compile(
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
             kernel_builder.load()
-        checked: CheckedInGraph = "all" if checks else "inputs" if resolved.is_cuda else "none"
+        checked = checked_in_graph(checks, resolved)
         imported = runner.run(
-            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked)
+            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
         )
         front = _substituted(runner, imported, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
@@ -162,6 +164,8 @@ def explain(
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
     database: Database = None,
+    checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
     observer: Observer | None = None,
     **unknown: Any,
@@ -176,10 +180,18 @@ def explain(
     from tkc.pipeline import StageRunner
 
     runner = StageRunner(settings.observer, settings.dump)
-    imported = runner.run("import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes))
+    checked = checked_in_graph(checks, resolved)
+    imported = runner.run(
+        "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+    )
     front = _substituted(runner, imported, resolved, settings)
     _, scheduled = _generated(runner, front.module, resolved, settings)
     return _report(front, scheduled, resolved, settings, runner)
+
+
+def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
+    """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`compile`."""
+    return "all" if checks else "inputs" if target.is_cuda else "none"
 
 
 def refuse_unknown_options(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:

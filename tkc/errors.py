@@ -33,6 +33,10 @@ class ArtifactError(Error):
     """An artifact that cannot be loaded: changed, incomplete, for another target or version."""
 
 
+class CacheError(Error):
+    """The cache folder cannot be read or written: it is full, read-only, or no folder."""
+
+
 class KernelBuildError(Error):
     """A kernel that did not build: the builder crashed, ran out of time or memory, or rejected it."""
 

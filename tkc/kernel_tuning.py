@@ -18,7 +18,7 @@ from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import device_name, package_version
 from tkc.bench.timing import kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
-from tkc.errors import KernelBuildError, UsageError
+from tkc.errors import KernelBuildError, TuningStoppedError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
@@ -65,7 +65,13 @@ def tune_kernels(
     winners = []
     for own in by_kernel.values():
         found = [record for case in own if (record := _winner(case, functions, target, device, progress)) is not None]
-        write_records(folder, found)
+        try:
+            write_records(folder, found)
+        except OSError as error:
+            raise TuningStoppedError(
+                f"the records cannot be written to {folder}: {error.strerror}; make room, or name another folder "
+                "(--database, or the environment variable TKC_DATABASE_DIR)"
+            ) from error
         winners += found
     return winners
 

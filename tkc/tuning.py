@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tkc.compiler import CompileOptions, Kernels, prepare_toolchain
+from tkc.compiler import CompileOptions, Kernels, checked_in_graph, prepare_toolchain, refuse_unknown_options
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.model import ImportedModel
+    from tkc.pipeline import Observer
+    from tkc.schedules.tuning.background import Background
     from tkc.schedules.tuning.budget import Budget
     from tkc.schedules.tuning.measurement import Limits, Runner
     from tkc.schedules.tuning.progress import Progress
     from tkc.schedules.tuning.remote import Endpoint
     from tkc.schedules.tuning.tasks import Extraction
+
+_OTHER_FOLDER = "name another folder (--database, or the environment variable TKC_DATABASE_DIR)"
+_SMALLEST_ROOM = 1 << 14  # bytes, of a few records
 
 
 @dataclass(frozen=True)
@@ -68,21 +75,36 @@ def tune(
     device_key: str | None = None,
     resume: bool = False,
     kernels: Kernels = "auto",
+    checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
     observer: Callable[[Progress], None] | None = None,
+    started: float | None = None,
+    **unknown: Any,
 ) -> TuningResult:
     """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
 
-    ``model``, the example inputs, ``dynamic_shapes``, ``target`` and ``kernels`` are those of :func:`tkc.compile`.
+    ``model``, the example inputs, ``dynamic_shapes``, ``target``, ``kernels``, ``checks`` and ``size_names`` are
+    those of :func:`tkc.compile`: the same ones give the same functions, whose records the compilation then finds.
     Records go to the folder ``database``, which is made if need be (``None``: your own, ``$TKC_DATABASE_DIR``), and
     everything in it is used. The job ends after ``trials`` candidates, ``minutes``, or when the last 64 candidates
     gained less than ``until_gain`` (0.02 is 2 %) of the model's time, whatever comes first; ``resume`` counts what the
     same job spent before. Functions of symbolic sizes are tuned at ``shapes`` (``{"seq": [128, 2048]}``), by default at
     sizes spread over each declared range. ``rpc`` (``host:port`` of a TVM RPC tracker) with ``device_key`` measures on
-    its servers instead of this machine. ``observer`` is called after each trial.
+    its servers instead of this machine. ``observer`` is told how far the job is: as each phase begins, and after each
+    measurement.
+
+    Minutes count from ``started`` (of ``time.monotonic``; the call, if it is left out), with the import of the model.
+    What is under way when they end is killed. What cannot be, such as a search inside of TVM, is left behind in a
+    thread of its own, for which Python waits when it exits. A module is exported in the caller's thread, which does not
+    end early.
 
     Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` for a budget, shapes or database that mean nothing and for a
-    model with nothing to tune, :class:`TuningStoppedError` when the job cannot go on, and those of :func:`tkc.compile`.
+    model with nothing to tune, :class:`TuningStoppedError` when the job cannot go on or its minutes are over before
+    anything is measured, and those of :func:`tkc.compile`.
     """
+    refuse_unknown_options(tune, unknown)
+    started = time.monotonic() if started is None else started
+    from tkc.schedules.tuning.background import Background, TimeIsUpError
     from tkc.schedules.tuning.budget import Budget
 
     try:
@@ -94,10 +116,57 @@ def tune(
         raise TargetError(f"cannot measure for {resolved} here: {reason}; name an RPC tracker with servers that can")
     endpoint = _endpoint(rpc, device_key)
     CompileOptions(kernels=kernels)  # refuses what means nothing
-    prepare_toolchain(resolved)
-    imported = import_model(model, example_args, example_kwargs, dynamic_shapes)
-    extraction = _extraction(imported, resolved, kernels, shapes)
-    return _run(extraction, resolved, _root(database), budget, endpoint, resume, observer)
+    root = _root(database)
+    begin = _Beginning(started, observer)
+    background = Background()
+    until = budget.deadline(started)
+    checked = checked_in_graph(checks, resolved)
+    try:
+        # Tracing a module depends on the modes that the caller's thread is in; a file does not.
+        if not isinstance(model, str | os.PathLike):
+            prepare_toolchain(resolved)
+            begin("importing the model")
+            imported = import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+        else:
+            begin("loading the compiler")
+            background.run(partial(prepare_toolchain, resolved), until)
+            begin("importing the model")
+            imported = background.run(
+                partial(import_model, model, example_args, example_kwargs, dynamic_shapes, checked, size_names), until
+            )
+        extraction = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
+        begin("measuring")
+        return _run(extraction, resolved, root, budget, endpoint, resume, observer, started, background)
+    except TimeIsUpError:
+        raise TuningStoppedError(
+            f"the {budget.minutes:g} minutes were over before anything was measured: {begin.spent()}; "
+            "give the job more minutes"
+        ) from None
+
+
+class _Beginning:
+    """Tells ``observer`` what is done before there is a job, and notes how long each thing took."""
+
+    def __init__(self, started: float, observer: Callable[[Progress], None] | None) -> None:
+        self._started = started
+        self._observer = observer
+        self._begun: list[tuple[str, float]] = []
+
+    def __call__(self, activity: str) -> None:
+        from tkc.schedules.tuning.progress import Progress
+
+        now = time.monotonic()
+        self._begun.append((activity, now))
+        if self._observer is not None:
+            self._observer(Progress(activity, (), 0, now - self._started, ()))
+
+    def spent(self) -> str:
+        """What the time went into."""
+        ends = [*(begun for _, begun in self._begun[1:]), time.monotonic()]
+        spent: dict[str, float] = {}
+        for (activity, begun), end in zip(self._begun, ends, strict=True):
+            spent[activity] = spent.get(activity, 0.0) + end - begun
+        return ", ".join(f"{activity} took {seconds:.1f} s" for activity, seconds in spent.items() if seconds >= 0.1)
 
 
 def _run(
@@ -108,6 +177,8 @@ def _run(
     endpoint: Endpoint | None,
     resume: bool,
     observer: Callable[[Progress], None] | None,
+    started: float,
+    background: Background,
 ) -> TuningResult:
     from tkc.schedules.database import target_folder
     from tkc.schedules.target import tvm_target
@@ -124,7 +195,19 @@ def _run(
             Measurer(target, generated_for, _runner(endpoint, target, limits), limits, prepare) as measurer,
             closing(StateFile(folder / "jobs", extraction.tasks)) as file,
         ):
-            job = TuningJob(extraction, target, generated_for, measurer, records, budget, file, resume, observer)
+            job = TuningJob(
+                extraction,
+                target,
+                generated_for,
+                measurer,
+                records,
+                budget,
+                file,
+                resume,
+                observer,
+                started,
+                background,
+            )
             return TuningResult(folder, str(target), job.run())
     except (NothingToTuneError, UnreadableStateError) as error:
         raise UsageError(str(error)) from error
@@ -132,23 +215,30 @@ def _run(
         raise TuningStoppedError(str(error)) from error
     except OSError as error:
         raise TuningStoppedError(
-            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there"
+            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there; make "
+            f"room, or {_OTHER_FOLDER}"
         ) from error
 
 
 def _extraction(
-    imported: ImportedModel, target: Target, kernels: Kernels, shapes: Mapping[str, Sequence[int]] | None
+    imported: ImportedModel,
+    target: Target,
+    kernels: Kernels,
+    shapes: Mapping[str, Sequence[int]] | None,
+    observer: Observer | None = None,
 ) -> Extraction:
     from tkc.schedules.tuning.tasks import extract
 
     ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
     try:
-        return extract(unscheduled(imported, target, kernels), ranges, shapes)
+        return extract(unscheduled(imported, target, kernels, observer), ranges, shapes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def unscheduled(imported: ImportedModel, target: Target, kernels: Kernels) -> IRModule:
+def unscheduled(
+    imported: ImportedModel, target: Target, kernels: Kernels, observer: Observer | None = None
+) -> IRModule:
     """The model as compilations have it before they schedule it."""
     from tkc.passes.substitute_kernels import SubstitutionReport
     from tkc.pipeline import StageRunner, fusion_stages, substitution_stages
@@ -156,7 +246,7 @@ def unscheduled(imported: ImportedModel, target: Target, kernels: Kernels) -> IR
 
     stages = [*substitution_stages(target, kernels, SubstitutionReport()), *fusion_stages()]
     with tvm_target(target):
-        return StageRunner().run_passes(imported.module, stages)
+        return StageRunner(observer).run_passes(imported.module, stages)
 
 
 def _endpoint(rpc: str | None, device_key: str | None) -> Endpoint | None:
@@ -182,9 +272,18 @@ def _runner(endpoint: Endpoint | None, target: Target, limits: Limits) -> Runner
 
 
 def _root(database: str | os.PathLike[str] | None) -> Path:
+    """The folder of records. Raises :class:`UsageError` for one that cannot be written: better now than in an hour."""
     from tkc.schedules.database import user_database
 
     root = user_database() if database is None else Path(database)
     if root.exists() and not root.is_dir():
         raise UsageError(f"the database {root} is a file; it must be a folder")
+    existing = next((folder for folder in (root, *root.absolute().parents) if folder.exists()), root)
+    try:
+        with tempfile.TemporaryFile(dir=existing) as probe:
+            probe.write(b"\0" * _SMALLEST_ROOM)
+    except OSError as error:
+        raise UsageError(
+            f"the database {root} cannot be written: {existing}: {error.strerror}; {_OTHER_FOLDER}"
+        ) from error
     return root

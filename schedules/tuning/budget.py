@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from tkc.schedules.tuning.progress import Point
 
 # Over how many trials the gain is watched: fewer would stop at the first unlucky round.
 _WINDOW = 64
+_CLOSING_SECONDS = 2.0
+_CLOSING_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,33 @@ class Budget:
         for name, limit in limits.items():
             if limit is not None and limit <= 0:
                 raise ValueError(f"a budget of {name}={limit:g} leaves nothing to do; it must be more than 0")
+            if limit is not None and not math.isfinite(limit):
+                raise ValueError(f"a budget of {name}={limit:g} never ends; it must be a number")
         if all(limit is None for limit in limits.values()):
             raise ValueError(f"a job without a budget never ends; set one of {', '.join(limits)}")
+
+    @property
+    def over(self) -> str:
+        """What is said when the minutes are over."""
+        return f"its {self.minutes:g} minutes are over"
+
+    @property
+    def closing_seconds(self) -> float:
+        """What of the minutes is left for what follows the last measurement: ending processes, and the plot."""
+        return 0.0 if self.minutes is None else min(_CLOSING_SECONDS, _CLOSING_SHARE * 60 * self.minutes)
+
+    def deadline(self, started: float, seconds: float = 0.0) -> float | None:
+        """When the last measurement must end of a job that ``started`` (both of ``time.monotonic``), and that had spent
+        ``seconds`` before; ``None`` if it may take as long as it likes.
+        """
+        return None if self.minutes is None else started + 60 * self.minutes - seconds - self.closing_seconds
 
     def spent(self, trials: int, seconds: float, curve: Sequence[Point]) -> str | None:
         """Which limit is reached after ``trials`` and ``seconds``, in words; ``None`` if the job may go on."""
         if self.trials is not None and trials >= self.trials:
             return f"its {self.trials} trials are spent"
         if self.minutes is not None and seconds >= self.minutes * 60:
-            return f"its {self.minutes:g} minutes are over"
+            return self.over
         if self.until_gain is not None and _recent_gain(curve) < self.until_gain:
             return f"the last {_WINDOW} trials gained less than {self.until_gain:.1%}"
         return None

@@ -21,6 +21,10 @@ from tkc.schedules.sizes import size_variables, specialize
 from tkc.schedules.tuning.workers import Failure, Workers
 
 _ENTRY = "main"
+# How many functions are built before they are measured, where there are not more cores.
+_AT_ONCE = 8
+# A run that takes as many seconds is measured once: its spread is small, and a large model has many such functions.
+_LONG = 0.5
 FILL = "tvm.contrib.random.random_fill_for_measure"
 
 
@@ -70,8 +74,8 @@ class Library:
 class Runner(Protocol):
     """Where libraries are run."""
 
-    def run(self, libraries: Sequence[Library]) -> Iterator[tuple[int, Measurement]]:
-        """The measurement of each library, by its index, as soon as it is there."""
+    def run(self, libraries: Sequence[Library], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
+        """The measurement of each library, by its index, as soon as it is there; those that there are at ``until``."""
 
     def close(self) -> None:
         """Give back what the runner holds, at once."""
@@ -85,10 +89,10 @@ class LocalRunner:
         self._limits = limits
         self._workers = Workers(1, partial(_prepare_to_run, prepare))
 
-    def run(self, libraries: Sequence[Library]) -> Iterator[tuple[int, Measurement]]:
-        """The measurement of each library, by its index, as soon as it is there."""
+    def run(self, libraries: Sequence[Library], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
+        """The measurement of each library, by its index, as soon as it is there; those that there are at ``until``."""
         calls = [(str(library.path), self._device, library.arguments) for library in libraries]
-        for index, result in self._workers.run(run_here, calls, self._limits.run):
+        for index, result in self._workers.run(run_here, calls, self._limits.run, until):
             yield index, measurement_of(result)
 
     def close(self) -> None:
@@ -111,7 +115,9 @@ class Measurer:
         self._tvm_target = tvm_target
         self._runner = runner
         self._limits = limits
-        self._builders = Workers(os.cpu_count() or 1, prepare)
+        processes = os.cpu_count() or 1
+        self._builders = Workers(processes, prepare)
+        self._at_once = max(processes, _AT_ONCE)
         self._numbers = itertools.count()
         self._folder = tempfile.TemporaryDirectory(prefix="tkc-tune-")
 
@@ -123,17 +129,30 @@ class Measurer:
         self._runner.close()
         self._folder.cleanup()
 
-    def measure(self, programs: Sequence[Program]) -> Iterator[tuple[int, Measurement]]:
+    def measure(self, programs: Sequence[Program], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
         """The measurement of each program, by its index, as soon as it is there; failures are measurements too.
 
-        Programs of one function, called with other arguments, share its library.
+        Programs of one function, called with other arguments, share its library. Nothing is built beside what is
+        measured; so that results come early, a few functions are built and measured before the next ones are. At
+        ``until`` (of ``time.monotonic``) what is under way is killed, and the rest has no measurement.
         """
         funcs = list(dict.fromkeys(program.func for program in programs))
+        for start in range(0, len(funcs), self._at_once):
+            chosen = {func: None for func in funcs[start : start + self._at_once]}
+            positions = [position for position, program in enumerate(programs) if program.func in chosen]
+            for index, measurement in self._measure(
+                [programs[position] for position in positions], list(chosen), until
+            ):
+                yield positions[index], measurement
+
+    def _measure(
+        self, programs: Sequence[Program], funcs: Sequence[tirx.PrimFunc], until: float | None
+    ) -> Iterator[tuple[int, Measurement]]:
         # A process that has loaded a library would get the same one again by the same name.
         paths = [str(Path(self._folder.name) / f"{next(self._numbers)}.so") for _ in funcs]
         calls = [(func, self._target, self._tvm_target, path) for func, path in zip(funcs, paths, strict=True)]
         built: dict[tirx.PrimFunc, Path] = {}
-        for index, result in self._builders.run(build, calls, self._limits.build):
+        for index, result in self._builders.run(build, calls, self._limits.build, until):
             if not isinstance(result, Failure):
                 built[funcs[index]] = Path(paths[index])
                 continue
@@ -142,7 +161,7 @@ class Measurer:
                     yield position, Measurement(error=f"build: {result.reason}")
         positions = [position for position, program in enumerate(programs) if program.func in built]
         libraries = [Library(built[programs[position].func], programs[position].arguments) for position in positions]
-        for index, measurement in self._runner.run(libraries):
+        for index, measurement in self._runner.run(libraries, until):
             yield positions[index], measurement
         for library in libraries:
             library.path.unlink(missing_ok=True)
@@ -191,9 +210,12 @@ def evaluate(
 ) -> list[float]:
     """The seconds of each run of ``module``'s entry, wherever it is loaded; ``fill`` is that machine's filler."""
     values = [_value(argument, device, fill) for argument in arguments]
+    device.sync()
+    once = module.time_evaluator(_ENTRY, device, number=1, repeat=1)(*values).results
+    if once[0] >= _LONG:
+        return [float(once[0])]
     # Several runs a record, so that its spread is known; each long enough for the clock.
     evaluator = module.time_evaluator(_ENTRY, device, number=1, repeat=3, min_repeat_ms=40)
-    device.sync()
     return [float(run) for run in evaluator(*values).results]
 
 

@@ -49,8 +49,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Progress:
-    """The whole job: ``seconds`` it has run, ``trials`` it has spent, both over all its resumptions. ``stopped`` says
-    why it ended, ``None`` while it runs.
+    """The whole job: ``seconds`` it has run, the import of the model included, and ``trials`` it has spent, both over
+    all its resumptions. ``stopped`` says why it ended, ``None`` while it runs.
     """
 
     activity: str

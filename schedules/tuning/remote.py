@@ -73,8 +73,8 @@ class RemoteRunner:
         self._limits = limits
         self._workers = Workers(endpoint.check())
 
-    def run(self, libraries: Sequence[Library]) -> Iterator[tuple[int, Measurement]]:
-        """The measurement of each library, by its index, as soon as it is there.
+    def run(self, libraries: Sequence[Library], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
+        """The measurement of each library, by its index, as soon as it is there; those that there are at ``until``.
 
         What a server had when it disappeared is measured elsewhere. Raises :class:`ConnectionError` when no server is
         left.
@@ -82,9 +82,8 @@ class RemoteRunner:
         waiting = list(range(len(libraries)))
         for attempt in range(_RETRIES + 1):
             lost: list[int] = []
-            for position, result in self._workers.run(
-                run_there, [self._call(libraries[i]) for i in waiting], self._limit
-            ):
+            calls = [self._call(libraries[index]) for index in waiting]
+            for position, result in self._workers.run(run_there, calls, self._limit, until):
                 index = waiting[position]
                 if not isinstance(result, Lost):
                     yield index, measurement_of(result)

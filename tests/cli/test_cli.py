@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import psutil
 import pytest
 import torch
 from command_line import COMMAND, tkc, tkc_process
+
+from tkc.artifact import FORMAT
 
 
 class Classifier(torch.nn.Module):
@@ -58,6 +61,70 @@ def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
     tkc_process("run", artifact, "--compare", model, "--tolerance", "-1", code=1)
 
 
+def test_a_size_out_of_its_range_is_refused(artifact: Path, tmp_path: Path) -> None:
+    """By its name and its bounds; so are sizes that nothing is done with."""
+    for size in (129, 10**30):
+        errors = tkc("run", artifact, "--size", f"features_0={size}", code=2).stderr
+        assert f"features_0={size}" in errors and "to 128" in errors.replace("\n", " ")
+    errors = tkc("run", artifact, "--size", "batch=3", code=2).stderr.replace("\n", " ")
+    assert "features_0" in errors and "--size-name" in errors
+    assert "twice" in tkc("run", artifact, "--size", "features_0=3", "--size", "features_0=4", code=2).stderr
+    np.save(tmp_path / "features.npy", np.zeros((3, 12), np.float32))
+    given = f"features={tmp_path / 'features.npy'}"
+    assert "--size" in tkc("run", artifact, "-i", given, "--size", "features_0=3", code=2).stderr
+    assert "already" in tkc("run", artifact, "-i", given, "-i", given, code=2).stderr
+    (tmp_path / "features.npy").write_bytes(b"no array")
+    assert "features.npy" in tkc("run", artifact, "-i", given, code=2).stderr.replace("\n", "")
+
+
+def test_the_size_of_a_saved_program_gets_its_name_back(model: Path, tmp_path: Path) -> None:
+    """The file has lost it; ``explain`` and ``run`` know it by the one that is given."""
+    named = tmp_path / "named.tkc"
+    tkc("compile", model, "-o", named, "--size-name", "features_0=batch", "--kernels", "none", "--checks")
+    result = json.loads(tkc("run", named, "--size", "batch=7", "--compare", model, "--json").stdout)
+    assert result["agrees"] and result["outputs"][0]["shape"] == [7, 5]
+    assert "batch from 0 to 128" in tkc("run", named, "--size", "batches=7", code=2).stderr.replace("\n", " ")
+    for option, culprit in (("x_0=batch", "x_0"), ("features_0", "features_0"), ("features_0=2x", "2x")):
+        assert culprit in tkc("explain", model, "--size-name", option, code=2).stderr
+
+
+def test_an_artifact_is_replaced_only_by_force(artifact: Path, model: Path, tmp_path: Path) -> None:
+    """Before anything is compiled; what is no artifact never is."""
+    copy = Path(shutil.copytree(artifact, tmp_path / "copy.tkc"))
+    before = (copy / "manifest.json").read_bytes()
+    assert "--force" in tkc("compile", model, "-o", copy, code=2).stderr
+    assert (copy / "manifest.json").read_bytes() == before
+    tkc("compile", model, "-o", copy, "--force", "--kernels", "none")
+    assert (copy / "manifest.json").read_bytes() != before
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").write_text("")
+    for place in (tmp_path / "folder", tmp_path / "folder" / "kept"):
+        assert "no artifact" in tkc("compile", model, "-o", place, "--force", code=2).stderr.replace("\n", " ")
+    assert (tmp_path / "folder" / "kept").exists()
+
+
+def test_what_is_misspelt_is_answered_with_what_was_meant(model: Path) -> None:
+    """Options, commands, and commands of commands."""
+    cases = [
+        (("compile", model, "-o", "out", "--kernel", "all"), "--kernels"),
+        (("compile", model, "-o", "out", "--check"), "--checks"),
+        (("explain", model, "--databse", "x"), "--database"),
+        (("tune", model, "--trails", "4"), "--trials"),
+        (("tune", "kernel"), "kernels"),
+        (("compil", model), "compile"),
+        (("db", "merg", "x"), "merge"),
+    ]
+    for arguments, meant in cases:
+        assert meant in tkc(*arguments, code=2).stderr
+
+
+def test_what_the_machine_refuses_is_no_fault_of_ours(artifact: Path, tmp_path: Path) -> None:
+    """A place that cannot be written is named, with exit code 2."""
+    (tmp_path / "folder.npz").mkdir()
+    assert "folder.npz" in tkc("run", artifact, "-o", tmp_path / "folder.npz", code=2).stderr.replace("\n", "")
+    assert "nowhere" in tkc("run", artifact, "-o", tmp_path / "nowhere" / "out.npz", code=2).stderr
+
+
 def test_run_reads_and_writes_files(artifact: Path, tmp_path: Path) -> None:
     """From .npy and .npz, to .npz; probabilities sum to one."""
     features = np.random.default_rng(0).standard_normal((6, 12), dtype=np.float32)
@@ -78,7 +145,7 @@ def test_explain_and_inspect(model: Path, artifact: Path) -> None:
     assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
     shown = tkc("inspect", artifact).stdout
     assert "features_0" in shown
-    assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == 2
+    assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == FORMAT
 
 
 class Counter(torch.nn.Module):

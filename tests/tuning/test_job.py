@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from tvm import relax, te, tirx
 from tvm.s_tir.schedule import Trace
 
 from tkc.schedules.database import FAILED_SECONDS, exact_key
-from tkc.schedules.default_record import is_default
+from tkc.schedules.default_record import default_trace, is_default
+from tkc.schedules.tuning.background import TimeIsUpError
 from tkc.schedules.tuning.budget import Budget
 from tkc.schedules.tuning.history import replayed
 from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
@@ -26,11 +29,11 @@ from tkc.schedules.tuning.tasks import extract
 class ScriptedMeasurer:
     """Answers at once, with the next of ``answer``; counts what it was asked. A copy takes a second, unasked."""
 
-    def __init__(self, answer: Sequence[Measurement]) -> None:
+    def __init__(self, answer: Iterable[Measurement]) -> None:
         self.answers = iter(answer)
         self.asked: list[Program] = []
 
-    def measure(self, programs: Sequence[Program]) -> Iterator[tuple[int, Measurement]]:
+    def measure(self, programs: Sequence[Program], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
         """One answer after the other."""
         for index, program in enumerate(programs):
             if 'T.sblock("copy")' in program.func.script():
@@ -76,7 +79,7 @@ def test_a_job_measures_the_default_first_and_never_ends_worse(
     assert task.best <= task.baseline
     assert progress.gain == pytest.approx(task.baseline / task.best)
     assert (progress.trials, len(others), progress.stopped) == (12, 12, "its 12 trials are spent")
-    assert [each.trials for each in seen if each.activity == "searching"] == list(range(1, 13))
+    assert [each.trials for each in seen if each.activity == "searching"] == list(range(13))
     gains = [point.gain for point in progress.curve]
     assert gains == sorted(gains) and gains[0] == 1
 
@@ -160,7 +163,7 @@ def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
 def test_a_default_that_failed_is_measured_by_the_next_job(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """At its size, of the static and of the symbolic function, and nothing else is."""
     records, failed = RecordsInMemory(), Measurement(error="run: took longer than 30 s")
-    answers = [*_seconds(2.0), failed, *_seconds(1.0), *_seconds(2.0), failed, *_seconds(1.0, 1.0)]
+    answers = [*_seconds(2.0), failed, *_seconds(2.0), failed, *_seconds(1.0, 1.0, 1.0)]
     first = _job(AnyRows, ScriptedMeasurer(answers), records, cpu, tmp_path, 1)
     assert [task.baseline for task in first.tasks] == [2.0, None]
     again = ScriptedMeasurer(_seconds(3.0, 3.0))
@@ -169,16 +172,94 @@ def test_a_default_that_failed_is_measured_by_the_next_job(cpu: tvm.target.Targe
 
 
 def test_a_search_leaves_time_for_symbolic_sizes(cpu: tvm.target.Target, tmp_path: Path) -> None:
-    """Up to a quarter of the minutes, once it knows how long a program takes; static functions need none."""
+    """Up to a quarter of the minutes, once it knows how long a program takes, for schedules that were not tried."""
     extraction = extract(AnyRows, {"rows": (1, 64)}, {"rows": [1, 64]})
     file = StateFile(tmp_path, extraction.tasks)
     job = TuningJob(extraction, CPU, cpu, ScriptedMeasurer([]), RecordsInMemory(), Budget(minutes=10), file)
     job._state.seconds = 0.8 * 600
+    job._measuring_seconds, job._measured = 1000.0, 1
     assert job._spent(()) is None
-    job._measuring_seconds, job._measured = 1000.0, 1  # the default at two sizes would take 2,000 s
-    assert job._spent(()) == "its 10 minutes are over"
+    (key, *_) = extraction.tasks
+    job._finalists[key] = [(1.0, default_trace(extraction.tasks[key].workload))]
+    assert job._spent(()) == "its 10 minutes are over"  # one schedule at two sizes would take 2,000 s
+    assert job._spent((), leave_time=False) is None
     job._state.seconds = 0.7 * 600
     assert job._spent(()) is None
+    file.close()
+
+
+def test_an_interrupted_job_leaves_records_of_the_symbolic_function(cpu: tvm.target.Target, tmp_path: Path) -> None:
+    """Those of single sizes alone serve no compilation: what is best is tried at every size as soon as it is known."""
+
+    class InterruptedError(Exception):
+        pass
+
+    def interrupt(progress: Progress) -> None:
+        if progress.trials > 16:
+            raise InterruptedError
+
+    records = RecordsInMemory()
+    answers = _seconds(*[2.0] * 4, *[1.0] * 16, *[0.5] * 100)
+    with pytest.raises(InterruptedError):
+        _job(AnyRows, ScriptedMeasurer(answers), records, cpu, tmp_path, 100, seen=_Calls(interrupt))
+    symbolic = exact_key(extract(AnyRows).functions[0].workload)
+    own = [record for record in records.all() if exact_key(record.workload.mod) == symbolic]
+    assert {is_default(record.trace) for record in own} == {True, False}
+    assert {int(record.args_info[0].shape[0]) for record in own} == {1, 64}
+
+
+class _Calls(list[Progress]):
+    """A list whose ``append`` also calls."""
+
+    def __init__(self, function: Callable[[Progress], None]) -> None:
+        self._function = function
+
+    def append(self, progress: Progress) -> None:
+        """Keep and tell it."""
+        super().append(progress)
+        self._function(progress)
+
+
+class SlowMeasurer(ScriptedMeasurer):
+    """Takes as long as a program runs, and stops when it must."""
+
+    def measure(self, programs: Sequence[Program], until: float | None = None) -> Iterator[tuple[int, Measurement]]:
+        """Each after 20 ms, until the time is over."""
+        for answer in super().measure(programs):
+            time.sleep(0.02)
+            if until is not None and time.monotonic() >= until:
+                return
+            yield answer
+
+
+def test_minutes_count_what_was_before_the_job(cpu: tvm.target.Target, tmp_path: Path) -> None:
+    """All of them are used, and no more; the job's end says what the model's import took."""
+    minutes, before = 0.15, 3.0
+    extraction = extract(AnyRows, {"rows": (1, 64)}, {"rows": [1, 64]})
+    file = StateFile(tmp_path, extraction.tasks)
+    measurer = SlowMeasurer(itertools.repeat(Measurement((1.0, 1.0))))
+    started = time.monotonic()
+    job = TuningJob(
+        extraction, CPU, cpu, measurer, RecordsInMemory(), Budget(minutes=minutes), file, started=started - before
+    )
+    progress = job.run()
+    assert before + time.monotonic() - started == pytest.approx(60 * minutes, rel=0.1)
+    assert progress.seconds == pytest.approx(60 * minutes, rel=0.1)
+    assert progress.stopped == "its 0.15 minutes are over (3 s of them went into importing the model)"
+    file.close()
+
+
+def test_minutes_that_are_over_at_once_are_an_error(cpu: tvm.target.Target, tmp_path: Path) -> None:
+    """Nothing is measured, and nobody thinks that anything was tuned."""
+    extraction = extract(TwoLayers)
+    file = StateFile(tmp_path, extraction.tasks)
+    records = RecordsInMemory()
+    job = TuningJob(
+        extraction, CPU, cpu, ScriptedMeasurer([]), records, Budget(minutes=1), file, started=time.monotonic() - 60
+    )
+    with pytest.raises(TimeIsUpError):
+        job.run()
+    assert not records.kept
     file.close()
 
 

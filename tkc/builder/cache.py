@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -21,10 +22,13 @@ from filelock import FileLock
 
 import tkc.kernels
 from tkc.builder import toolchain
+from tkc.errors import CacheError, KernelBuildError
 from tkc.kernels import KernelRequest, Target
 
 _LOG = logging.getLogger(__name__)
+_SETTING = "TKC_CACHE_DIR"
 _RECORD = "record.json"
+_SMALL_LIBRARY = 1 << 20  # bytes
 # What of the builder shapes no library. Whatever is new does, until it is named here.
 _SHAPELESS = {
     "__init__.py",
@@ -52,7 +56,59 @@ class KernelLibrary:
 
 def cache_folder() -> Path:
     """Where TKC keeps what it can make again: ``$TKC_CACHE_DIR``, else the user's cache folder."""
-    return Path(os.environ.get("TKC_CACHE_DIR") or platformdirs.user_cache_dir("tkc"))
+    return Path(os.environ.get(_SETTING) or platformdirs.user_cache_dir("tkc"))
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """What is done in it writes to ``folder`` of the cache, which is made if need be, by itself or through a compiler.
+
+    Raises :class:`CacheError` where something fails because that cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, NotImplementedError) as error:  # the latter is FileLock's, where files cannot be locked
+        if isinstance(error, OSError) and not _concerns(error, folder):
+            raise
+        raise _unusable(folder, _cause(error)) from error
+    except (RuntimeError, subprocess.CalledProcessError, KernelBuildError) as error:
+        if (reason := _disk_problem(folder, error)) is None:
+            raise
+        raise _unusable(folder, reason) from error
+
+
+def _unusable(folder: Path, reason: str) -> CacheError:
+    return CacheError(
+        f"the cache folder {folder} cannot be used: {reason}; make room or give access there, or name another folder "
+        f"in the environment variable {_SETTING}"
+    )
+
+
+def _cause(error: OSError | NotImplementedError) -> str:
+    if isinstance(error, FileExistsError):  # what mkdir says of a file in a folder's place
+        return os.strerror(errno.ENOTDIR)
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _concerns(error: OSError, folder: Path) -> bool:
+    """Whether ``error`` is about ``folder``, what it is in or what is in it; not about a compiler, say."""
+    places = [Path(name) for name in (error.filename, error.filename2) if isinstance(name, str | os.PathLike)]
+    return not places or any(place.is_relative_to(folder) or folder.is_relative_to(place) for place in places)
+
+
+def _disk_problem(folder: Path, error: Exception) -> str | None:
+    """Why a compiler that failed with ``error`` may not have been able to write to ``folder``; ``None`` if it was."""
+    told = f"{error} {getattr(error, 'stderr', '')}"
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        if os.strerror(number) in told:
+            return os.strerror(number)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0" * _SMALL_LIBRARY)
+    except OSError as problem:
+        return _cause(problem)
+    return None
 
 
 class KernelCache:
@@ -71,6 +127,8 @@ class KernelCache:
         key = self.key(request)
         entry = self._entry(key)
         path = entry / f"{request.symbol}.so"
+        if self.folder.exists() and not self.folder.is_dir():
+            raise _unusable(self.folder, os.strerror(errno.ENOTDIR))
         try:
             expected = json.loads((entry / _RECORD).read_text())["sha256"]
             if file_sha256(path) == expected:
@@ -82,6 +140,8 @@ class KernelCache:
             reason = "a file of it is missing"
         except (ValueError, KeyError, TypeError):
             reason = "its record cannot be read"
+        except OSError as error:
+            raise _unusable(self.folder, _cause(error)) from error
         _LOG.warning(
             "kernel cache entry %s for %s is damaged (%s) and is built again", key[:12], request.kernel, reason
         )
@@ -91,8 +151,7 @@ class KernelCache:
     @contextmanager
     def building(self, request: KernelRequest) -> Iterator[Path]:
         """Hold the key's lock and give a scratch folder to build in; another process with the same key waits here."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / f"{self.key(request)[:32]}.lock"):
+        with writing_to(self.folder), FileLock(self.folder / f"{self.key(request)[:32]}.lock"):
             scratch = Path(tempfile.mkdtemp(prefix="building-", dir=self.folder))
             try:
                 yield scratch
@@ -103,13 +162,18 @@ class KernelCache:
         """Keep a library built inside :meth:`building`; the entry appears whole or not at all."""
         key = self.key(request)
         digest = file_sha256(library)
-        entry = Path(tempfile.mkdtemp(prefix="storing-", dir=self.folder))
-        shutil.copyfile(library, entry / library.name)
-        (entry / _RECORD).write_text(json.dumps({"sha256": digest, "request": request.to_json()}, indent=1))
         target = self._entry(key)
-        shutil.rmtree(target, ignore_errors=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        entry.rename(target)
+        with writing_to(self.folder):
+            entry = Path(tempfile.mkdtemp(prefix="storing-", dir=self.folder))
+            try:
+                shutil.copyfile(library, entry / library.name)
+                (entry / _RECORD).write_text(json.dumps({"sha256": digest, "request": request.to_json()}, indent=1))
+                shutil.rmtree(target, ignore_errors=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                entry.rename(target)
+            except BaseException:
+                shutil.rmtree(entry, ignore_errors=True)
+                raise
         return KernelLibrary(request, target / library.name, key, digest)
 
     def libraries(self) -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tkc.builder import toolchain
-from tkc.builder.cache import cache_folder
+from tkc.builder.cache import cache_folder, writing_to
 from tkc.builder.host_code import compile_host_code
 
 
@@ -19,7 +19,7 @@ def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[s
     """``source``, with the header of its own name if there is one, as an object file in the cache.
 
     ``tools`` are compilers besides the C++ compiler whose versions matter to it. Raises
-    ``RuntimeError`` with the compiler's words if it fails.
+    ``RuntimeError`` with the compiler's words if it fails, :class:`CacheError` if the cache cannot be written.
     """
     made_from = [each.read_text() for each in (source, source.with_suffix(".h")) if each.exists()]
     made_from += [toolchain.version(tool) for tool in (toolchain.cxx(), *tools)]
@@ -27,8 +27,7 @@ def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[s
     folder = cache_folder() / source.stem
     stored = folder / f"{hashlib.sha256(repr(made_from).encode()).hexdigest()[:32]}.o"
     if not stored.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(stored.with_suffix(".lock")):
+        with writing_to(folder), FileLock(stored.with_suffix(".lock")):
             if not stored.exists():
                 _compile(source, includes, stored)
     return stored

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from tkc.builder import toolchain
-from tkc.builder.cache import cache_folder
+from tkc.builder.cache import cache_folder, writing_to
 
 # What libtvm_runtime_cuda.so of apache-tvm 0.25 imports from libcuda.so.1 (`nm -D --undefined-only`).
 _DRIVER_FUNCTIONS = (
@@ -59,9 +59,8 @@ def _stub() -> Path:
     library = cache_folder() / "libcuda-stub" / "libcuda.so.1"
     if library.exists():
         return library
-    library.parent.mkdir(parents=True, exist_ok=True)
     source = "".join(f"int {name}(void) {{ return {_CUDA_ERROR_STUB_LIBRARY}; }}\n" for name in _DRIVER_FUNCTIONS)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with writing_to(library.parent), tempfile.TemporaryDirectory(dir=library.parent) as folder:
         code, built = Path(folder) / "stub.c", Path(folder) / library.name
         code.write_text(f'extern "C" {{\n{source}}}\n')
         command = [

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from tkc.cli import bench, db, tune
-from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
+from tkc.cli.options import (
+    ChecksOption,
+    ImportOption,
+    JsonOption,
+    KernelsOption,
+    ModelArgument,
+    SizeNamesOption,
+    TargetOption,
+    parse_size_names,
+)
 from tkc.cli.progress import StageProgress
 
 app = typer.Typer(
@@ -43,6 +52,8 @@ def compile(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     dump: DumpOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the artifact that is at --output.")] = False,
     modules: ImportOption = None,
@@ -58,8 +69,10 @@ def compile(
         executable = tkc.compile(
             model,
             target=target,
-            kernels=kernels,
+            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            checks=checks,
+            size_names=parse_size_names(size_names),
             dump=dump,
             observer=progress.stage,
             kernel_progress=progress.kernel,
@@ -78,6 +91,8 @@ def explain(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     dump: DumpOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
@@ -89,8 +104,10 @@ def explain(
         report = tkc.explain(
             model,
             target=target,
-            kernels=kernels,
+            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            checks=checks,
+            size_names=parse_size_names(size_names),
             dump=dump,
             observer=progress.stage,
         )
@@ -153,7 +170,7 @@ def doctor(as_json: JsonOption = False) -> None:
     _show(findings_table(findings), [finding.to_json() for finding in findings], as_json)
 
 
-def _database(folder: Path | None, without: bool) -> Path | bool | None:
+def _database(folder: Path | None, without: bool) -> Path | Literal[False] | None:
     if folder is not None and without:
         raise typer.BadParameter("--database and --no-database contradict each other; give one of them")
     return False if without else folder

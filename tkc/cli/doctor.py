@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tkc.builder import KernelCache, cache_folder, toolchain
-from tkc.errors import TargetError
+from tkc.builder.cache import writing_to
+from tkc.errors import CacheError, TargetError
 from tkc.targets import local_gpu
 
 _PACKAGES = {
@@ -91,10 +93,14 @@ def _package(name: str) -> Finding:
 
 def _cache() -> Finding:
     folder = cache_folder()
-    libraries = KernelCache().libraries()
+    try:
+        with writing_to(folder), tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"\0")
+        libraries = KernelCache().libraries()
+    except CacheError as error:
+        return Finding("kernel cache", "missing", str(error), "nothing can be compiled")
     used = sum(library.stat().st_size for library in libraries)
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(folder).free
     return Finding(
         "kernel cache", "ok", f"{folder}: {len(libraries)} kernels, {decimal(used)}; {decimal(free)} free on the disk"
     )

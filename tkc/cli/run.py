@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,6 +73,10 @@ def run_artifact(
     """Load ``artifact``, run it on the given or random inputs, and compare with ``compare`` if asked to."""
     if output is not None and output.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"--output {output}: write outputs as .npz or .safetensors")
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"--output {output}: there is no folder {output.parent}")
+    if inputs and sizes:
+        raise UsageError("--size is for random inputs; those of --input have sizes of their own")
     executable = load(artifact)
     signature = executable.signature
     tensors = (
@@ -115,12 +120,15 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
     """Tensors that fit ``signature``: normal floats, integers 0 or 1 (valid as indices and as masks), in ``sizes``.
 
-    A size not given is the smallest its range allows, but at least 2 where it may be.
+    A size not given is the smallest its range allows, but at least 2 where it may be. Raises :class:`UsageError` for a
+    given one outside of its range.
     """
     generator = torch.Generator().manual_seed(seed)
-    chosen = {
-        name: _within(bounds, sizes.get(name, max(2, bounds.minimum))) for name, bounds in signature.sizes.items()
-    }
+    for name, size in sizes.items():
+        bounds = signature.sizes[name]
+        if size < bounds.minimum or (bounds.maximum is not None and size > bounds.maximum):
+            raise UsageError(f"--size {name}={size}: the model was compiled for {name} {_described(bounds)}")
+    chosen = {name: sizes.get(name, _small(bounds)) for name, bounds in signature.sizes.items()}
 
     def draw(spec: TensorSpec) -> torch.Tensor:
         shape = [dim if isinstance(dim, int) else Formula(dim)(chosen) for dim in spec.shape]
@@ -132,18 +140,27 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
     return [draw(spec) for spec in signature.inputs]
 
 
-def _within(bounds: SizeRange, wanted: int | None) -> int:
-    size = max(2, bounds.minimum) if wanted is None else wanted
+def _small(bounds: SizeRange) -> int:
+    size = max(2, bounds.minimum)
     return size if bounds.maximum is None else min(size, bounds.maximum)
 
 
+def _described(bounds: SizeRange) -> str:
+    return f"from {bounds.minimum} on" if bounds.maximum is None else f"from {bounds.minimum} to {bounds.maximum}"
+
+
 def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
-    parsed = {}
+    parsed: dict[str, int] = {}
     for text in sizes:
         name, _, value = text.partition("=")
-        if name not in signature.sizes or not value.isdigit():
-            known = ", ".join(signature.sizes) or "none"
-            raise UsageError(f"--size {text}: write NAME=N with NAME one of this model's symbolic sizes ({known})")
+        if name not in signature.sizes or not (value.isascii() and value.isdigit()):
+            known = ", ".join(f"{known} {_described(bounds)}" for known, bounds in signature.sizes.items()) or "none"
+            raise UsageError(
+                f"--size {text}: write NAME=N with NAME one of this model's symbolic sizes ({known}). A .pt2 file does "
+                "not keep the names of its Dims; tkc compile --size-name SIZE=NAME gives them back"
+            )
+        if name in parsed:
+            raise UsageError(f"--size names {name} twice")
         parsed[name] = int(value)
     return parsed
 
@@ -151,23 +168,32 @@ def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
 def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tensor]:
     named: dict[str, torch.Tensor] = {}
     for text in files:
-        name, equals, path = text.partition("=")
-        if equals:
-            named[name] = torch.from_numpy(np.load(_existing(path), allow_pickle=False))
-        elif text.endswith(".npz"):
-            named.update(
-                {key: torch.from_numpy(value) for key, value in np.load(_existing(text), allow_pickle=False).items()}
-            )
-        elif text.endswith(".safetensors"):
-            named.update(safetensors.torch.load_file(_existing(text)))
-        else:
-            raise UsageError(f"--input {text}: give FILE.npz, FILE.safetensors or NAME=FILE.npy")
+        read = _read(text)
+        if twice := sorted(named.keys() & read.keys()):
+            raise UsageError(f"--input {text}: there is a value for {', '.join(twice)} already")
+        named |= read
     names = [spec.name for spec in signature.inputs]
     if missing := [name for name in names if name not in named]:
         raise UsageError(f"no value for input {', '.join(missing)}; the model takes {', '.join(names)}")
     if unknown := sorted(set(named) - set(names)):
         raise UsageError(f"the model has no input {', '.join(unknown)}; it takes {', '.join(names)}")
     return [named[name] for name in names]
+
+
+def _read(text: str) -> dict[str, torch.Tensor]:
+    """The tensors of one ``--input``; :class:`UsageError` for a file that holds none."""
+    name, equals, path = text.partition("=")
+    try:
+        if equals:
+            return {name: torch.from_numpy(np.load(_existing(path), allow_pickle=False))}
+        if text.endswith(".npz"):
+            with np.load(_existing(text), allow_pickle=False) as arrays:
+                return {key: torch.from_numpy(value) for key, value in arrays.items()}
+        if text.endswith(".safetensors"):
+            return safetensors.torch.load_file(_existing(text))
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+        raise UsageError(f"--input {text}: no tensors can be read from it: {error}") from None
+    raise UsageError(f"--input {text}: give FILE.npz, FILE.safetensors or NAME=FILE.npy")
 
 
 def _existing(path: str) -> Path:

@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption, parse_percent
+from tkc.cli.live import LiveView
+from tkc.cli.options import (
+    ChecksOption,
+    ImportOption,
+    JsonOption,
+    KernelsOption,
+    ModelArgument,
+    SizeNamesOption,
+    TargetOption,
+    parse_percent,
+    parse_size_names,
+)
+from tkc.cli.process import this_process
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
     from tkc.schedules.tuning.progress import Progress
 
 _SHOWN_TASKS = 20
-_REFRESHES_PER_SECOND = 4
+_NAMED = 8
+_MOST_SECONDS_TO_END = 1.5  # after Ctrl-C; what is measured is on disk
 
 
 class _ModelByDefault(TyperGroup):
     """Takes ``tkc tune MODEL`` for ``tkc tune model MODEL``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands
+        named = bool(args) and (args[0] in self.commands or _is_misspelt(args[0], self.commands))
         return super().parse_args(ctx, args if named else ["model", *args])
+
+
+def _is_misspelt(word: str, commands: Iterable[str]) -> bool:
+    return bool(difflib.get_close_matches(word, commands, 1)) and not Path(word).exists()
 
 
 app = typer.Typer(cls=_ModelByDefault, help="Search what is fastest on a device; records go to a database.")
@@ -45,7 +63,9 @@ def model(
         Path | None, typer.Option("--database", help="The folder of records, made if need be; your own if left out.")
     ] = None,
     trials: Annotated[int | None, typer.Option("--trials", help="Stop after this many candidates.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop after this many minutes.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Stop after this many minutes, counted from the command's start.")
+    ] = None,
     until_gain: Annotated[
         str | None,
         typer.Option("--until-gain", metavar="PERCENT", help="Stop when the last 64 candidates gained less: 2%."),
@@ -64,6 +84,8 @@ def model(
         bool, typer.Option("--resume", help="Go on with the job that this command began: its budget counts on.")
     ] = False,
     kernels: KernelsOption = "auto",
+    checks: ChecksOption = False,
+    size_names: SizeNamesOption = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Where to draw gain against trials; beside the records if left out.")
     ] = None,
@@ -72,12 +94,22 @@ def model(
 ) -> None:
     """Search schedules for MODEL's functions. Interrupt it whenever you like, and go on with --resume."""
     import tkc
+    from tkc.cli.tuning_plot import draw
 
     gain = None if until_gain is None else parse_percent("--until-gain", until_gain)
     sizes = parse_shapes(shapes or [])
     if plot is not None and plot.suffix != ".png":
         raise UsageError(f"--plot {plot}: plots are PNG files")
-    view = _ProgressView(Console(stderr=True))
+    process = this_process()
+    process.interrupt.end_within(_MOST_SECONDS_TO_END)
+    process.hurried = True
+    shown = _Job(process.started)
+    view = LiveView(shown, Console(stderr=True))
+
+    def show(progress: Progress) -> None:
+        shown.progress = progress
+        view.update()
+
     try:
         with view:
             result = tkc.tune(
@@ -92,14 +124,15 @@ def model(
                 device_key=device_key,
                 resume=resume,
                 kernels=kernels,  # type: ignore[arg-type]  # tune checks it
-                observer=view.show,
+                checks=checks,
+                size_names=parse_size_names(size_names),
+                observer=show,
+                started=process.started,
             )
     except KeyboardInterrupt:
-        _say_what_is_kept(view.latest)
+        _say_what_is_kept(shown.progress)
         raise
     path = plot or result.folder / "gain.png"
-    from tkc.cli.tuning_plot import draw
-
     draw(result.progress, path)
     if as_json:
         print(json.dumps({**result.to_json(), "plot": str(path)}, indent=1))
@@ -110,7 +143,8 @@ def model(
     for each in result.progress.skipped:
         reasons.setdefault(each.reason, []).append(each.function)
     for reason, functions in reasons.items():
-        out.print(f"not tuned, {reason}: {', '.join(functions)}", markup=False, highlight=False, soft_wrap=True)
+        named = ", ".join(functions[:_NAMED]) + (f" and {len(functions) - _NAMED} more" if functions[_NAMED:] else "")
+        out.print(f"not tuned, {reason}: {named}", markup=False, highlight=False, soft_wrap=True)
     reach = result.progress.copy_share
     out.print(
         f"{result.gain:.2f} times the default rules' speed"
@@ -174,14 +208,15 @@ def parse_shapes(options: list[str]) -> dict[str, list[int]]:
     return sizes
 
 
-def tasks_table(progress: Progress) -> Table:
-    """A row for each task, those that take most of the model's time first."""
-    title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
+def tasks_table(progress: Progress, title: str | None = None) -> Table:
+    """A row for each task, those that take most of the model's time first, under ``title``."""
+    if title is None:
+        title = f"{progress.activity} · {progress.trials} trials · {progress.seconds:.0f} s · gain {progress.gain:.2f}×"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("function", overflow="fold")
     for name in ("share", "default µs", "best µs", "gain", "of a copy", "trials", "failed"):
         table.add_column(name, justify="right", no_wrap=True)
-    ranked = sorted(progress.tasks, key=lambda task: -task.seconds)
+    ranked = sorted((task for task in progress.tasks if task.best), key=lambda task: -task.seconds)
     for task in ranked[:_SHOWN_TASKS]:
         table.add_row(
             escape(task.name),  # sizes stand in brackets, as markup does
@@ -199,32 +234,35 @@ def tasks_table(progress: Progress) -> Table:
     return table
 
 
-class _ProgressView:
-    """A table that changes with the job, and disappears at its end."""
+class _Job:
+    """What is shown of a job."""
 
-    def __init__(self, console: Console) -> None:
-        self.latest: Progress | None = None
-        self._live = Live(
-            "importing the model", console=console, transient=True, refresh_per_second=_REFRESHES_PER_SECOND
-        )
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self.progress: Progress | None = None
 
-    def __enter__(self) -> _ProgressView:
-        self._live.start()
-        return self
+    def table(self) -> RenderableType:
+        """The tasks, below one line."""
+        progress = self.progress
+        return self.line() if progress is None or not progress.tasks else tasks_table(progress, self.line())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+    def line(self) -> str:
+        """How far it is."""
+        seconds = time.monotonic() - self._started
+        progress = self.progress
+        told = [f"{seconds:.0f} s", self.phase()]
+        if progress is not None and progress.trials:
+            told += [f"{progress.trials} trials", f"gain {progress.gain:.2f}×"]
+        return " · ".join(told)
 
-    def show(self, progress: Progress) -> None:
-        """The job is as far as ``progress``."""
-        self.latest = progress
-        self._live.update(tasks_table(progress))
+    def phase(self) -> str:
+        """What it is doing."""
+        return "starting" if self.progress is None else self.progress.activity
 
 
 def _say_what_is_kept(progress: Progress | None) -> None:
-    if progress is None:
+    if progress is None or not any(task.best for task in progress.tasks):
+        print("nothing was measured yet", file=sys.stderr)
         return
     print(
         f"after {progress.trials} trials: {progress.gain:.2f} times the default rules' speed; everything measured is "

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
 if TYPE_CHECKING:
     from tkc.schedules.tuning.progress import Progress
 
 
 def draw(progress: Progress, path: Path) -> None:
     """Write the PNG ``path``: the speed of the model's functions after each trial, 1 being the default rules'."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     trials, gains = [point.trials for point in progress.curve], [point.gain for point in progress.curve]

@@ -20,13 +20,15 @@ def import_model(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     checked_in_graph: CheckedInGraph = "none",
+    size_names: Mapping[str, str] | None = None,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``.
 
     Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
     kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
-    the module itself counts the bad ones of (see :class:`Signature`).
+    the module itself counts the bad ones of (see :class:`Signature`). ``size_names`` is for programs: with
+    ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
     """
     import torch
 
@@ -38,7 +40,9 @@ def import_model(
     if is_module or isinstance(model, torch.export.ExportedProgram):
         from tkc.frontend.torch import import_torch
 
-        return import_torch(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, checked_in_graph)
+        return import_torch(
+            model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, checked_in_graph, size_names
+        )
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
         if not path.is_file():
@@ -46,7 +50,8 @@ def import_model(
         if path.suffix == ".pt2":
             from tkc.frontend.torch import import_torch
 
-            return import_torch(path, checked_in_graph=checked_in_graph)
+            return import_torch(path, checked_in_graph=checked_in_graph, size_names=size_names)
+        _refuse_size_names(size_names, path.name)
         if path.suffix == ".onnx":
             from tkc.frontend.onnx import import_onnx
 
@@ -55,12 +60,18 @@ def import_model(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
     if type(model).__name__ == "ModelProto":
+        _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx import import_onnx
 
         return import_onnx(model, checked_in_graph)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )
+
+
+def _refuse_size_names(size_names: Mapping[str, str] | None, model: str) -> None:
+    if size_names:
+        raise UsageError(f"size_names is for .pt2 files; {model} names its sizes itself")
 
 
 def _described(model: Any) -> str:

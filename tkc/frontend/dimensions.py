@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from tkc.errors import UnsupportedModelError
+from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.model import SizeRange
 
 DimensionNames = Mapping[tuple[int, int], str]
@@ -162,6 +162,47 @@ def dimension_names(
         for (owner, axis), name in found.items()
         if owner == id(leaf)
     }
+
+
+def names_in_program(program: torch.export.ExportedProgram, leaves: Sequence[torch.Tensor | None]) -> DimensionNames:
+    """The names of the ``Dim`` objects that ``program`` was exported with, of its inputs ``leaves``.
+
+    PyTorch keeps them as long as the program is in memory; a saved one (``.pt2``) has none.
+    """
+    names: dict[tuple[int, int], str] = {}
+    for position, tensor in enumerate(leaves):
+        environment = getattr(getattr(tensor, "fake_mode", None), "shape_env", None)
+        if tensor is None or environment is None:
+            continue
+        given = {
+            environment.source_to_var.get(source): name
+            for source, name in environment.source_name_to_debug_name.items()
+        }
+        for axis, size in enumerate(map(_formula, tensor.shape)):
+            if isinstance(size, sympy.Symbol) and (name := given.get(size, "")).isidentifier():
+                names[position, axis] = name
+    return names
+
+
+def renamed(inputs: Sequence[tuple[str, torch.Tensor | None]], wanted: Mapping[str, str]) -> DimensionNames:
+    """``wanted`` names by those that the sizes of ``inputs`` have without them.
+
+    Raises :class:`UsageError` for a size that there is none of, and for what is no name.
+    """
+    axes = {
+        f"{name}_{axis}": (position, axis)
+        for position, (name, tensor) in enumerate(inputs)
+        if tensor is not None
+        for axis, size in enumerate(tensor.shape)
+        if isinstance(size, torch.SymInt)
+    }
+    for size, name in wanted.items():
+        if size not in axes:
+            known = ", ".join(axes) or "none"
+            raise UsageError(f"the model has no symbolic size {size} to be called {name}; its sizes are {known}")
+        if not name.isidentifier() or name in axes or list(wanted.values()).count(name) > 1:
+            raise UsageError(f"the size {size} cannot be called {name!r}; give it a name of its own, of letters and _")
+    return {axes[size]: name for size, name in wanted.items()}
 
 
 def _by_parameter(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from tkc.frontend.dimensions import (
     dimension_names,
     input_dimensions,
     named_shape,
+    names_in_program,
+    renamed,
     size_conditions,
 )
 from tkc.frontend.identifiers import identifiers
@@ -53,13 +55,15 @@ def import_torch(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     checked_in_graph: CheckedInGraph = "none",
+    size_names: Mapping[str, str] | None = None,
 ) -> ImportedModel:
     """The Relax module, weights and signature of a PyTorch model.
 
     ``model`` is a module, which is exported with the examples and ``dynamic_shapes`` as ``torch.export.export`` takes
     them (and in the mode, training or evaluation, that it is in); or an exported program, or the path of a saved one
     (``.pt2``), which are complete in themselves. ``checked_in_graph`` says of which indices the module itself counts
-    the bad ones (see :class:`Signature`). Parameters are the model's own tensors, not copies; tied ones come
+    the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
+    a saved one has lost the names of its dimensions. Parameters are the model's own tensors, not copies; tied ones come
     once, and unused ones not at all.
 
     Raises:
@@ -68,6 +72,8 @@ def import_torch(
             or a model that ``torch.export`` cannot export.
     """
     if isinstance(model, nn.Module):
+        if size_names:
+            raise UsageError("size_names is for programs that are exported already; name the Dims of dynamic_shapes")
         program = _export(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
         names = dimension_names(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     else:
@@ -76,8 +82,17 @@ def import_torch(
                 "Example arguments and dynamic shapes were given with a program that is exported already. "
                 "Leave them out, or pass the module itself."
             )
-        program, names = model if isinstance(model, ExportedProgram) else load_program(model), {}
+        program = model if isinstance(model, ExportedProgram) else load_program(model)
+        inputs = _inputs(program)
+        names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
+        _check_named(_dimensions(program, names), size_names or {})
     return _import(_simplified(program), names, checked_in_graph)
+
+
+def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
+    if lost := sorted(set(size_names.values()) - dimensions.sizes.keys()):
+        known = ", ".join(dimensions.sizes)
+        raise UsageError(f"one size has several names: {', '.join(lost)} is the same as another of {known}")
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
@@ -204,12 +219,15 @@ def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
 
 
 def _dimensions(program: ExportedProgram, names: DimensionNames) -> Dimensions:
+    return input_dimensions(_inputs(program), names, program.range_constraints)
+
+
+def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
     values = _values(program)
-    inputs = [
+    return [
         (spec.arg.name, values[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None)
         for spec in _user_inputs(program)
     ]
-    return input_dimensions(inputs, names, program.range_constraints)
 
 
 def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph) -> ImportedModel:
