@@ -28,7 +28,9 @@ from cuda_syntax import Function, Node, Statement, parse
 
 WARPGROUP = 128
 SHARED_BYTES = 232448  # of one block on Hopper
-_INTEGERS = re.compile(r"(?:const |unsigned |signed )?(?:u?int|int64_t|uint64_t|uint32_t|bool|char|long|long long|size_t)$")
+_INTEGERS = re.compile(
+    r"(?:const |unsigned |signed )?(?:u?int|int64_t|uint64_t|uint32_t|bool|char|long|long long|size_t)$"
+)
 _SIZES = {
     "char": 1, "uchar": 1, "signed char": 1, "bool": 1, "fp8_e4_t": 1, "fp8_e5_t": 1,
     "short": 2, "half_t": 2, "bfloat16_t": 2, "half": 2,
@@ -38,7 +40,47 @@ _SIZES = {
     "fp8_e4_2_t": 2, "fp8_e4_4_t": 4, "fp8_e4_8_t": 8, "fp8_e4_16_t": 16, "short2": 4, "ushort": 2, "ulonglong4": 32, "longlong4": 32,
 }  # fmt: skip
 SYNCHRONIZING = frozenset(
-    ["wait", "arrive", "init", "expect_transaction", "arrive_and_expect_tx", "__syncthreads", "__sync_thread_partial", "cluster_sync", "tma_load", "tma_store", "tma_store_arrive", "tma_store_wait", "tma_store_cluster", "fence_proxy_async", "fence_barrier_init", "warpgroup_arrive", "warpgroup_commit_batch", "warpgroup_wait", "wait_wgmma", "warpgroup_fence_operand", "wgmma_ss", "wgmma_rs", "cp_async_gs", "cp_async_gs_conditional", "cp_async_commit", "cp_async_wait", "mbarrier_cp_async_arrive_noinc", "AllReduce", "CumSum1D", "cudaGridDependencySynchronize", "AtomicAdd", "AtomicAddRet", "ptx_ldmatrix_x4", "ptx_ldmatrix_x4_trans", "ptx_ldmatrix_x2", "ptx_ldmatrix_x1", "ptx_ldmatrix_x2_trans", "initialize_wgmma_descriptor", "increase_descriptor_offset"]
+    [
+        "wait",
+        "arrive",
+        "init",
+        "expect_transaction",
+        "arrive_and_expect_tx",
+        "__syncthreads",
+        "__sync_thread_partial",
+        "cluster_sync",
+        "tma_load",
+        "tma_store",
+        "tma_store_arrive",
+        "tma_store_wait",
+        "tma_store_cluster",
+        "fence_proxy_async",
+        "fence_barrier_init",
+        "warpgroup_arrive",
+        "warpgroup_commit_batch",
+        "warpgroup_wait",
+        "wait_wgmma",
+        "warpgroup_fence_operand",
+        "wgmma_ss",
+        "wgmma_rs",
+        "cp_async_gs",
+        "cp_async_gs_conditional",
+        "cp_async_commit",
+        "cp_async_wait",
+        "mbarrier_cp_async_arrive_noinc",
+        "AllReduce",
+        "CumSum1D",
+        "cudaGridDependencySynchronize",
+        "AtomicAdd",
+        "AtomicAddRet",
+        "ptx_ldmatrix_x4",
+        "ptx_ldmatrix_x4_trans",
+        "ptx_ldmatrix_x2",
+        "ptx_ldmatrix_x1",
+        "ptx_ldmatrix_x2_trans",
+        "initialize_wgmma_descriptor",
+        "increase_descriptor_offset",
+    ]
 )
 _ORDERLESS = frozenset(  # among these, what stands in a loop can be taken all at once
     ["ptx_ldmatrix_x4", "ptx_ldmatrix_x4_trans", "ptx_ldmatrix_x2", "ptx_ldmatrix_x1", "ptx_ldmatrix_x2_trans"]
