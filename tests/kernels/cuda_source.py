@@ -66,6 +66,7 @@ class CudaCode:
     boxes: dict[str, int]
 
 
+@functools.cache
 def cuda_code(request: KernelRequest) -> CudaCode:
     """Of a kernel; :class:`AssertionError` with what TileLang said if there is none."""
     process = _process()

@@ -75,7 +75,7 @@ CHECKED = {
         _SIZES,
     ),
     "matmul, persistent, shared depth": Checked(
-        "matmul", MatmulParameters(64, 384, "float32"), Tiling(64, 16, 64, stages=4, threads=256, blocks=32), _SIZES
+        "matmul", MatmulParameters(64, 192, "float32"), Tiling(64, 16, 64, stages=4, threads=256, blocks=32), _SIZES
     ),
     "matmul, wgmma": Checked(
         "matmul",
