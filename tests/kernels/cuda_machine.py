@@ -1,8 +1,8 @@
-"""A thread block (or a cluster of them) as the PTX memory model sees it: who knows of whose accesses, and in what order.
+"""A thread block (or a cluster) as the PTX memory model sees it: who knows of whose accesses, and in what order.
 
-Each warp has a vector clock: for every source of accesses, up to which of them all have happened before what the warp does
-next. Sources are the warps, and what works beside them: their WGMMAs, their bulk stores, their ``cp.async`` copies, and
-the bulk loads of each mbarrier. Accesses of shared memory that conflict must be ordered by these clocks.
+Each warp has a vector clock: for every source of accesses, up to which of them all have happened before what the warp
+does next. Sources are the warps, and what works beside them: their WGMMAs, their bulk stores, their ``cp.async``
+copies, and the bulk loads of each mbarrier. Accesses of shared memory that conflict must be ordered by these clocks.
 
 Warps access memory through the generic proxy, bulk copies and WGMMA through the asynchronous one. A warp's second clock
 holds what it knows of generic accesses by way of a proxy fence, and what is asynchronous looks at that one.

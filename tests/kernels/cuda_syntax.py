@@ -1,4 +1,4 @@
-"""Parses the CUDA C++ that TileLang generates: a statement a line, blocks in braces, and expressions without side effects."""
+"""Parses the CUDA C++ that TileLang generates: a statement a line, blocks in braces, expressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _TOKEN = re.compile(
       |(?P<text>"[^"]*")""",
     re.VERBOSE,
 )
-_SCALAR = r"(?:unsigned |signed |const )?(?:int|uint|float|double|bool|half|char|uchar|short|ushort|void|signed|unsigned|dim3|longlong|long)"
+_SCALAR = (
+    r"(?:unsigned |signed |const )?"
+    r"(?:int|uint|float|double|bool|half|char|uchar|short|ushort|void|signed|unsigned|dim3|longlong|long)"
+)
 _TYPE = re.compile(
     rf"(?:{_SCALAR}|(?:u?int|u?short|float|double|u?char|half|longlong|ulonglong)[1-8]|\w+_t|__nv_\w+|fp8_\w+|CUtensorMap)$"
 )
@@ -230,7 +233,8 @@ def parse_expression(text: str) -> Node:
 _FUNCTION = re.compile(r'^extern "C" __global__ void __launch_bounds__\((\d+), \d+\) (\w+)\((.*)\) \{$')
 _LOOP = re.compile(r"for \((?:int|int64_t) (\w+) = (.+?); \1 < (.+); \+\+\1\) \{$")
 _DECLARED = re.compile(
-    r"^(extern )?(__shared__ )?(?:__align__\(\d+\) )?((?:const |unsigned |signed )?[\w:]+\*?) (\w+)(?:\[(\d*)\])?(?: = (.+))?;$"
+    r"^(extern )?(__shared__ )?(?:__align__\(\d+\) )?((?:const |unsigned |signed )?[\w:]+\*?) (\w+)"
+    r"(?:\[(\d*)\])?(?: = (.+))?;$"
 )
 
 

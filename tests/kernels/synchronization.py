@@ -6,8 +6,8 @@ shared memory goes to :class:`cuda_machine.Machine`, which knows what must be or
 
 Found are: accesses that race, by threads, bulk copies (TMA), WGMMA and ``cp.async``; missing proxy fences; waits that
 never end, or for the wrong phase where that makes a race; bulk loads of more or fewer bytes than are expected; WGMMA
-whose operands or accumulators are touched before it is waited for, or without ``wgmma.fence`` before it; bulk stores that
-are not waited for; reads of global memory before ``griddepcontrol.wait``.
+whose operands or accumulators are touched before it is waited for, or without ``wgmma.fence`` before it; bulk stores
+that are not waited for; reads of global memory before ``griddepcontrol.wait``.
 
 Not found are: races between lanes of one warp, which are taken to go in step; what only other sizes or other blocks do;
 order among blocks by way of global memory; accesses that depend on data that is not given (:attr:`Run.unknown` counts
@@ -37,7 +37,8 @@ _SIZES = {
     "int": 4, "uint": 4, "float": 4, "uint1": 4, "int1": 4, "uint32_t": 4, "unsigned": 4, "float1": 4,
     "int64_t": 8, "uint64_t": 8, "uint2": 8, "float2": 8, "int2": 8, "double": 8, "longlong": 8,
     "uint4": 16, "float4": 16, "int4": 16, "ulonglong2": 16, "longlong2": 16, "double2": 16,
-    "fp8_e4_2_t": 2, "fp8_e4_4_t": 4, "fp8_e4_8_t": 8, "fp8_e4_16_t": 16, "short2": 4, "ushort": 2, "ulonglong4": 32, "longlong4": 32,
+    "fp8_e4_2_t": 2, "fp8_e4_4_t": 4, "fp8_e4_8_t": 8, "fp8_e4_16_t": 16, "short2": 4, "ushort": 2,
+    "ulonglong4": 32, "longlong4": 32,
 }  # fmt: skip
 SYNCHRONIZING = frozenset(
     [
@@ -186,10 +187,7 @@ class _Block:
                 except Fault as fault:
                     raise convoys[at].located(fault) from None
             if not progress:
-                places = "; ".join(
-                    f"threads from {convoys[at].first} on: {convoys[at].now.text.strip()[:90]} (line {convoys[at].now.line})"
-                    for at in waiting
-                )
+                places = "; ".join(f"threads from {convoys[at].first} on at {convoys[at].place}" for at in waiting)
                 raise Fault(f"{self.function.name}: these wait for ever: {places}")
         return self.result
 
@@ -214,6 +212,7 @@ class _Convoy:
         self.group = 0
         self.touched: set[str] = {s.name for s in owner.declared if s.extent is not None}
         self.unfenced: set[str] = set(self.touched)
+        self.stale: set[str] = set()  # added to by a WGMMA, and not fenced since
         sizes = {**self.launch.sizes}
         self.variables: dict[str, Any] = {"threadIdx.x": self.threads, "gridDim.x": sizes.get("gridDim.x", 132)}
         for axis in "xyz":
@@ -234,12 +233,14 @@ class _Convoy:
         self.arrays: dict[str, list[Any]] = {}
         self.integers = {s.name for s in owner.declared if s.extent is None and _INTEGERS.match(s.type)}
 
+    @property
+    def place(self) -> str:
+        """The line, and what stands there."""
+        return f"line {self.now.line}, {self.now.text.strip()[:160]}"
+
     def located(self, fault: Fault) -> Fault:
-        """With the line, and the threads."""
-        text = self.now.text.strip()
-        return Fault(
-            f"{self.owner.function.name}, line {self.now.line}, threads from {self.first} on: {fault}: {text[:160]}"
-        )
+        """With the place, and the threads."""
+        return Fault(f"{self.owner.function.name}: {fault}: threads from {self.first} on at {self.place}")
 
     # Statements
 
@@ -318,15 +319,11 @@ class _Convoy:
         """What nothing in waits; loops all at once."""
         self.now = statement
         self._registers(statement)
-        if not self.waited and statement.names & self.globals and _called(statement) != "tl::prefetch_tma_descriptor":
-            if not (
-                statement.kind == "if" and all(_called(s) == "tl::prefetch_tma_descriptor" for s in statement.body)
-            ):
-                raise Fault("global memory is accessed before griddepcontrol.wait")
+        inside = statement.body if statement.kind == "if" else [statement]
+        prefetches = all(_called(each) == "tl::prefetch_tma_descriptor" for each in inside)
+        if not self.waited and statement.names & self.globals and not prefetches:
+            raise Fault("global memory is accessed before griddepcontrol.wait")
         self._plainly(statement)
-
-    def _relevant(self, statement: Statement) -> bool:
-        return bool(statement.names & (self.owner.shared | SYNCHRONIZING)) or statement.kind in ("declare", "assign")
 
     def _plainly(self, statement: Statement) -> None:
         kind = statement.kind
@@ -454,12 +451,10 @@ class _Convoy:
         touched = {
             n for n in named if isinstance(self.variables.get(n), _Pointer) and self.variables[n].space == "local"
         }
-        for register in touched & self._stale:
+        for register in touched & self.stale:
             raise Fault(f"{register} is used without warpgroup_fence_operand after the WGMMA")
         self.touched |= touched
         self.unfenced |= touched
-
-    _stale: frozenset[str] | set[str] = frozenset()
 
     def _multiply(self, name: str, template: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
         from_registers = name.endswith("rs")
@@ -483,7 +478,7 @@ class _Convoy:
             descriptor = self.value(arguments[side])
             self._read_operand(descriptor, rows[side], k, item, major=transposed[side])
         self.adding[str(accumulator)] = self.group
-        self._stale = set(self._stale) | {str(accumulator)}
+        self.stale.add(str(accumulator))
         if from_registers:
             self.reading[str(registers[1])] = self.group
 
@@ -974,7 +969,7 @@ def _fence_registers(convoy: _Convoy, _: tuple[str, ...], arguments: tuple[Node,
     name = _root(arguments[0])
     assert name is not None
     convoy.unfenced.discard(name)
-    convoy._stale = set(convoy._stale) - {name}
+    convoy.stale.discard(name)
 
 
 def _fence_wgmma(convoy: _Convoy, _: tuple[str, ...], __: tuple[Node, ...]) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+# What the tests import and no mutant changes: loaded once, before the processes are forked that test.
+import onnx  # noqa: F401
+import pytest
+import torch  # noqa: F401
+import transformers  # noqa: F401
+import tvm  # noqa: F401
 
 from .mutant import ROOT, Mutant
 
@@ -87,23 +94,40 @@ def passes_untouched(tests: list[str], copy: Path, cache: Path) -> bool:
 def _pytest(
     tests: tuple[str, ...], copy: Path, cache: Path, limit: float = _LIMIT, stops: bool = True
 ) -> tuple[int, str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(copy / "site"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "TKC_CACHE_DIR": str(cache),
-    }
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-rfE"]
-    command += ["-x"] if stops else []
+    """The exit code and the output of pytest, in a process forked from this one, which has the libraries loaded."""
+    options = ["-q", "-p", "no:cacheprovider", "--tb=line", "-rfE", *(["-x"] if stops else [])]
+    with tempfile.TemporaryFile("w+") as output:
+        process = os.fork()
+        if process == 0:
+            os.setsid()  # with a group of its own, so that what it starts ends with it
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            os.chdir(copy)
+            os.environ |= {"PYTHONPATH": str(copy / "site"), "TKC_CACHE_DIR": str(cache)}
+            sys.dont_write_bytecode = True
+            sys.path.insert(0, str(copy / "site"))
+            code = _FAILED
+            try:
+                code = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        code = _waited_for(process, limit)
+        output.seek(0)
+        text = output.read()
+    return (code, text) if code >= 0 else (_FAILED, f"{text}\nFAILED tests/{tests[0]} did not end by itself")
+
+
+def _waited_for(process: int, limit: float) -> int:
+    """The exit code of a child; negative if it died, or had to be killed, which all that it started is then."""
+    end = time.monotonic() + limit
     try:
-        done = subprocess.run(
-            [*command, *(f"tests/{test}" for test in tests)],
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired:
-        return _FAILED, f"FAILED tests/{tests[0]} did not end within {limit:.0f} s"
-    return done.returncode, done.stdout + done.stderr
+        while time.monotonic() < end:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        return -signal.SIGKILL
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The list of planted faults stays applicable: without running them, which takes minutes (``python -m tests.mutation``)."""
+"""The planted faults can be planted; ``python -m tests.mutation`` runs the tests that are to find them."""
 
 from __future__ import annotations
 

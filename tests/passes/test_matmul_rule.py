@@ -190,6 +190,20 @@ def test_refusals(function: Function, inputs: tuple[Tensor, ...], reason: str) -
     assert reason in found
 
 
+def test_operands_of_two_dtypes_are_refused() -> None:
+    """No frontend makes such a product; a pass may."""
+    a, b = (
+        relax.Var(name, relax.TensorStructInfo(dims, dtype))
+        for name, dims, dtype in (("a", (4, K), "float16"), ("b", (K, N), "float32"))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b]), builder.dataflow():
+        product = builder.emit_output(builder.emit(relax.op.matmul(a, b, out_dtype="float32")))
+    builder.emit_func_output(product)
+    (found,) = refusal_reasons(builder.get(), RULES)
+    assert "multiplies float16 by float32" in found
+
+
 def test_weight_of_unknown_size() -> None:
     """The kernel is built for its weight's sizes."""
     a, b = normal(4, K), normal(4, K, seed=1)

@@ -136,6 +136,18 @@ def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     assert substituted(module, RULES)[1].substitutions == []
 
 
+def test_rows_centered_by_another_mean_are_normalized_as_they_are() -> None:
+    """Layer normalization takes off the mean of its own rows; of others, the root mean square alone is left."""
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        centered = x - (2 * x).mean(-1, keepdim=True)
+        return centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+    inputs = normal(5, CHANNELS), normal(CHANNELS, seed=1)
+    (found,) = checked_substitutions(imported(function, *inputs), *inputs, rules=RULES)
+    assert found.parameters.kind == "rms"
+
+
 def test_a_weight_for_each_token_stays_outside() -> None:
     """It multiplies the kernel's result."""
     inputs = normal(5, CHANNELS), normal(5, 1, seed=1)
