@@ -27,6 +27,8 @@ _LIMIT = 300.0  # seconds for one mutant; where no other work goes on, they take
 _COPIED = ("tkc", "kernels", "passes", "schedules", "tuning_db", "tests")
 _FAILED = 1  # pytest's exit code where tests ran, and some failed
 
+_CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -71,13 +73,15 @@ def run(mutant: Mutant, copy: Path, cache: Path) -> Outcome:
     finally:
         path.write_text(original)
     killers = tuple(
-        line.split(" ")[1].removeprefix("tests/")
+        line.split(" ", 1)[1].split(" - ")[0].removeprefix("tests/")
         for line in output.splitlines()
         if line.startswith(("FAILED", "ERROR"))
     )
     status: Literal["killed", "survived", "broken"] = "survived" if code == 0 else "broken"
     if code == _FAILED and killers:
         status = "killed"
+    elif code in _CRASHES:
+        status, killers = "killed", (f"a crash: {signal.Signals(-code).name}",)
     if status == "broken":
         print(output, file=sys.stderr)
     return Outcome(mutant.name, mutant.file, status, round(time.monotonic() - start, 1), killers)
@@ -115,7 +119,7 @@ def _pytest(
         code = _waited_for(process, limit)
         output.seek(0)
         text = output.read()
-    return (code, text) if code >= 0 else (_FAILED, f"{text}\nFAILED tests/{tests[0]} did not end by itself")
+    return code, text if code >= 0 else f"{text}\nthe tests ended by signal {-code}"
 
 
 def _waited_for(process: int, limit: float) -> int:

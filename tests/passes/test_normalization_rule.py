@@ -122,6 +122,7 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "over tokens": lambda x, w: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6) * w,
     "a sum": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6) * w,
     "cubes": lambda x, w: x * torch.rsqrt(x.abs().pow(3).mean(-1, keepdim=True) + 1e-6) * w,
+    "fourth powers": lambda x, w: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-6) * w,
     "another tensor's statistics": lambda x, w: x * torch.rsqrt((x + 1).pow(2).mean(-1, keepdim=True) + 1e-6) * w,
     "an epsilon that varies": lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + w.sum()) * w,
     "the root, not its inverse": lambda x, w: x * torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
