@@ -645,7 +645,7 @@ SCHEDULES = (
         "empty",
         "if not stores or not all(0 in map(static, store.buffer.shape) for store in stores):",
         "if not stores or not any(0 in map(static, store.buffer.shape) for store in stores):",
-        "test_gpu.py",
+        "test_empty.py::test_only_what_has_no_elements_is_left_out",
     ),
 )
 
