@@ -109,6 +109,9 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         top = row_part * rows
         own_rows = slice(top, top + rows)
         if p.bias:
+            # Only the thread that stores waits; what the others do next is ordered after it by the barrier that
+            # follows this copy. TileLang puts none between the wait for the first part and its threads' writes.
+            T.tma_store_wait(STORES_IN_FLIGHT - 1)
             T.copy(own_bias, s.bias[row_part, :])
         for part, first in enumerate(range(0, c.block_n, width)):
             # What this part is the first to need: parts are stored while later slices are still to come.

@@ -7,26 +7,38 @@ import functools
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from tkc.kernels import KernelRequest
 
 # Answers go to what was the standard output, where TileLang also writes.
 _PROGRAM = """
-import json, os, sys, traceback
+import json, math, os, sys, traceback
 from importlib import import_module
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-import tilelang
-from tvm.target import Target
+from tilelang import tvm
+from tkc.builder.compile_kernel import lower_cuda
 from tkc.kernels import KernelRequest
+
+def box_of(node):  # descriptor, type, rank, address, then of each axis: extent, stride (from the item's size on), box
+    if not isinstance(node, tvm.tirx.Call) or not node.args or getattr(node.args[0], "value", "") != ENCODE:
+        return {}
+    rank = int(node.args[3])
+    sizes = [int(extent) for extent in node.args[5 + 2 * rank : 5 + 3 * rank]]
+    return {node.args[1].name: math.prod(sizes) * int(node.args[5 + rank])}
+
+ENCODE = "__tvm_tensormap_create_tiled"
 for line in sys.stdin:
     request = KernelRequest.from_json(json.loads(line))
-    target = Target({"kind": "cuda", "arch": request.target.arch})
     try:
-        with target:
-            define = import_module(request.spec.definition_module).define
-            function = define(request.parameters, request.configuration, request.target)
-            answer = {"source": tilelang.lower(function, target=target).kernel_source}
+        define = import_module(request.spec.definition_module).define
+        function = define(request.parameters, request.configuration, request.target)
+        lowered = lower_cuda(function.with_attr("global_symbol", request.symbol), request)
+        boxes = {}
+        for host_function in lowered.host_module.functions.values():
+            tvm.tirx.stmt_functor.post_order_visit(host_function.body, lambda node: boxes.update(box_of(node)))
+        answer = {"source": lowered.source, "boxes": boxes}
     except Exception:
         answer = {"error": traceback.format_exc()}
     print(json.dumps(answer), file=answers, flush=True)
@@ -46,8 +58,17 @@ def _process() -> subprocess.Popen[str]:
     return process
 
 
-def cuda_source(request: KernelRequest) -> str:
-    """The CUDA code of a kernel; :class:`AssertionError` with what TileLang said if there is none."""
+@dataclass(frozen=True)
+class CudaCode:
+    """The CUDA code of a kernel as it is built, and of each bulk copy's descriptor the bytes that it copies."""
+
+    source: str
+    boxes: dict[str, int]
+
+
+@functools.cache
+def cuda_code(request: KernelRequest) -> CudaCode:
+    """Of a kernel; :class:`AssertionError` with what TileLang said if there is none."""
     process = _process()
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(request.to_json()) + "\n")
@@ -56,4 +77,9 @@ def cuda_source(request: KernelRequest) -> str:
     assert line, f"the process that generates code ended with {process.wait()}"
     answer = json.loads(line)
     assert "source" in answer, answer["error"]
-    return answer["source"]
+    return CudaCode(answer["source"], answer["boxes"])
+
+
+def cuda_source(request: KernelRequest) -> str:
+    """The CUDA code of a kernel as it is built."""
+    return cuda_code(request).source

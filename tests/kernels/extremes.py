@@ -179,8 +179,31 @@ def _kind(configuration: Any) -> tuple[Any, ...]:
     )
 
 
-def inputs_of(case: Case, sizes: Mapping[str, int], device: str) -> list[torch.Tensor]:
-    """Random inputs for these sizes, each with NaN before and after it; indices are in range."""
+# Sizes that no tile and no vector divides, for the families whose own tests have none such on the CPU.
+ODD_CASES = {
+    "gated, odd": Case("matmul.gated", GatedMatmulParameters(37, 29, "bfloat16"), {"m": 5}),
+    "batched, odd": Case("matmul.batched", BatchedMatmulParameters(37, 29, "float16"), {"batch": 3, "m": 5}),
+    "grouped, odd": Case("matmul.grouped", GroupedMatmulParameters(3, 37, 29, "bfloat16"), {"m": 11}),
+    "prefill, odd": Case(
+        "attention.prefill",
+        _attention(num_heads=3, num_kv_heads=1, head_size=33, value_head_size=17, causal="bottom_right"),
+        {"batch": 1, "queries": 7, "keys": 13},
+    ),
+    "latent, odd": Case(
+        "attention.latent_decode", LatentParameters(3, 37, 5, "float16", 0.1), {"batch": 1, "keys": 13}
+    ),
+    "swiglu, odd": Case(
+        "swiglu", SwiGLUParameters(131, "bfloat16", scale="group", power_of_two_scales=True), {"tokens": 7}
+    ),
+    "rotary, odd": Case("rotary", RotaryParameters(3, 6, "float16", key_heads=1), {"batch": 1, "sequence": 7}),
+}
+
+
+def inputs_of(case: Case, sizes: Mapping[str, int], device: str, shift: int = 0) -> list[torch.Tensor]:
+    """Random inputs for these sizes, each with NaN before and after it; indices are in range.
+
+    Each begins ``shift`` elements after an aligned address.
+    """
     generator = torch.Generator().manual_seed(sum(sizes.values()))
     spec = KernelRequest(case.kernel, case.parameters, None, Target("cpu")).spec
     tensors = []
@@ -190,7 +213,8 @@ def inputs_of(case: Case, sizes: Mapping[str, int], device: str) -> list[torch.T
         whole = torch.full(
             (values.numel() * dtype.itemsize + 2 * _GUARD_BYTES,), 0xFF, dtype=torch.uint8, device=device
         )
-        tensor = whole[_GUARD_BYTES : len(whole) - _GUARD_BYTES].view(dtype).view(values.shape)
+        begin = _GUARD_BYTES + shift * dtype.itemsize
+        tensor = whole[begin : len(whole) + begin - 2 * _GUARD_BYTES].view(dtype).view(values.shape)
         tensors.append(tensor.copy_(values.to(dtype)))
     return tensors
 
@@ -219,8 +243,13 @@ def shape_of(declared: TensorType, sizes: Mapping[str, int]) -> list[int]:
     return [sizes[dim] if isinstance(dim, str) else dim for dim in declared.shape]
 
 
-def call(kernel: BuiltKernel, inputs: list[torch.Tensor], sizes: Mapping[str, int]) -> list[torch.Tensor]:
-    """The outputs; fails if anything is written before or after them or workspaces."""
+def call(
+    kernel: BuiltKernel, inputs: list[torch.Tensor], sizes: Mapping[str, int], shift: int = 0
+) -> list[torch.Tensor]:
+    """The outputs, which begin ``shift`` elements after an aligned address.
+
+    Fails if anything is written before or after them or workspaces.
+    """
     request, spec = kernel.request, kernel.request.spec
     known = {**sizes, "token_blocks": -(-sizes.get("tokens", 0) // QUANTIZATION_BLOCK)}
     written = (*spec.outputs(request.parameters), *spec.workspaces(request.parameters, request.configuration))
@@ -229,11 +258,12 @@ def call(kernel: BuiltKernel, inputs: list[torch.Tensor], sizes: Mapping[str, in
         dtype, shape = getattr(torch, declared.dtype), shape_of(declared, known)
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         whole = torch.full((num_bytes + 2 * _GUARD_BYTES,), POISON, dtype=torch.uint8, device=inputs[0].device)
-        wholes.append(whole)
-        tensors.append(whole[_GUARD_BYTES : _GUARD_BYTES + num_bytes].view(dtype).view(shape))
+        begin = _GUARD_BYTES + shift * dtype.itemsize
+        wholes.append((whole[:begin], whole[begin + num_bytes :]))
+        tensors.append(whole[begin : begin + num_bytes].view(dtype).view(shape))
     kernel.function(*inputs, *tensors)
-    for declared, whole in zip(written, wholes, strict=True):
-        beyond = torch.cat([whole[:_GUARD_BYTES], whole[-_GUARD_BYTES:]])
+    for declared, guards in zip(written, wholes, strict=True):
+        beyond = torch.cat(guards)
         assert (beyond == POISON).all(), f"{request}: something is written beyond {declared.name} at {dict(sizes)}"
     return tensors[: len(spec.outputs(request.parameters))]
 

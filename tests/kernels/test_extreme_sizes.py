@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from built_kernel import BuiltKernel, build, gpu_target
-from extremes import CASES, Case, assert_same, call, inputs_of, requests
+from extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, requests
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
@@ -41,6 +41,24 @@ def test_any_size_on_the_cpu(builder: KernelBuilder, name: str) -> None:
         check(kernel, CASES[name])
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_views_that_begin_anywhere_on_the_cpu(builder: KernelBuilder, name: str) -> None:
+    """Tensors may begin one element after an address that vectors are aligned to."""
+    case = CASES[name]
+    for kernel in build(builder, requests(case, CPU)):
+        inputs = inputs_of(case, case.usual, "cpu", shift=1)
+        expected = kernel.request.spec.reference(case.parameters, *inputs)
+        assert_same(call(kernel, inputs, case.usual, shift=1), expected, name)
+
+
+def test_odd_sizes_on_the_cpu(builder: KernelBuilder) -> None:
+    """Constant sizes that neither tiles nor vectors divide; built side by side."""
+    named = {name: requests(case, CPU)[0] for name, case in ODD_CASES.items()}
+    built = {kernel.request: kernel for kernel in build(builder, named.values())}
+    for name, request in named.items():
+        check(built[request], ODD_CASES[name])
+
+
 @pytest.fixture(scope="module")
 def gpu_kernels(builder: KernelBuilder) -> dict[str, list[BuiltKernel]]:
     """Every case's kernels on this machine's GPU, built side by side."""
@@ -59,6 +77,18 @@ def test_any_size_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: st
         pytest.skip("no kernel on this GPU")
     for kernel in gpu_kernels[name]:
         check(kernel, CASES[name])
+        torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_views_that_begin_anywhere_are_refused_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
+    """By the tensor's number, and without harm to the device; executables copy such inputs."""
+    case = CASES[name]
+    for kernel in gpu_kernels[name]:
+        inputs = inputs_of(case, case.usual, "cuda", shift=1)
+        with pytest.raises(ValueError, match="no multiple of"):
+            call(kernel, inputs, case.usual)
         torch.cuda.synchronize()
 
 
@@ -153,7 +183,13 @@ def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> N
 
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["matmul, three outputs", "swiglu", "rms", "gate", "rotary", "combine", "decode"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("matmul, three outputs", "matmul, float32", "gated", "scaled", "swiglu", "rms", "layer", "gate", "rotary"),
+        *("combine", "decode"),
+    ],
+)
 def test_more_elements_than_32_bits_count_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
     """The last rows of tensors of more than 2**31 elements."""
     case = CASES[name]

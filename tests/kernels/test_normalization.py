@@ -91,6 +91,18 @@ def test_agrees_at_any_number_of_tokens(builder: KernelBuilder, case: str, token
     assert_agrees(build_for(builder, "normalization", CASES[case]), inputs_for(CASES[case], tokens, seed))
 
 
+@pytest.mark.parametrize("case", ["rms-sum", "layer"])
+def test_a_row_of_zeros_is_divided_by_the_epsilon(builder: KernelBuilder, case: str) -> None:
+    """And one of numbers that are small beside it by little more."""
+    parameters = CASES[case]
+    inputs = inputs_for(parameters, 3)
+    activations = [i for i, tensor in enumerate(inputs) if tensor.ndim == 2]
+    for i in activations:
+        inputs[i][0] = 0
+        inputs[i][1] *= parameters.epsilon**0.5
+    assert_agrees(build_for(builder, "normalization", parameters), inputs)
+
+
 def test_is_not_misled_by_a_large_mean(builder: KernelBuilder) -> None:
     """The variance is that of what is left when the mean is off, not a difference of two large numbers."""
     parameters = CASES["layer"]

@@ -232,6 +232,20 @@ def test_causal_against_a_cache() -> None:
     assert only_call(symbolic(function, *inputs, sizes=sizes), *inputs) == parameters(causal="bottom_right")
 
 
+@pytest.mark.parametrize(("fill", "expected"), [(-INFINITY, {"causal": "bottom_right"}), (-1e9, {"mask": "additive"})])
+def test_more_queries_than_keys_may_see_nothing(fill: float, expected: dict[str, Any]) -> None:
+    """With a finite fill such a query averages over all keys, where the kernel's causal mask makes it zero."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        position = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2])
+        return eager(q, k, v, lambda s: s.masked_fill(torch.arange(k.shape[2])[None] > position, fill))
+
+    inputs = heads(), heads(tokens=5, seed=1), heads(tokens=5, seed=2)
+    sizes = ({0: "batch", 2: "tokens"}, *({0: "batch", 2: "past"},) * 2)
+    (call,) = substituted(symbolic(function, *inputs, sizes=sizes), RULES)[1].substitutions
+    assert call.parameters == parameters(**expected)
+
+
 def keep_first(*shape: int) -> Tensor:
     """A boolean mask that keeps the first key and some others."""
     mask = normal(*shape, seed=9) > 0
@@ -380,6 +394,14 @@ def test_other_positions_stay_a_mask(seen: Callable[[Tensor], Tensor]) -> None:
     module = symbolic(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, seen(distances(q, k))), q, k, v)
     (call,) = substituted(module, RULES)[1].substitutions
     assert call.parameters == parameters(mask="bool")
+
+
+def test_a_small_number_hides_nothing() -> None:
+    """What is added to the scores of later keys makes them less likely; it does not leave them out."""
+    q, k, v = (heads(seed=seed) for seed in range(3))
+    function = lambda q, k, v: eager(q, k, v, lambda s: s + torch.where(distances(q, k) < 0, -1.0, 0.0))  # noqa: E731
+    (call,) = substituted(symbolic(function, q, k, v), RULES)[1].substitutions
+    assert call.parameters == parameters(mask="additive")
 
 
 def with_sink(scores: Tensor, sinks: Tensor) -> Tensor:

@@ -114,6 +114,7 @@ SHORTER: dict[str, tuple[Function, dict[str, Any]]] = {
     "another gate": (lambda x, w, b, r: F.linear(x, w, b) * torch.sigmoid(r), {"bias": True}),
     "bias after the activation": (lambda x, w, b, r: F.relu(F.linear(x, w)) + b, {"activation": "relu"}),
     "bias along the rows": (lambda x, w, b, r: F.linear(x, w) + x[..., :1], {}),
+    "bias of half a row": (lambda x, w, b, r: F.linear(x, w).reshape(3, 10, N // 2) + b[: N // 2], {}),
     "bias per batch": (lambda x, w, b, r: F.linear(x, w) + r[:, :1], {}),
     "read before the activation": (lambda x, w, b, r: ((y := F.linear(x, w, b)), F.relu(y)), {"bias": True}),
     "read before the bias": (lambda x, w, b, r: ((y := F.linear(x, w)), y + b), {}),
@@ -188,6 +189,21 @@ def test_refusals(function: Function, inputs: tuple[Tensor, ...], reason: str) -
     """A product that the kernel does not take is in the report with the reason."""
     (found,) = refusal_reasons(imported(function, *inputs, symbolic=()), RULES)
     assert reason in found
+
+
+def test_operands_of_two_dtypes_are_refused() -> None:
+    """No frontend makes such a product; a pass may."""
+    a, b = (
+        relax.Var(name, relax.TensorStructInfo(dims, dtype))
+        for name, dims, dtype in (("a", (4, K), "float16"), ("b", (K, N), "float32"))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [a, b]):
+        with builder.dataflow():
+            product = builder.emit_output(relax.op.matmul(a, b, out_dtype="float32"))
+        builder.emit_func_output(product)
+    (found,) = refusal_reasons(builder.get(), RULES)
+    assert "multiplies float16 by float32" in found
 
 
 def test_weight_of_unknown_size() -> None:

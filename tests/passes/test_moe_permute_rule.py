@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import tvm
 from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.passes.moe_gate import MOE_GATE
@@ -140,3 +143,37 @@ def test_other_counts_stay() -> None:
     module = imported(function, x)
     checked_substitutions(module, x, rules=(MOE_PERMUTE,))
     assert "histc" in substituted(module, (MOE_PERMUTE,))[0]["main"].script()
+
+
+def test_other_numbers_at_the_positions_of_the_order_are_no_inverse() -> None:
+    """Numbers from 1 on are one more than the inverse."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        order = torch.argsort(chosen(x), stable=True)
+        return order, torch.empty_like(order).scatter(0, order, torch.arange(1, order.shape[0] + 1))
+
+    x = logits()
+    module = imported(function, x, symbolic=())
+    checked_substitutions(module, x, rules=(MOE_PERMUTE,))
+    assert "R.scatter_elements" in substituted(module, (MOE_PERMUTE,))[0]["main"].script()
+
+
+@mutator
+class _Exclusive(PyExprMutator):
+    """Makes running sums leave out their own element, as ONNX has them, too."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if getattr(call.op, "name", "") != "relax.cumsum":
+            return call
+        return relax.op.cumsum(call.args[0], int(call.attrs.axis), call.attrs.dtype, exclusive=True)
+
+
+def test_where_experts_begin_is_not_where_they_end() -> None:
+    """The kernel counts an expert's own copies."""
+    x = logits()
+    module = imported(everything, x, symbolic=())
+    main = _Exclusive(module).visit_expr(module["main"])
+    module = tvm.IRModule({**dict(module.functions.items()), module.get_global_var("main"): main}, attrs=module.attrs)
+    checked_substitutions(module, x, rules=(MOE_PERMUTE,))
+    assert "R.cumsum" in substituted(module, (MOE_PERMUTE,))[0]["main"].script()

@@ -122,6 +122,7 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "over tokens": lambda x, w: x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6) * w,
     "a sum": lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-6) * w,
     "cubes": lambda x, w: x * torch.rsqrt(x.abs().pow(3).mean(-1, keepdim=True) + 1e-6) * w,
+    "fourth powers": lambda x, w: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-6) * w,
     "another tensor's statistics": lambda x, w: x * torch.rsqrt((x + 1).pow(2).mean(-1, keepdim=True) + 1e-6) * w,
     "an epsilon that varies": lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + w.sum()) * w,
     "the root, not its inverse": lambda x, w: x * torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
@@ -134,6 +135,18 @@ def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """No kernel, and the module stays as it was."""
     module = imported(UNLIKE[form], normal(5, CHANNELS), normal(CHANNELS, seed=1))
     assert substituted(module, RULES)[1].substitutions == []
+
+
+def test_rows_centered_by_another_mean_are_normalized_as_they_are() -> None:
+    """Layer normalization takes off the mean of its own rows; of others, the root mean square alone is left."""
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        centered = x - (2 * x).mean(-1, keepdim=True)
+        return centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+    inputs = normal(5, CHANNELS), normal(CHANNELS, seed=1)
+    (found,) = checked_substitutions(imported(function, *inputs), *inputs, rules=RULES)
+    assert found.parameters.kind == "rms"
 
 
 def test_a_weight_for_each_token_stays_outside() -> None:

@@ -86,6 +86,9 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "the other half negated": lambda x, c, s: (
         x * c[:, None] + torch.cat([x[..., SIZE // 2 :], -x[..., : SIZE // 2]], -1) * s[:, None]
     ),
+    "each half in its own place": lambda x, c, s: (
+        x * c[:, None] + torch.cat([-x[..., : SIZE // 2], x[..., SIZE // 2 :]], -1) * s[:, None]
+    ),
     "unequal parts": lambda x, c, s: x * c[:, None] + torch.cat([-x[..., 2:], x[..., :2]], -1) * s[:, None],
     "another tensor turned": lambda x, c, s: x * c[:, None] + turned(x + 1) * s[:, None],
     "angles for each head": lambda x, c, s: x * c[:, None].tile(1, HEADS, 1) + turned(x) * s[:, None].tile(1, HEADS, 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,29 +47,47 @@ def compile_kernel(request: KernelRequest, folder: Path) -> Path:
     return library
 
 
-def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
-    toolchain.nvcc()
+@dataclass(frozen=True)
+class LoweredKernel:
+    """A kernel's modules for the host and for the device, and the CUDA code of the latter."""
+
+    host_module: Any
+    device_module: Any
+    context: Any
+    source: str
+
+
+def lower_cuda(function: Any, request: KernelRequest) -> LoweredKernel:
+    """The CUDA code of a request's ``function``; needs no compiler and no GPU."""
     if request.target.compute_capability >= FIRST_CAPABILITY:
         function = awaiting_previous_kernel(function)
     target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
-    with ThreadPoolExecutor(1) as background, target:
-        launcher = background.submit(launcher_object)  # needed last, and only the first time long in coming
+    with target:
         context = create_backend_context(target, None, "auto")
         host_module, device_module, *_ = lower_to_host_device_ir(function, context)
         device_module = _FENCED_ARRIVALS(device_module)
         source = device_codegen_without_compile(device_module, context).inspect_source()
+    return LoweredKernel(host_module, device_module, context, source)
+
+
+def _compile_cuda(function: Any, request: KernelRequest, library: Path) -> None:
+    toolchain.nvcc()
+    with ThreadPoolExecutor(1) as background:
+        launcher = background.submit(launcher_object)  # needed last, and only the first time long in coming
+        lowered = lower_cuda(function, request)
         # What the definition asked for by T.annotate_compile_flags; lowering leaves that to its caller.
         flags = [str(flag) for flag in function.attrs.get("tilelang_compile_flags", ())]
         # Not by TileLang's own step: its cache does not know which compiler made the machine code, and it asks for
         # C++20, in which the headers take a tenth to a fifth of the time longer.
         headers = [f"-I{folder}" for folder in (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR)]
         options = ["-std=c++17", *headers, *flags]
-        machine_code = compile_cuda(source + ZERO, "cubin", [f"-arch={request.target.arch}"], options)
-        host_code = host_codegen(host_module, context).inspect_source()
+        with lowered.context.target:
+            machine_code = compile_cuda(lowered.source + ZERO, "cubin", [f"-arch={request.target.arch}"], options)
+            host_code = host_codegen(lowered.host_module, lowered.context).inspect_source()
     stub, cubin, description = (library.with_suffix(suffix) for suffix in (".c", ".cubin", ".cc"))
     stub.write_text(host_code)
     cubin.write_bytes(machine_code)
-    description.write_text(described(request.symbol, device_module, cubin))
+    description.write_text(described(request.symbol, lowered.device_module, cubin))
     flags = ["-O2", "-shared", *stub_flags(request.symbol)]
     sources = ["-x", "c++", str(stub), str(description), "-x", "none"]
     compile_host_code([*flags, *sources, str(launcher.result()), str(toolchain.cudart())], library)

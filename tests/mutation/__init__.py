@@ -1,0 +1,1 @@
+"""Mutation testing: faults that are planted in rules, kernels, passes and schedules, and the tests that find them."""
