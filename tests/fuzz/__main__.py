@@ -27,7 +27,7 @@ def main() -> int:
     from tests.conformance.results import code_version
 
     from . import results
-    from .found import signature, test_case
+    from .found import signature, written_case
     from .generate import generate
     from .judge import FAULTS, KINDS, Options
     from .program import source
@@ -49,7 +49,7 @@ def main() -> int:
             program, lambda candidate: signature(judge_alone(candidate, judged)) == wanted, options.shrink_seconds
         )
         last = judge_alone(shrunk, judged)
-        return test_case(f"seed_{seed}_graph_{index}", shrunk, last)
+        return written_case(f"seed_{seed}_graph_{index}", shrunk, last)
 
     if options.replay is not None:
         program = generate(options.seed, options.replay, motifs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import tkc
 from tests.conformance.verdicts import FAULTS, KINDS, Kind, described, first_line
 from tkc.errors import InternalError, KernelBuildError
 
+from .graph import Input
 from .program import Program, dynamic_shapes, source
 from .reference import Expected, Run, module
 from .tensors import make_all
@@ -101,13 +103,25 @@ def _called(program: Program, executable: Any, sizes: dict[str, int], options: O
     outputs = executable(*inputs)
     if options.device == "cuda":
         executable.check()
-    written = program.updated()
-    updated = [tensor for each, tensor in zip(program.given(), inputs, strict=True) if each.id in written]
-    buffers = {f"v{each.id}": each for each in program.held() if each.role == "buffer"}
-    held = dict(zip(buffers, make_all(list(buffers.values()), {}, options.device), strict=True))
     state = executable.state if executable.signature.state else {}
-    updated += [state[name] if name in state else tensor for name, tensor in held.items()]
+    updated = updated_by(program.given(), program.held(), program.updated(), inputs, state, options.device)
     return Run(tuple(map(torch.clone, outputs)), tuple(map(torch.clone, updated)))
+
+
+def updated_by(
+    given: Sequence[Input],
+    held: Sequence[Input],
+    written: Collection[int],
+    inputs: Sequence[torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    device: str = "cpu",
+) -> list[torch.Tensor]:
+    """The inputs that a call wrote into, and all buffers; those that are not in ``state`` are as they were."""
+    updated = [tensor for each, tensor in zip(given, inputs, strict=False) if each.id in written]
+    buffers = [each for each in held if each.role == "buffer"]
+    return updated + [
+        state.get(f"v{each.id}", tensor) for each, tensor in zip(buffers, make_all(buffers, {}, device), strict=True)
+    ]
 
 
 def _explained(error: BaseException) -> str:

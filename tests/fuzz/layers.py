@@ -167,7 +167,7 @@ def _convolution_infer(sizes: Sizes, types: list[Type], attributes: dict[str, An
 
 def _convolution_source(args: Any, attributes: dict[str, Any]) -> str:
     bias = args[2] if len(args) > 2 else None
-    rank = attributes["rank"] if "rank" in attributes else None
+    rank = attributes["rank"]
     numbers = ", ".join(str(attributes[key]) for key in ("stride", "padding", "dilation", "groups"))
     name = "F.conv1d" if rank == 1 else "F.conv2d"
     return f"{name}({args[0]}, {args[1]}, {bias}, {numbers})"
@@ -228,7 +228,8 @@ def _enlarged_draw(draw: Draw) -> Drawn:
 def _enlarged_infer(sizes: Sizes, types: list[Type], attributes: dict[str, Any]) -> list[Type]:
     (value,) = types
     require(value.is_float and value.rank == 4)
-    require(all(sizes.least(dim) > 0 for dim in value.shape[1:]))
+    # PyTorch's exporter makes numbers of the sizes of an image that is enlarged by a factor.
+    require(all((number(dim) or 0) > 0 for dim in value.shape[1:]))
     factor = attributes["factor"]
     shape = (*value.shape[:2], *(dim * factor for dim in value.shape[2:]))
     return [replace(value, shape=tuple(each.expand() for each in shape), unique=False)]

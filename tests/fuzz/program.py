@@ -14,7 +14,7 @@ from .table import OPERATORS
 from .tensors import READ_ONLY, type_of
 from .types import InvalidError, Sizes, Type, limited, require, symbol, union
 
-
+_SAME_ELEMENTS = ("add_", "sub_", "mul_")
 _MOST_ELEMENTS = 1 << 18
 """Of a value, at the largest sizes."""
 
@@ -130,6 +130,10 @@ class State:
         for each in types:
             require(self.sizes.elements(each.shape) <= _MOST_ELEMENTS)
         if operator.writes:
+            # PyTorch refuses to read what it writes, but for the very same elements.
+            written = self.memory[node.args[0]]
+            for arg in node.args[1:]:
+                require(self.memory[arg] != written or (arg == node.args[0] and node.op in _SAME_ELEMENTS))
             self._write(node.args[0], types[0])
         for value, each in zip(node.results, types, strict=False):
             self.types[value] = self.types[node.args[0]] if operator.writes else each

@@ -52,7 +52,7 @@ def load(options: Options) -> None:
         for index in range(2):
             judge(generate(0, index), options)
     else:
-        import tkc.frontend  # noqa: F401
+        import tkc.frontend
         import tkc.pipeline  # noqa: F401
     gc.collect()
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
