@@ -74,8 +74,8 @@ class Expected:
             if eager.dtype.is_complex:
                 return None if torch.allclose(value, eager, equal_nan=True) else "complex numbers differ"
             wrong = value != eager
-            return None if not wrong.any() else _example(wrong, value, eager)
-        return _floats(value, eager, exact, [each for each in moved if each is not None])
+            return None if not wrong.any() else example(wrong, value, eager)
+        return difference(value, eager, exact, [each for each in moved if each is not None])
 
     def _exact(self, wanted: list[Any]) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:
         """The leaves in float64, and those of inputs that were moved; ``None`` for those that are no float64 there."""
@@ -125,10 +125,22 @@ class Expected:
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
-def _floats(
-    value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: list[torch.Tensor]
+def difference(
+    value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: Sequence[torch.Tensor]
 ) -> str | None:
+    """What is wrong with an operator's floating-point ``value``, in words; ``None`` if nothing is."""
+    reference = _reference(eager, exact)
+    return compare(value, eager, exact, _condition(reference, moved))
+
+
+def compare(value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, spread: torch.Tensor) -> str | None:
+    """What is wrong with ``value``, in words; ``None`` if nothing is.
+
+    ``eager`` is PyTorch's result in the same dtype, ``exact`` the one in float64, and ``spread`` how far each element
+    moves with the roundings before it.
+    """
     dtype = eager.dtype
+    reference = _reference(eager, exact)
     value, eager = value.double(), eager.double()
     exact = eager if exact is None else exact
     rounded = exact.to(dtype).double()
@@ -136,15 +148,20 @@ def _floats(
     special = ~plain & (_special(value, eager) | _special(value, rounded))
     # Where PyTorch overflows and TKC does not, the reference decides.
     comparable = plain & (eager.isfinite() | rounded.isfinite())
-    reference = torch.where(rounded.isfinite(), exact, eager)
     own = torch.where(eager.isfinite() & rounded.isfinite(), (eager - exact).abs(), 0.0)
-    spread = _condition(reference, moved)
     allowed = FACTOR * torch.maximum(torch.maximum(own, own.mean()), torch.maximum(spread, spread.mean()))
     allowed = allowed + ULPS * _eps(dtype) * reference.abs() + torch.finfo(dtype).tiny
     wrong = ~(special | (comparable & ((value - reference).abs() <= allowed)))
     if not wrong.any():
         return None
-    return _example(wrong, value, eager)
+    return example(wrong, value, eager)
+
+
+def _reference(eager: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
+    """What a result is measured from: the exact one, unless only PyTorch's own is finite in the dtype."""
+    if exact is None:
+        return eager.double()
+    return torch.where(exact.to(eager.dtype).isfinite(), exact, eager.double())
 
 
 def _special(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -186,7 +203,7 @@ def _equal_numbers(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool(((left == right) | left.isnan()).all())
 
 
-def _example(wrong: torch.Tensor, value: torch.Tensor, eager: torch.Tensor) -> str:
+def example(wrong: torch.Tensor, value: torch.Tensor, eager: torch.Tensor) -> str:
     """How many are wrong, and the first of them."""
     place = tuple(wrong.nonzero()[0].tolist())
     share = f"{int(wrong.sum())} of {wrong.numel()}"

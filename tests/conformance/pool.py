@@ -107,16 +107,27 @@ class Pool(Generic[Key, Result]):
         self._logs = tempfile.mkdtemp(prefix="tkc-conformance-")
 
     def run(self, keys: Iterable[Key]) -> Iterator[tuple[Key, list[Result], float]]:
-        """Each key, as it is done, with the results of its items in their order and the seconds that it computed."""
-        waiting: deque[Job[Key]] = deque(Job(key) for key in keys)
+        """Each key, as it is done, with the results of its items in their order and the seconds that it computed.
+
+        A key is taken from ``keys`` when a process is free for it.
+        """
+        source = iter(keys)
+        waiting: deque[Job[Key]] = deque()
         running: list[_Running[Key, Result]] = []
-        open_jobs: dict[Key, int] = {job.key: 1 for job in waiting}
+        open_jobs: dict[Key, int] = {}
         found: dict[Key, dict[int, Result]] = {}
         spent: dict[Key, float] = {}
         try:
-            while waiting or running:
-                while waiting and self._free:
+            while True:
+                while self._free:
+                    if not waiting:
+                        if (key := next(source, None)) is None:
+                            break
+                        waiting.append(Job(key))
+                        open_jobs[key] = 1
                     running.append(self._start(waiting.popleft(), self._free.pop()))
+                if not running:
+                    break
                 self._wait(running)
                 for each in [each for each in running if each.finished]:
                     running.remove(each)

@@ -1,0 +1,128 @@
+"""``python -m tests.fuzz``: random graphs through export and TKC, for some minutes or up to a number of graphs.
+
+Results go to a file, a line for each graph; ``--resume`` goes on behind the last one. What fails is made smaller, and
+written to a folder as a test that can be pasted into ``tests/fuzz/test_found.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before PyTorch is loaded: a process that asked CUDA for its devices could not be forked.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TVM_NUM_THREADS", "1")
+
+
+def main() -> int:
+    """Run what was asked for; 1 if anything was wrong, crashed, hung, or failed inside."""
+    options = _options()
+    from tests.conformance.results import code_version
+
+    from . import results
+    from .found import signature, written_case
+    from .generate import generate
+    from .judge import FAULTS, KINDS, Options
+    from .program import source
+    from .run import Chunk, judge_alone, load, run
+    from .shrink import shrink
+
+    judged = Options(options.target, options.kernels)
+    motifs = options.target != "cpu" if options.motifs is None else options.motifs
+    load(judged)
+    version = code_version()
+
+    def smaller(seed: int, index: int) -> str:
+        program = generate(seed, index, motifs)
+        first = judge_alone(program, judged)
+        if first.kind not in FAULTS:
+            return f"# graph {index} of seed {seed}: {first.kind} when it is tried again ({first.reason})\n"
+        wanted = signature(first)
+        shrunk = shrink(
+            program, lambda candidate: signature(judge_alone(candidate, judged)) == wanted, options.shrink_seconds
+        )
+        last = judge_alone(shrunk, judged)
+        return written_case(f"seed_{seed}_graph_{index}", shrunk, last)
+
+    if options.replay is not None:
+        program = generate(options.seed, options.replay, motifs)
+        print(source(program))
+        print(program.sizes.by_name())
+        for each in program.inputs:
+            print(each)
+        verdict = judge_alone(program, judged)
+        print(verdict)
+        if verdict.kind in FAULTS and options.shrink:
+            print(smaller(options.seed, options.replay))
+        return 1 if verdict.kind in FAULTS else 0
+
+    known = [each for each in results.read(options.results) if each.seed == options.seed and each.options == judged]
+    if known and not options.resume and not options.again:
+        sys.exit(f"{options.results} has graphs of seed {options.seed}; --resume goes on with them")
+    done = {each.index for each in known if not (options.again and each.verdict.kind in FAULTS)}
+    end = time.monotonic() + options.minutes * 60
+    again = sorted({each.index for each in known} - done)
+    source_of_indices = iter(again) if options.again else (i for i in itertools.count(options.first) if i not in done)
+
+    def chunks() -> Iterator[Chunk]:
+        left = options.graphs if options.graphs is not None else sys.maxsize
+        while time.monotonic() < end and left > 0:
+            indices = tuple(itertools.islice(source_of_indices, min(options.chunk, left)))
+            if not indices:
+                return
+            left -= len(indices)
+            yield Chunk(options.seed, indices, judged, motifs)
+
+    total: Counter[str] = Counter()
+    calls, seen = 0, Counter[str]()
+    for chunk, verdicts in run(chunks(), options.jobs):
+        for each in verdicts:
+            result = results.Result(chunk.seed, each.index, judged, version, each.operators, each.seconds, each.verdict)
+            results.append(options.results, result)
+            total[each.verdict.kind] += 1
+            calls += each.verdict.calls
+            if each.verdict.kind in FAULTS:
+                print(f"{each.verdict.kind}: graph {each.index} of seed {chunk.seed}: {each.verdict.reason}")
+                seen[signature(each.verdict)] += 1
+                if options.shrink and seen[signature(each.verdict)] <= 1:
+                    options.found.mkdir(parents=True, exist_ok=True)
+                    (options.found / f"seed_{chunk.seed}_graph_{each.index}.py").write_text(
+                        smaller(chunk.seed, each.index)
+                    )
+        print(f"{sum(total.values())} graphs, {calls} calls: " + ", ".join(f"{total[k]} {k}" for k in KINDS))
+        sys.stdout.flush()
+    return 1 if any(total[kind] for kind in FAULTS) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--graphs", type=int, help="stop after so many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="the first graph's number")
+    parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
+    parser.add_argument("--kernels", default="auto", choices=("auto", "all", "none"))
+    parser.add_argument(
+        "--motifs", action=argparse.BooleanOptionalAction, help="parts of transformers (default: on a GPU)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on behind what the results hold")
+    parser.add_argument("--again", action="store_true", help="repeat what failed")
+    parser.add_argument("--replay", type=int, metavar="GRAPH", help="only this graph of the seed, with its source")
+    parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--shrink-seconds", type=float, default=240.0)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--chunk", type=int, default=8, help="graphs that a process takes")
+    parser.add_argument("--results", type=Path, default=Path("build/fuzz/graphs.jsonl"))
+    parser.add_argument("--found", type=Path, default=Path("build/fuzz/found"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

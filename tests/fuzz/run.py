@@ -1,0 +1,94 @@
+"""Graphs through the pool: what crashes, hangs or grows without bound ends one process, and is a verdict."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from tests.conformance.pool import Fate, Job, Limits, Pool, Watcher
+
+from .generate import generate
+from .judge import Options, Verdict, judge
+from .program import Program
+
+LIMITS = Limits(seconds=120.0, patience=10.0, memory=6 << 30)
+CHUNK = 8
+"""Graphs that one process takes: more would share its start, and its memory would grow."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some graphs of a seed."""
+
+    seed: int
+    indices: tuple[int, ...]
+    options: Options
+    motifs: bool
+
+    def program(self, index: int) -> Program:
+        """One of them."""
+        return generate(self.seed, index, self.motifs)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict of a graph, its operators, and the seconds that it took."""
+
+    index: int
+    verdict: Verdict
+    operators: int
+    seconds: float
+
+
+def load(options: Options) -> None:
+    """Load, before anything is forked, what every graph needs: PyTorch's exporter, and the compiler."""
+    torch.set_num_threads(1)
+    if options.target == "cpu":
+        # A few graphs, so that all lazy imports are done once; a process with CUDA could not be forked.
+        for index in range(2):
+            judge(generate(0, index), options)
+    else:
+        import tkc.frontend
+        import tkc.pipeline  # noqa: F401
+    gc.collect()
+    gc.freeze()  # what is not looked at by collections stays one memory of all processes
+
+
+def run(chunks: Iterable[Chunk], jobs: int = 1, limits: Limits = LIMITS) -> Iterator[tuple[Chunk, list[Judged]]]:
+    """The verdicts of each chunk as it is done."""
+    pool: Pool[Chunk, Judged] = Pool(_work, _fallen, jobs, limits)
+    for chunk, judged, _ in pool.run(chunks):
+        yield chunk, judged
+
+
+def _work(job: Job[Chunk], watcher: Watcher) -> Iterator[tuple[int, Judged]]:
+    chunk = job.key
+    indices = chunk.indices if job.items is None else job.items
+    watcher.all(indices)
+    for index in indices:
+        watcher.begin([index])
+        start = time.process_time()
+        program = chunk.program(index)
+        verdict = judge(program, chunk.options)
+        yield index, Judged(index, verdict, len(program.nodes), time.process_time() - start)
+
+
+def _fallen(chunk: Chunk, index: int, fate: Fate, reason: str) -> Judged:
+    return Judged(index, Verdict(fate, reason), 0 if index < 0 else len(chunk.program(index).nodes), 0.0)
+
+
+def judge_alone(program: Program, options: Options, limits: Limits = LIMITS) -> Verdict:
+    """The verdict of one graph, in a process of its own."""
+
+    def work(job: Job[int], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
+        watcher.all([0])
+        watcher.begin([0])
+        yield 0, judge(program, options)
+
+    pool: Pool[int, Verdict] = Pool(work, lambda *fallen: Verdict(fallen[2], fallen[3]), 1, limits)
+    ((_, (verdict,), _),) = list(pool.run([0]))
+    return verdict

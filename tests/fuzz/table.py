@@ -1,0 +1,17 @@
+"""The table of all operators that graphs are made of."""
+
+from __future__ import annotations
+
+from . import elementwise, indexing, layers, motifs, reducing, updating, viewing
+from .operators import Operator
+
+OPERATORS: dict[str, Operator] = {
+    **elementwise.OPERATORS,
+    **reducing.OPERATORS,
+    **viewing.OPERATORS,
+    **layers.OPERATORS,
+    **indexing.OPERATORS,
+    **updating.OPERATORS,
+    **motifs.OPERATORS,
+}
+"""Each operator by the name that nodes have."""

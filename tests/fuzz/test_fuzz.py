@@ -1,0 +1,112 @@
+"""The fuzzer itself: the same graphs everywhere, no false alarms, faults found and made small."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conformance.pool import Limits
+from tests.conformance.results import ROOT
+from tests.fuzz import results
+from tests.fuzz.found import signature, written_case
+from tests.fuzz.generate import generate
+from tests.fuzz.judge import Options, Verdict
+from tests.fuzz.program import Program, infer, source
+from tests.fuzz.reference import Expected, Run
+from tests.fuzz.run import judge_alone
+from tests.fuzz.shrink import shrink
+
+
+def test_graphs_are_the_same_in_every_process() -> None:
+    """Whatever order its sets have."""
+    text = "from tests.fuzz.generate import generate\nprint([repr(generate(3, k)) for k in range(4)])"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", text],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_what_is_inferred_holds_and_eager_results_pass(index: int) -> None:
+    """PyTorch's own results are within the bound, with the shapes and dtypes that are known before."""
+    program = generate(2, index)
+    types = infer(program)
+    for position, sizes in enumerate(program.sizes.by_name()):
+        expected = Expected(program, sizes)
+        assert expected.difference(expected.eager) is None
+        for output, tensor in zip(program.outputs, expected.eager.outputs, strict=True):
+            assert tuple(tensor.shape) == program.sizes.shapes(types[output].shape)[position]
+            assert str(tensor.dtype) == f"torch.{types[output].dtype}"
+
+
+def test_small_errors_are_found() -> None:
+    """One element, wrong by a thousandth part, in each result of floats."""
+    found = 0
+    for index in range(8):
+        program = generate(2, index)
+        expected = Expected(program, program.sizes.by_name()[0])
+        for position, (tensor, dtype) in enumerate((t, t.dtype) for t in expected.eager.outputs):
+            if dtype != torch.float32 or not tensor.numel() or not tensor.flatten()[0].isfinite():
+                continue
+            changed = tensor.clone()
+            changed.view(-1)[0] = changed.view(-1)[0] * 1.001 + 1e-3
+            outputs = list(expected.eager.outputs)
+            outputs[position] = changed
+            found += expected.difference(Run(tuple(outputs), expected.eager.updated)) is not None
+    assert found >= 5
+
+
+def test_failures_shrink_to_their_cause() -> None:
+    """A fault of one operator ends as a graph of that operator alone, with one call."""
+
+    def has(program: Program, name: str) -> bool:
+        return any(node.op == name for node in program.nodes)
+
+    program = next(p for p in (generate(4, k) for k in range(200)) if has(p, "softmax") and len(p.nodes) > 8)
+    small = shrink(program, lambda candidate: has(candidate, "softmax"), 30.0)
+    assert [node.op for node in small.nodes] == ["softmax"]
+    assert len(small.sizes.calls) == 1
+    compile(written_case("x", small, Verdict("wrong", "why")), "<test>", "exec")
+    assert "softmax" in source(small)
+
+
+def test_a_graph_that_kills_its_process_has_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one of a crash, or of a hang."""
+    monkeypatch.setattr("tests.fuzz.run.judge", lambda *_: os.abort())
+    assert judge_alone(generate(1, 1), Options(), Limits(20.0)).kind == "crash"
+    monkeypatch.setattr("tests.fuzz.run.judge", lambda *_: _spin())
+    assert judge_alone(generate(1, 1), Options(), Limits(1.0)).kind == "hang"
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """A line that was cut off is left out."""
+    result = results.Result(1, 2, Options(), "version", 5, 0.25, Verdict("wrong", "why", 3))
+    results.append(tmp_path / "r.jsonl", result)
+    with (tmp_path / "r.jsonl").open("a") as file:
+        file.write('{"seed": 1, "ind')
+    assert results.read(tmp_path / "r.jsonl") == [result]
+
+
+def test_failures_of_one_cause_have_one_signature() -> None:
+    """Numbers and sizes do not tell them apart; the verdict does."""
+    first = Verdict("internal", "at {'n0': 3}: InternalError: Check failed: 3 vs. 5")
+    assert signature(first) == signature(replace(first, reason="at {'n0': 7}: InternalError: Check failed: 8 vs. 1"))
+    assert signature(first) != signature(replace(first, kind="crash"))
