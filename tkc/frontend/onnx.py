@@ -25,6 +25,7 @@ from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, input_types, signature_of
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.sources import SourceBuilder
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
 # operator is converted. It is also the size from which onnx itself moves tensors to external files.
@@ -71,9 +72,10 @@ def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedMode
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
     proto = _expanded(_upgraded(proto))
-    module, weights = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
+    module, weights, sources = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
     signature = signature_of(proto.graph, module["main"], inputs, algebra)
-    return ImportedModel(module, {name: _to_torch(array) for name, array in weights.items()}, signature)
+    parameters = {name: _to_torch(array) for name, array in weights.items()}
+    return ImportedModel(module, parameters, signature, sources=sources)
 
 
 # Reading
@@ -298,8 +300,11 @@ def _to_relax(
     types: Sequence[relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
+) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str]]:
+    """The module, the weights it uses, and the nodes by variables.
+
+    They are built anew for as long as the graph implies more of the inputs' sizes.
+    """
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
@@ -313,12 +318,15 @@ def _build(
     inputs: Mapping[str, relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray]]:
-    """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
+) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str]]:
+    """The module, the weights it uses, and the nodes by variables.
+
+    Raises ``SizesLearned`` when the inputs turn out to be more special.
+    """
     names = identifiers(inputs)
     variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
     parameters = _parameters(weights)
-    builder = relax.BlockBuilder()
+    builder = SourceBuilder()
     importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
@@ -339,7 +347,7 @@ def _build(
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
     module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
-    return module, {name: weights[name] for name in kept}
+    return module, {name: weights[name] for name in kept}, builder.sources
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
