@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import difflib
 import inspect
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
+from tkc.child import ChildStuckError, can_fork, in_child
 from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
 from tkc.executable import Executable
+from tkc.failures import Circumstances
 from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.spec import as_json
@@ -31,12 +34,14 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.indices import CheckedInGraph
-    from tkc.frontend.model import ImportedModel
     from tkc.passes.join_weights import JoinedWeights
     from tkc.passes.substitute_kernels import SubstitutionReport
     from tkc.pipeline import StageRunner
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
+
+GENERATE_CODE = "generate code"
+_LOG = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "all", "none"]
 Observer = Callable[[str], None]
@@ -124,7 +129,7 @@ def compile(
     prepare_toolchain(resolved)
     from tkc.pipeline import StageRunner
 
-    runner = StageRunner(settings.observer, settings.dump)
+    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings))
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
@@ -133,14 +138,15 @@ def compile(
         imported = runner.run(
             "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
         )
-        front = _substituted(runner, imported, resolved, settings)
+        runner.explain_with(imported)
+        front = _substituted(runner, imported.module, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
         requests = [request for kernel in front.called for request in kernel.requests]
         libraries = background.submit(kernel_builder.build, requests, settings.kernel_progress)
         module, scheduled = _generated(runner, front.module, resolved, settings)
         folder = tempfile.TemporaryDirectory(prefix="tkc-")
         code = Path(folder.name) / "model.so"
-        runner.run("generate code", lambda: _export(module, resolved, code))
+        runner.run(GENERATE_CODE, lambda: _export_in_child(module, resolved, code), module)
         built = runner.run("build kernels", libraries.result)
     return Executable(
         target=resolved,
@@ -179,12 +185,13 @@ def explain(
     resolved = resolve_target(target)
     from tkc.pipeline import StageRunner
 
-    runner = StageRunner(settings.observer, settings.dump)
+    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings))
     checked = checked_in_graph(checks, resolved)
     imported = runner.run(
         "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
     )
-    front = _substituted(runner, imported, resolved, settings)
+    runner.explain_with(imported)
+    front = _substituted(runner, imported.module, resolved, settings)
     _, scheduled = _generated(runner, front.module, resolved, settings)
     return _report(front, scheduled, resolved, settings, runner)
 
@@ -232,7 +239,7 @@ class _Front:
     other_devices: tuple[str, ...]
 
 
-def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> _Front:
+def _substituted(runner: StageRunner, imported: IRModule, target: Target, settings: CompileOptions) -> _Front:
     from tkc.passes.substitute_kernels import SubstitutionReport, called_kernels
     from tkc.pipeline import substitution_stages
 
@@ -240,7 +247,7 @@ def _substituted(runner: StageRunner, imported: ImportedModel, target: Target, s
     choices = kernel_choices(settings.database, target)
     joined: list[JoinedWeights] = []
     stages = substitution_stages(target, settings.kernels, report, choices, joined)
-    module = runner.run_passes(imported.module, stages)
+    module = runner.run_passes(imported, stages)
     called = tuple(kernel for _, kernel, _ in called_kernels(module))
     return _Front(module, tuple(joined), report, called, tuple(sorted(choices.other_devices)))
 
@@ -271,18 +278,69 @@ def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return copy.deepcopy({name: weight.detach() for name, weight in weights.items()})
 
 
-def _export(module: IRModule, target: Target, path: Path) -> None:
-    from tvm import relax
+def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Circumstances:
+    """What a failure of this compilation is explained with."""
+    return Circumstances(
+        {
+            "model": str(model) if isinstance(model, (str, os.PathLike)) else type(model).__qualname__,
+            "target": str(target),
+            "kernels": settings.kernels,
+            "database": settings.database,
+        },
+        replay=lambda module, stage: _replay(module, stage, target, settings),
+        build={GENERATE_CODE: lambda module: _built(module, target)},
+    )
+
+
+def _replay(module: IRModule, stage: str, target: Target, settings: CompileOptions) -> None:
+    """Compile the imported ``module`` to the end of ``stage``, in this process, and raise what that raises."""
+    from tkc.pipeline import StageRunner
+
+    runner = StageRunner()
+    front = _substituted(runner, module, target, settings)
+    if stage in [done.name for done in runner.stages]:
+        return
+    generated, _ = _generated(runner, front.module, target, settings)
+    if stage == GENERATE_CODE:
+        with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
+            runner.run(stage, lambda: _export(generated, target, Path(folder) / "model.so"))
+
+
+def _export_in_child(module: IRModule, target: Target, path: Path) -> None:
+    """:func:`_export` in a process of its own: LLVM ends the one that it runs in where it finds itself in error."""
+    if not can_fork():
+        _export(module, target, path)
+        return
+    # What the child would load or look up first, it would for every compilation anew.
+    from tvm import relax  # noqa: F401
 
     from tkc.builder.runtime_objects import runtime_objects
+    from tkc.schedules import lowering  # noqa: F401
+
+    runtime_objects(target)
+    try:
+        in_child(lambda: _export(module, target, path))
+    except ChildStuckError:
+        _LOG.warning("code generation was stuck in a process of its own, and is done in this one")
+        _export(module, target, path)
+
+
+def _export(module: IRModule, target: Target, path: Path) -> None:
+    from tkc.builder.runtime_objects import runtime_objects
+
+    _built(module, target).export_library(str(path), addons=runtime_objects(target))
+
+
+def _built(module: IRModule, target: Target) -> Any:
+    from tvm import relax
+
     from tkc.schedules.lowering import LOWERING
     from tkc.schedules.target import tvm_target
 
     generated_for = tvm_target(target)
     with generated_for:
         # The pipeline has run: what is left is code generation.
-        built = relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)
-        built.export_library(str(path), addons=runtime_objects(target))
+        return relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)
 
 
 def _report(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class Error(Exception):
     """Base of every error TKC raises on purpose. The message names the culprit, what was expected, and the cure."""
@@ -37,6 +39,10 @@ class CacheError(Error):
     """The cache folder cannot be read or written: it is full, read-only, or no folder."""
 
 
+class OutOfMemoryError(Error, MemoryError):
+    """A call that needs more memory than there is."""
+
+
 class KernelBuildError(Error):
     """A kernel that did not build: the builder crashed, ran out of time or memory, or rejected it."""
 
@@ -44,9 +50,24 @@ class KernelBuildError(Error):
 
 
 class InternalError(Error):
-    """A fault of TKC itself, or of a library below it, on input that should have worked."""
+    """A fault of TKC itself, or of a library below it (TVM, TileLang, LLVM, nvcc), on input that should have worked.
+
+    ``stage`` is what TKC was doing, and ``kind`` what happened there: the type of the exception that was raised, or the
+    signal that ended the process that did it. ``function`` is the generated function that it happened to, where that is
+    known. ``nodes`` are the model's nodes in the smallest part of it that fails
+    in the same way, as PyTorch's module path and line of code, or as the ONNX node; they are empty where none was
+    found. ``folder`` holds what a bug report needs.
+    """
 
     exit_code = 3
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.stage: str | None = None
+        self.kind: str | None = None
+        self.function: str | None = None
+        self.nodes: tuple[str, ...] = ()
+        self.folder: Path | None = None
 
 
 class TuningStoppedError(Error):

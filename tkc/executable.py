@@ -315,7 +315,10 @@ class Executable(SurvivesFork):
             if self._launch is None:
                 self._check_device()
                 if self._loaded is None:
-                    self._loaded = LoadedCode(self.code, self.libraries, self.target, self._device)
+                    repeatable = self._in_turn is None
+                    self._loaded = LoadedCode(
+                        self.code, self.libraries, self.target, self._device, repeatable=repeatable
+                    )
                 self._start(self._loaded)
             assert self._launch is not None
             return self._launch

@@ -87,6 +87,11 @@ class _TensorCheck:
                 f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "
                 f"convert it with .to(torch.{self.spec.dtype})"
             )
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise InputError(
+                f"input '{name}' is a {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')} "
+                "tensor; pass a dense one (.to_dense(), .to_padded_tensor(...))"
+            )
         if tensor.device != self.device:
             raise InputError(
                 f"input '{name}' is on {tensor.device}, expected {self.device}; move it with .to('{self.device}')"
@@ -159,7 +164,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
         # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
         strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
         return tensor.new_empty(0).as_strided(tensor.shape, strides)
-    tensor = tensor.contiguous()
+    tensor = tensor.contiguous().resolve_neg()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 

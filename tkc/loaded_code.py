@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from tkc.builder import KernelLibrary
-from tkc.errors import InternalError
+from tkc.errors import InternalError, OutOfMemoryError
+from tkc.failures import Circumstances, explained
 from tkc.kernels import Target
 from tkc.parallel import share_threads
 
@@ -34,15 +35,29 @@ class Machine:
 class LoadedCode:
     """Generated code, linked with its kernels, on one device. Makes machines, which share it and the weights."""
 
-    def __init__(self, code: Path, libraries: Sequence[KernelLibrary], target: Target, device: torch.device) -> None:
-        """Load ``code``, a generated ``model.so``. Raises :class:`InternalError` if it is none."""
+    def __init__(
+        self,
+        code: Path,
+        libraries: Sequence[KernelLibrary],
+        target: Target,
+        device: torch.device,
+        *,
+        repeatable: bool = False,
+    ) -> None:
+        """Load ``code``, a generated ``model.so``. Raises :class:`InternalError` if it is none.
+
+        A call that fails is done again, to see in which function, where it is ``repeatable``: it changes nothing.
+        """
         import tvm
 
-        self._module = _load_library(code)
-        native = _native(self._module)
-        for library in libraries:
-            native.import_module(_load_library(library.path))
+        with explained("load"):
+            self._module = _load_library(code)
+            native = _native(self._module)
+            for library in libraries:
+                native.import_module(_load_library(library.path))
         self._cuda = target.is_cuda
+        self._repeatable = repeatable and not self._cuda
+        self._about = {"target": str(target), "kernels": [str(library.request) for library in libraries]}
         self._device = tvm.device("cuda", device.index) if self._cuda else tvm.cpu()
         if self._cuda:
             native.get_function(_USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)
@@ -55,13 +70,51 @@ class LoadedCode:
 
         from tkc.passes.retain_memory import RETAINING_MAIN
 
+        with explained("load"):
+            machine = relax.VirtualMachine(self._module, self._device)
+            retaining = _entry(machine, RETAINING_MAIN) if self._cuda else None
+            return Machine(self._explained(machine["main"]), retaining and self._explained(retaining))
+
+    def _explained(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, of which a failure is raised as a :class:`tkc.InternalError`."""
+
+        def explained_run(*tensors: Any) -> Any:
+            try:
+                return run(*tensors)
+            except Exception as error:
+                failed = error
+            inputs = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors if hasattr(tensor, "shape")]
+            if "std::bad_alloc" in str(failed):
+                raise OutOfMemoryError(f"there is not enough memory for a call with {', '.join(inputs)}") from failed
+            function = self._failing_function(tensors) if self._repeatable else None
+            with explained("call", Circumstances({**self._about, "inputs": inputs}), function=function):
+                raise failed
+
+        return explained_run
+
+    def _failing_function(self, tensors: Sequence[Any]) -> str | None:
+        """The function that ``main`` was in when it failed, doing it once more."""
+        from tvm import relax
+
+        entered: list[str] = []
+
+        def note(_: Any, symbol: str, before: bool, *__: Any) -> int:
+            if before:
+                entered.append(symbol)
+            return 0
+
         machine = relax.VirtualMachine(self._module, self._device)
-        return Machine(machine["main"], _entry(machine, RETAINING_MAIN) if self._cuda else None)
+        machine.set_instrument(note)
+        try:
+            machine["main"](*tensors)
+        except Exception:
+            return entered[-1] if entered else None
+        return None
 
 
 def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
     try:
-        return machine[name]
+        return machine[name]  # type: ignore[no-any-return]
     except AttributeError:
         return None
 

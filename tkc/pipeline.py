@@ -13,6 +13,7 @@ import tvm
 from tvm import IRModule, relax
 from tvm.relax import transform
 
+from tkc.failures import Circumstances, explained
 from tkc.kernels import Target
 from tkc.passes.branches import PlanMemory
 from tkc.passes.canonicalize import Canonicalize
@@ -51,6 +52,7 @@ from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
 if TYPE_CHECKING:
+    from tkc.frontend.model import ImportedModel
     from tkc.schedules.database import Lookup
 
 Observer = Callable[[str], None]
@@ -172,29 +174,49 @@ def generation_stages(
 
 
 class StageRunner:
-    """Runs stages, times them, tells an observer, and dumps the module between them if asked to."""
+    """Runs stages, times them, tells an observer, and dumps the module between them if asked to.
 
-    def __init__(self, observer: Observer | None = None, dump: str | Path | None = None) -> None:
+    ``circumstances`` are what a failure is explained with.
+    """
+
+    def __init__(
+        self,
+        observer: Observer | None = None,
+        dump: str | Path | None = None,
+        circumstances: Circumstances | None = None,
+    ) -> None:
         self.stages: list[Stage] = []
+        self.circumstances = circumstances
         self._observer = observer
         self._dump = None if dump is None else Path(dump)
         if self._dump is not None:
-            self._dump.mkdir(parents=True, exist_ok=True)
+            with explained("dump"):
+                self._dump.mkdir(parents=True, exist_ok=True)
 
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        """Do ``work`` as the stage ``name``; its result, which is dumped if it is a module."""
+    def explain_with(self, imported: ImportedModel) -> None:
+        """Explain the failures of later stages by the nodes of the model that ``imported`` is."""
+        if self.circumstances is not None:
+            self.circumstances.imported = imported
+
+    def run(self, name: str, work: Callable[[], Any], module: IRModule | None = None) -> Any:
+        """Do ``work`` as the stage ``name``; its result, which is dumped if it is a module.
+
+        ``module`` is what ``work`` begins with. Raises :class:`tkc.Error` for whatever ``work`` raises.
+        """
         if self._observer is not None:
             self._observer(name)
         start = time.perf_counter()
-        result = work()
+        with explained(name, self.circumstances, module):
+            result = work()
         self.stages.append(Stage(name, time.perf_counter() - start))
         if self._dump is not None and isinstance(result, IRModule):
             path = self._dump / f"{len(self.stages):02d}_{name.replace(' ', '_')}.py"
-            path.write_text(result.script(show_meta=False))
+            with explained("dump"):
+                path.write_text(result.script(show_meta=False))
         return result
 
     def run_passes(self, module: IRModule, stages: list[PassStage]) -> IRModule:
         """``module`` after every stage, in order."""
         for stage in stages:
-            module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module))
+            module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module), module)
         return module

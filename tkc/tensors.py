@@ -24,7 +24,10 @@ def to_torch(value: Any, name: str) -> torch.Tensor:
     if isinstance(value, np.ndarray):
         return _from_numpy(value, name)
     if hasattr(value, "__dlpack__"):
-        return torch.from_dlpack(value)
+        try:
+            return torch.from_dlpack(value)
+        except Exception as error:  # whatever the other library raises where its tensor cannot be shared
+            raise InputError(f"input '{name}', a {type(value).__name__}, cannot be read by DLPack: {error}") from error
     raise InputError(f"input '{name}' is a {type(value).__name__}; give a torch, numpy or DLPack tensor")
 
 

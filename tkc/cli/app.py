@@ -161,6 +161,21 @@ def inspect(
     _show(artifact_table(opened), opened.manifest.model_dump(mode="json"), as_json)
 
 
+@app.command("bug-report")
+def bug_report(
+    source: Annotated[Path, typer.Argument(help="The folder that an internal error named, or a model: .pt2, .onnx.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The zip file to write.")],
+    target: TargetOption = "cpu",
+    kernels: KernelsOption = "auto",
+    modules: ImportOption = None,
+) -> None:
+    """Pack what a bug report needs, without weights. A model is compiled to see how it fails."""
+    from tkc.bug_report import write_bug_report
+
+    _out.print(write_bug_report(source, output, target, kernels), markup=False, highlight=False)
+    _out.print(f"wrote {output}", markup=False, highlight=False)
+
+
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Check compilers, GPU, versions and caches, and say what each missing piece costs."""

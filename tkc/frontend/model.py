@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -112,13 +112,15 @@ class ImportedModel:
     checked. The new values of its updated inputs and state
     follow, in their order; the function's attribute :data:`tkc.passes.updates.ATTRIBUTE` says which of what it takes
     they replace. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live form of
-    ``signature.out_spec``, which may name classes that cannot be written down.
+    ``signature.out_spec``, which may name classes that cannot be written down. ``sources`` says which node of the model
+    a variable of the module was bound for, by the variable's name.
     """
 
     module: IRModule
     parameters: dict[str, torch.Tensor]
     signature: Signature
     out_spec: TreeSpec | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
         """Bring ``parameters`` in line with a module in which ``tkc.passes.join_weights`` joined some of them.

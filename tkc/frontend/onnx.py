@@ -28,6 +28,7 @@ from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.sources import SourceBuilder
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
 # operator is converted. It is also the size from which onnx itself moves tensors to external files.
@@ -80,7 +81,7 @@ def import_onnx(
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module["main"], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
-    return ImportedModel(built.module, built.parameters, signature)
+    return ImportedModel(built.module, built.parameters, signature, sources=built.sources)
 
 
 # Reading
@@ -301,12 +302,14 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 @dataclass(frozen=True)
 class _Built:
-    """A module, the weights that it uses, and which indices are checked at the call and by the module itself."""
+    """A module, the weights that it uses, which indices are checked at the call and by the module itself, and the
+    nodes by variables."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
     index_bounds: tuple[IndexBound, ...]
     index_flags: tuple[str, ...]
+    sources: dict[str, str]
 
 
 def _to_relax(
@@ -337,7 +340,7 @@ def _build(
     names = identifiers(inputs)
     variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
     parameters = _parameters(weights)
-    builder = relax.BlockBuilder()
+    builder = SourceBuilder()
     uses = IndexUses(builder)
     importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
@@ -365,7 +368,7 @@ def _build(
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
     module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return _Built(module, used_tensors, bounds, tuple(flags))
+    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

@@ -18,6 +18,7 @@ from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx_signature import DTYPES
 from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
+from tkc.frontend.sources import SourceBuilder
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT_DOMAIN = "com.microsoft"
@@ -215,6 +216,8 @@ class GraphImporter:
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
         for node in nodes:
+            if isinstance(self.builder, SourceBuilder):
+                self.builder.source = describe(node)
             try:
                 self._add_node(node)
             except (Error, SizesLearned):

@@ -34,6 +34,7 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph
 from tkc.frontend.model import Constant, ImportedModel, Signature, TensorSpec
 from tkc.frontend.mutation import functional_name, is_in_place
+from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch_checks import check_interface, check_operators, unknown_operators
 from tkc.frontend.torch_complex import (
     complex_decompositions,
@@ -243,7 +244,7 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
         name: relax.Var(variable, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
         for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
-    builder = relax.BlockBuilder()
+    builder = SourceBuilder()
     emitter = Emitter(builder, symbols)
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
@@ -261,7 +262,7 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     state = {spec.name for spec in signature.state}
     uses.check_constants({variables[name]: weights.parameters[name] for name in variables if name not in state})
     signature = replace(signature, index_bounds=uses.input_bounds(named), index_flags=tuple(flags))
-    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec)
+    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources)
 
 
 def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:

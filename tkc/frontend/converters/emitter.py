@@ -9,9 +9,10 @@ import torch
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
 
-from tkc.errors import InternalError, UnsupportedModelError
+from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.converters.symbols import Size, Symbols
 from tkc.frontend.indices import IndexUses
+from tkc.frontend.sources import SourceBuilder
 
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
@@ -59,11 +60,25 @@ class Emitter:
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
         self.node = node
+        source = f"{node.target} ({source_of(node)})"
+        self._name_source(source)
         expected = node.meta["val"]
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
-        value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
-        self.env[node] = self._settle(value, expected)
+        try:
+            value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
+            self.env[node] = self._settle(value, expected)
+        except InternalError as error:
+            error.nodes = (source,)
+            raise
+        except (Error, MemoryError):
+            raise
+        except Exception as error:
+            failure = InternalError(f"The converter of {source} failed: {type(error).__name__}: {error}")
+            failure.nodes = (source,)
+            raise failure from error
+        finally:
+            self._name_source("")
 
     def bind(self, node: fx.Node, value: relax.Expr) -> None:
         """Let ``node`` stand for ``value``, a parameter of the function or a constant."""
@@ -152,6 +167,11 @@ class Emitter:
         if isinstance(argument, list | tuple):
             return [self.resolve(item) for item in argument]
         return argument
+
+    def _name_source(self, source: str) -> None:
+        """What the builder notes for the variables that it binds from now on."""
+        if isinstance(self.builder, SourceBuilder):
+            self.builder.source = source
 
     def _arguments(self, node: fx.Node) -> list[Any]:
         schema = node.target._schema.arguments  # type: ignore[union-attr]

@@ -1,0 +1,120 @@
+"""Parts of an imported model that compile by themselves: the smallest that shows a failure is looked for."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The bindings of ``module``'s graph from ``start`` up to ``stop``."""
+
+    module: tvm.IRModule
+    start: int
+    stop: int
+
+    @property
+    def variables(self) -> list[relax.Var]:
+        """What is bound in it, in order."""
+        return [binding.var for _, binding in _bindings(self.module)[self.start : self.stop]]
+
+    def alone(self) -> tvm.IRModule:
+        """A module that computes it, from whatever it reads to whatever is read of it."""
+        every = _bindings(self.module)
+        inside, behind = every[self.start : self.stop], every[self.stop :]
+        blocks = [
+            _block([binding for _, binding in run], dataflow=dataflow)
+            for dataflow, run in itertools.groupby(inside, key=lambda item: item[0])
+        ]
+        read = relax.analysis.free_vars(relax.SeqExpr(blocks, relax.Tuple([])))
+        later = {used for _, binding in behind for used in relax.analysis.all_vars(binding.value)}
+        later.update(relax.analysis.all_vars(self.module["main"].body.body))
+        used = {variable for _, binding in inside for variable in relax.analysis.all_vars(binding.value)}
+        results = [b.var for _, b in inside if b.var in later or b.var not in used]
+        taken = {variable: relax.Var(f"in_{i}", variable.struct_info) for i, variable in enumerate(read)}
+        entry = [relax.VarBinding(variable, parameter) for variable, parameter in taken.items()]
+        result = relax.Var("results", relax.TupleStructInfo([variable.struct_info for variable in results]))
+        last = relax.VarBinding(result, relax.Tuple(results))
+        # Variables of dataflow cannot be parameters: each is bound to one, which the canonical form leaves out again.
+        blocks = [_block(entry, dataflow=False), *blocks] if blocks and not inside[0][0] else _behind(entry, blocks)
+        blocks = _before(blocks, last)
+        parameters = list(taken.values())
+        function = _function(parameters, blocks, result)
+        if sizes := list(relax.analysis.free_symbolic_vars(function)):
+            parameters.append(relax.Var("sizes", relax.ShapeStructInfo(sizes)))
+            function = _function(parameters, blocks, result)
+        module = self.module.clone()
+        module["main"] = function.with_attrs({"global_symbol": "main", "num_input": len(parameters)})
+        passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(["main"])]
+        return tvm.transform.Sequential(passes)(module)
+
+
+def whole(module: tvm.IRModule) -> Segment:
+    """All bindings of ``module``."""
+    return Segment(module, 0, len(_bindings(module)))
+
+
+def narrowed(segment: Segment, fails: Callable[[Segment], bool], seconds: float) -> Segment:
+    """The smallest part of ``segment``, which fails, found to fail by itself within ``seconds``.
+
+    Halves are tried first, which takes about as long as compiling ``segment`` once; where none fails by itself, the
+    end is moved forward, then the start.
+    """
+    deadline = time.monotonic() + seconds
+
+    def still_fails(start: int, stop: int) -> bool:
+        return time.monotonic() < deadline and fails(Segment(segment.module, start, stop))
+
+    start, stop = segment.start, segment.stop
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        if still_fails(start, middle):
+            stop = middle
+        elif still_fails(middle, stop):
+            start = middle
+        else:
+            break
+    low = start
+    while stop - low > 1:
+        middle = (low + stop) // 2
+        low, stop = (low, middle) if still_fails(start, middle) else (middle, stop)
+    high = stop
+    while high - start > 1:
+        middle = (start + high) // 2
+        start, high = (middle, high) if still_fails(middle, stop) else (start, middle)
+    return Segment(segment.module, start, stop)
+
+
+def _bindings(module: tvm.IRModule) -> list[tuple[bool, relax.Binding]]:
+    """The bindings of ``main`` in order, each with whether it is dataflow."""
+    return [
+        (isinstance(block, relax.DataflowBlock), binding)
+        for block in module["main"].body.blocks
+        for binding in block.bindings
+    ]
+
+
+def _block(bindings: Sequence[relax.Binding], *, dataflow: bool) -> relax.BindingBlock:
+    return relax.DataflowBlock(bindings) if dataflow else relax.BindingBlock(bindings)
+
+
+def _behind(entry: Sequence[relax.Binding], blocks: Sequence[relax.BindingBlock]) -> list[relax.BindingBlock]:
+    first, *others = blocks
+    return [relax.DataflowBlock([*entry, *first.bindings]), *others]
+
+
+def _before(blocks: Sequence[relax.BindingBlock], last: relax.Binding) -> list[relax.BindingBlock]:
+    *others, end = blocks
+    return [*others, type(end)([*end.bindings, last])]
+
+
+def _function(
+    parameters: Sequence[relax.Var], blocks: Sequence[relax.BindingBlock], result: relax.Var
+) -> relax.Function:
+    return relax.Function(parameters, relax.SeqExpr(blocks, result), result.struct_info)
