@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 
 from tkc.kernels import reducers  # noqa: F401  lowering divides the reductions that this registers among threads
 from tkc.schedules.nan_semantics import NanSemantics
+from tkc.schedules.stored_variables import StoredVariables
 
 LOWERING = "tkc"
 """What ``tir_pipeline`` of ``relax.build`` and ``tvm.compile`` is to be."""
@@ -26,7 +27,7 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 
 def _followed(finalize: _Finalize) -> _Finalize:
-    return lambda: tvm.transform.Sequential([finalize(), NanSemantics()])
+    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), StoredVariables()])
 
 
 tirx.register_tir_pipeline(LOWERING, _lowering)
