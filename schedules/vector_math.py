@@ -9,17 +9,14 @@ from tvm import tirx
 from tvm.ir import Op
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.blocks import nodes
-
-_SINGLE_OR_LESS = ("float32", "float16", "bfloat16")
+_SINGLE_OR_LESS = ("float32", "float16")
 
 
 def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with ``exp``, ``erf``, ``tanh`` and ``sigmoid`` of 32-bit and narrower floats as polynomials.
+    """``func`` with ``exp``, ``erf``, ``tanh`` and ``sigmoid`` of float32 and float16 as polynomials.
 
     The error is at most 6e-7 of the exact value for each of them, in float32, where that is a normal number.
-    Infinities and NaNs give what the C library gives. What is stored as bfloat16 stays as it is: TVM rounds to it by
-    an expression that repeats the value, and cannot vectorize one that binds variables twice.
+    Infinities and NaNs give what the C library gives.
     """
     expansions = {Op.get(f"tirx.{name}"): expand for name, expand in _EXPANSIONS.items()}
 
@@ -29,22 +26,12 @@ def vectorize_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return None
         return expansion(call.args[0].astype("float32")).astype(call.dtype)
 
-    def expand_store(store: tirx.BufferStore) -> tirx.BufferStore | None:
-        if store.buffer.dtype == "bfloat16":
-            return None
-        evaluated = ir_transform(tirx.Evaluate(store.value), None, expand_call, ["tirx.Call"])
-        return tirx.BufferStore(store.buffer, evaluated.value, store.indices)
-
-    return func.with_body(ir_transform(func.body, None, expand_store, ["tirx.BufferStore"]))
+    return func.with_body(ir_transform(func.body, None, expand_call, ["tirx.Call"]))
 
 
 def compare_for_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with each test for NaN as a comparison with itself: TVM makes loops of other tests of vectors.
-
-    What is stored as bfloat16 binds no variables, as in :func:`vectorize_math`, and tests of longer expressions stay.
-    """
+    """``func`` with each test for NaN as a comparison with itself: TVM makes loops of other tests of vectors."""
     isnan = Op.get("tirx.isnan")
-    binds = not any(node.buffer.dtype == "bfloat16" for node in nodes(func.body) if isinstance(node, tirx.BufferStore))
 
     def compared(call: tirx.Call) -> tirx.PrimExpr | None:
         if not call.op.same_as(isnan):
@@ -53,7 +40,7 @@ def compare_for_nan(func: tirx.PrimFunc) -> tirx.PrimFunc:
         inner = value.value if isinstance(value, tirx.Cast) else value
         if isinstance(inner, tirx.Var | tirx.BufferLoad):
             return tirx.Not(tirx.EQ(value, value))
-        return _let(value, lambda value: tirx.Not(tirx.EQ(value, value))) if binds else None
+        return _let(value, lambda value: tirx.Not(tirx.EQ(value, value)))
 
     return func.with_body(ir_transform(func.body, None, compared, ["tirx.Call"]))
 
@@ -94,7 +81,7 @@ def _exp(x: tirx.PrimExpr) -> tirx.PrimExpr:
     def guarded(x: tirx.Var) -> tirx.PrimExpr:
         # Beyond these bounds the result is infinite or zero; a NaN passes neither comparison and meets the clamp last.
         clamped = tirx.max(tirx.min(x, _f32(89.0)), _f32(-104.0))
-        return tirx.Select(tirx.isnan(x), x, _let(clamped, scaled))
+        return tirx.Select(tirx.NE(x, x), x, _let(clamped, scaled))
 
     return _let(x, guarded)
 

@@ -12,8 +12,9 @@ import tvm
 from graphs import CPU
 from tvm import s_tir, te, tirx
 
+from tkc.schedules.code_generation import for_code_generation
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.target import tvm_target
-from tkc.schedules.vector_math import vectorize_math
 
 LIMIT = 6e-7
 SPECIAL = [0.0, -0.0, 1e-30, -1e-30, 88.7, 88.73, -87.4, -103.0, -104.5, float("inf"), float("-inf"), float("nan")]
@@ -26,8 +27,8 @@ def build(name: str, length: int, dtype: str = "float32") -> tvm.runtime.Module:
     sch = s_tir.Schedule(te.create_prim_func([x, y]).with_attr("global_symbol", "main"))
     _, lane = sch.split(sch.get_loops("y")[0], [None, 8])
     sch.vectorize(lane)
-    module = tvm.IRModule({"main": vectorize_math(sch.mod["main"])})
-    return tvm.compile(module, target=tvm_target(CPU))
+    module = tvm.IRModule({"main": for_code_generation(sch.mod["main"], CPU)})
+    return tvm.compile(module, target=tvm_target(CPU), tir_pipeline=LOWERING)
 
 
 def evaluate(name: str, values: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,23 @@ def layer_norm(
     return op.nn.layer_norm(wide, weight, bias, axes=axes, epsilon=eps)
 
 
+def native_layer_norm(
+    b: Emitter,
+    x: relax.Expr,
+    normalized_shape: list[int],
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    eps: float,
+) -> list[relax.Expr]:
+    """Layer normalization, and the mean and reciprocal deviation of each row."""
+    wide = b.wide(x)
+    axes = list(range(-len(normalized_shape), 0))
+    mean = b.emit(op.mean(wide, axes, keepdims=True))
+    variance = b.emit(op.variance(wide, axes, keepdims=True))
+    reciprocal = op.rsqrt(op.add(variance, relax.const(eps, wide.struct_info.dtype)))
+    return [layer_norm(b, x, normalized_shape, weight, bias, eps), mean, reciprocal]
+
+
 def rms_norm(
     b: Emitter, x: relax.Expr, normalized_shape: list[int], weight: relax.Expr | None, eps: float | None
 ) -> relax.Expr:
@@ -84,10 +101,66 @@ def instance_norm(
 ) -> list[relax.Expr]:
     """Batch normalization by the statistics of ``x`` itself, which instance normalization is made of."""
     wide = b.wide(x)
-    axes = [axis for axis in range(x.struct_info.ndim) if axis != 1]
+    axes = _all_but_channels(x)
     mean, variance = b.emit(op.mean(wide, axes)), b.emit(op.variance(wide, axes))
     out = batch_norm(b, x, weight, bias, mean, variance, momentum, eps)[0]
     return [out, mean, op.rsqrt(op.add(variance, relax.const(eps, wide.struct_info.dtype)))]
+
+
+def updating_batch_norm(
+    b: Emitter,
+    x: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    running_mean: relax.Expr,
+    running_variance: relax.Expr,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[relax.Expr]:
+    """Batch normalization with the running statistics after it, which only training changes; the result, what a
+    backward pass would need, and the statistics. The running variance is that of a sample, without bias."""
+    if not training:
+        results = batch_norm(b, x, weight, bias, running_mean, running_variance, momentum, eps)
+        return [*results, running_mean, running_variance]
+    results = instance_norm(b, x, weight, bias, training, momentum, eps)
+    wide = b.wide(x)
+    axes = _all_but_channels(x)
+    centered = op.subtract(wide, b.emit(op.mean(wide, axes, keepdims=True)))
+    squares = b.emit(op.sum(op.multiply(centered, centered), axes))
+    others = b.tensor(prod(x.struct_info.shape[axis] for axis in axes) - 1, wide.struct_info.dtype)
+    new = [
+        op.add(_scaled(b, running, 1 - momentum), _scaled(b, statistic, momentum))
+        for running, statistic in (
+            (running_mean, results[1]),
+            (running_variance, b.emit(op.divide(squares, others))),
+        )
+    ]
+    return [*results, *new]
+
+
+def _scaled(b: Emitter, x: relax.Expr, factor: float) -> relax.Expr:
+    wide = b.wide(x)
+    return b.emit(op.multiply(wide, relax.const(factor, wide.struct_info.dtype)))
+
+
+def _all_but_channels(x: relax.Expr) -> list[int]:
+    return [axis for axis in range(x.struct_info.ndim) if axis != 1]
+
+
+def batch_norm_with_update(
+    b: Emitter,
+    x: relax.Expr,
+    weight: relax.Expr | None,
+    bias: relax.Expr | None,
+    running_mean: relax.Expr,
+    running_variance: relax.Expr,
+    momentum: float,
+    eps: float,
+) -> list[relax.Expr]:
+    """Batch normalization in training, with a tensor in which some backends of PyTorch keep notes: an empty one."""
+    results = updating_batch_norm(b, x, weight, bias, running_mean, running_variance, True, momentum, eps)
+    return [*results[:3], op.zeros([0], "uint8"), *results[3:]]
 
 
 def group_norm(
@@ -124,5 +197,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.rms_norm.default": rms_norm,
     "aten._native_batch_norm_legit_no_training.default": batch_norm,
     "aten._native_batch_norm_legit.no_stats": instance_norm,
+    "aten._native_batch_norm_legit_functional.default": updating_batch_norm,
+    "aten._batch_norm_with_update_functional.default": batch_norm_with_update,
+    "aten.native_layer_norm.default": native_layer_norm,
     "aten.native_group_norm.default": group_norm,
 }
