@@ -19,6 +19,7 @@ from tkc.compiler import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import top_level_statements
 from tkc.schedules.code_generation import for_code_generation
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.sizes import Variant, dimensions, dispatch, is_bounded, retarget, specialize, with_known_tiles
 from tkc.schedules.target import tvm_target
 from tkc.targets import resolve_target
@@ -124,7 +125,7 @@ def test_a_gpu_launches_the_kernels_of_one_variant(name: str) -> None:
     with target:
         together = with_known_tiles(dispatch(func, variants), target)
         ready = for_code_generation(together, GPU).with_attr("global_symbol", "main")
-        library = tvm.build(ready, target=target)
+        library = tvm.tirx.build(ready, target, LOWERING)
     assert is_bounded(together)
     assert name == "softmax" or not any(map(is_bounded, forms))
     kernels = set(re.findall(r"main_kernel\w*", library.imports[0].inspect_source()))
@@ -145,7 +146,7 @@ def test_a_static_schedule_is_right_at_every_size_on_a_gpu(name: str) -> None:
     ]
     with target:
         chosen = for_code_generation(with_known_tiles(dispatch(func, variants), target), machine)
-        library = tvm.build(chosen.with_attr("global_symbol", "main"), target=target)
+        library = tvm.tirx.build(chosen.with_attr("global_symbol", "main"), target, LOWERING)
     for n in ODD_SIZES:
         inputs = inputs_at(case, n)
         expected = case.reference(*inputs)

@@ -74,8 +74,8 @@ def test_every_target_exists(target: str) -> None:
 def test_functions_written_as_loops_run_as_written(name: str, body: object, reference: object) -> None:
     """What no rule can read is said to be scheduled by the fallback, and why; its values are right."""
     run, report = on_cpu(graph([((size("s"), 9), "float32")], body))
-    assert [entry.scheduled_by for entry in report] == ["fallback"]
-    assert "as written" in report[0].reason
+    (as_written,) = (entry for entry in report if entry.scheduled_by == "fallback")
+    assert "as written" in as_written.reason
     x = random((11, 9))
     assert error(run(x), reference(x)) < 1e-6
 

@@ -20,6 +20,7 @@ from tvm_ffi import structural_equal
 from tkc.schedules.blocks import nodes
 from tkc.schedules.code_generation import for_code_generation
 from tkc.schedules.database import as_workload
+from tkc.schedules.lowering import LOWERING
 from tkc.schedules.sizes import (
     dimensions,
     dimensions_at,
@@ -39,7 +40,7 @@ DRAWN_FOR = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-co
 def compiled(func: tirx.PrimFunc) -> Callable[[Sequence[torch.Tensor], tuple[int, ...], int], torch.Tensor]:
     """``func``, scheduled, as a function of inputs, the shape of its output, and its size."""
     ready = for_code_generation(func, CPU).with_attr("global_symbol", "main")
-    library = tvm.build(ready, target=TARGET)
+    library = tvm.tirx.build(ready, TARGET, LOWERING)
     takes_size = any(param not in func.buffer_map for param in func.params)
 
     def run(inputs: Sequence[torch.Tensor], shape: tuple[int, ...], n: int) -> torch.Tensor:
