@@ -24,6 +24,8 @@ def test_two_threads_make_nearly_twice_the_calls() -> None:
     table = subprocess.run(command, check=True, timeout=270, capture_output=True, text=True).stdout
     rows = [row.split() for row in table.splitlines()[1:]]
     if float(rows[0][3]) < 0.8:
-        pytest.skip(f"other programs leave one thread no core of its own, so that there is nothing to compare:\n{table}")
+        pytest.skip(
+            f"other programs leave one thread no core of its own, so that there is nothing to compare:\n{table}"
+        )
     ratios = {int(row[0]): float(row[2]) for row in rows}
     assert all(ratios[threads] >= bound for threads, bound in bounds.items()), table
