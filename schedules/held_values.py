@@ -129,8 +129,9 @@ def _memory(name: str, dtype: str) -> tuple[tirx.Buffer, list[tirx.PrimExpr]]:
     element, _, lanes = dtype.partition("x")
     count = int(lanes or 1)
     zero, one = tirx.const(0, "int32"), tirx.const(1, "int32")
-    index = tirx.Ramp(zero, one, count) if count > 1 else zero
-    return tirx.decl_buffer((count,), element, name, scope="local"), [index]
+    return tirx.decl_buffer((count,), element, name, scope="local"), [
+        tirx.Ramp(zero, one, count) if count > 1 else zero
+    ]
 
 
 def _is_of_floats(value: tirx.PrimExpr) -> bool:

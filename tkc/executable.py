@@ -22,13 +22,16 @@ from tkc.index_flags import IndexFlags
 from tkc.input_checks import InputChecks, aligned, described
 from tkc.kernels import Target
 from tkc.loaded_code import LoadedCode, Machine
-from tkc.machines import Machines, SurvivesFork, checked_concurrency
+from tkc.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
 from tkc.report import Report
 from tkc.requirements import Requirements
 from tkc.streams import StreamOrder, ThreadStreamOrder
 from tkc.structures import UnknownClassError, read_structure
 from tkc.targets import runs_here
 from tkc.tensors import from_torch, from_torch_as, to_torch
+
+_NO_CUDA = "CUDA does not work in a child of a process that used it"
+_OTHER_THREAD = "another thread was loading or running a model when this process was forked"
 
 
 class Executable(SurvivesFork):
@@ -172,8 +175,9 @@ class Executable(SurvivesFork):
     def max_concurrency(self) -> int:
         """How many calls run at once; 1 for a model with state. It may be set, also while calls run.
 
-        Each call that runs needs memory for what it computes on the way, as the first one does. A machine itself takes
-        some 0.1 MB, and stays. Raises :class:`tkc.UsageError` if it is set to anything but a positive number.
+        Each call that runs needs memory for what it computes on the way, as the first one does, and a machine of its
+        own, which stays: some kilobytes, made in a fraction of a millisecond. Raises :class:`tkc.UsageError` if it is
+        set to anything but a positive number.
         """
         return 1 if self._in_turn is not None else self._max_concurrency
 
@@ -289,15 +293,19 @@ class Executable(SurvivesFork):
                 raise InputError(f"the state has no {name} of {value.dtype} {list(value.shape)}: {self!r}")
             own.copy_(value)
 
-    def after_fork(self) -> None:
-        """Make ready for calls in a forked child, or for refusing them."""
-        loading = not self._loading.acquire(blocking=False)
+    def is_busy(self) -> bool:
+        """Whether another thread was loading or calling this when its process was forked, as found in the child."""
+        locks = [lock for lock in (self._loading, self._in_turn) if lock is not None]
         running = self._machines is not None and self._machines.lent > 0
+        return running or not all([_acquired(lock) for lock in locks])
+
+    def after_fork(self, busy: bool) -> None:
+        """Make ready for calls in a forked child, or for refusing them."""
         if self.target.is_cuda and self._launch is not None:
-            self._launch = _refusing("CUDA does not work in a child of a process that used it")
+            self._launch = _refusing(_NO_CUDA)
             self._graphs = self._order = None
-        elif loading or running:
-            self._launch = _refusing("another thread was inside the executable when it was forked")
+        elif busy:
+            self._launch = _refusing(_OTHER_THREAD)
         elif self._machines is not None:
             self._machines.after_fork()
         self._loading = threading.RLock()
@@ -306,7 +314,9 @@ class Executable(SurvivesFork):
 
     def _check_device(self) -> None:
         if self.target.is_cuda and torch.cuda._is_in_bad_fork():
-            _refusing("CUDA does not work in a child of a process that used it")([])
+            _refusing(_NO_CUDA)([])
+        if forked_while_busy():
+            _refusing(_OTHER_THREAD)([])
         if reason := runs_here(self.target):
             raise TargetError(f"this executable cannot run here: {reason}")
 
@@ -474,6 +484,11 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except UnknownClassError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _acquired(lock: threading.RLock) -> bool:
+    """Whether no other thread holds ``lock``."""
+    return bool(lock.acquire(blocking=False))
 
 
 def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from tkc.parallel import share_threads
 _USE_DEVICE = "tkc_use_device"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Machine:
     """One of TVM's virtual machines, which runs one call at a time.
 

@@ -13,21 +13,32 @@ from tkc.errors import UsageError
 
 Machine = TypeVar("Machine")
 
+_SECONDS = 1.0  # after which a call that waits looks for machines that were lost
+
+
+class _Turn(Generic[Machine]):
+    """A call that waits: ``woken`` is set when it has a machine, or should look whether one can be made."""
+
+    def __init__(self) -> None:
+        self.machine: Machine | None = None
+        self.woken = threading.Event()
+
 
 class Machines(Generic[Machine]):
-    """A pool that lends each call a machine of its own, at most ``most`` at once; further calls wait for one.
+    """A pool that lends each call a machine of its own, at most ``most`` at once; further calls wait in turn.
 
-    A machine that is free is lent without a lock: the deque's own operations are atomic.
+    A machine that is free is lent without a lock: the deque's own operations are atomic. One that is lost, because an
+    interrupt came between two lines, counts no more when it is collected.
     """
 
     def __init__(self, make: Callable[[], Machine], most: int) -> None:
-        """``make`` makes one more machine; it is called by whichever thread needs it, several at once."""
+        """``make`` makes one more machine, which takes weak references and is equal to no other."""
         self._make = make
         self._most = most
         self._free: deque[Machine] = deque()
-        self._made = 0
-        self._waiting = 0
-        self._changed = threading.Condition()
+        self._all: weakref.WeakSet[Machine] = weakref.WeakSet()
+        self._queue: deque[_Turn[Machine]] = deque()
+        self._lock = threading.Lock()
 
     @property
     def most(self) -> int:
@@ -36,62 +47,87 @@ class Machines(Generic[Machine]):
 
     @most.setter
     def most(self, value: int) -> None:
-        with self._changed:
+        with self._lock:
             self._most = value
-            while self._made > self._most and self._free:
-                self._free.pop()
-                self._made -= 1
-            self._changed.notify_all()
+            while len(self._all) > value and self._free:
+                self._all.discard(self._free.pop())
+            for turn in self._queue:
+                turn.woken.set()
 
     @property
     def lent(self) -> int:
         """How many machines are running a call."""
-        return self._made - len(self._free)
+        return len(self._all) - len(self._free)
 
     def take(self) -> Machine:
         """A machine for one call; :meth:`give_back` it."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._take_or_make()
+        if not self._queue:
+            try:
+                return self._free.pop()
+            except IndexError:
+                pass
+        return self._take_or_wait()
 
     def give_back(self, machine: Machine) -> None:
         """Lend ``machine`` to the next call."""
-        if self._made > self._most:
-            with self._changed:
-                self._made -= 1
-            return
+        if len(self._all) > self._most:
+            with self._lock:
+                if len(self._all) > self._most:  # still, after what others gave back
+                    self._all.discard(machine)
+                    return
         self._free.append(machine)
-        if self._waiting:
-            with self._changed:
-                self._changed.notify()
+        if self._queue:  # after the machine is there: who queues from now on finds it
+            with self._lock:
+                self._serve()
 
     def after_fork(self) -> None:
         """Forget the threads of the parent, of which none was running a call."""
-        self._changed = threading.Condition()
-        self._waiting = 0
+        self._lock = threading.Lock()
+        self._queue.clear()
 
-    def _take_or_make(self) -> Machine:
-        with self._changed:
-            self._waiting += 1  # before looking again: whoever gives one back from now on wakes this thread
-            try:
-                while True:
-                    try:
-                        return self._free.pop()
-                    except IndexError:
-                        if self._made < self._most:
-                            break
-                    self._changed.wait()
-            finally:
-                self._waiting -= 1
-            self._made += 1
+    def _take_or_wait(self) -> Machine:
+        turn: _Turn[Machine] = _Turn()
+        with self._lock:
+            if not self._queue and (machine := self._free_or_new()) is not None:
+                return machine
+            self._queue.append(turn)
+            self._serve()
         try:
-            return self._make()
-        except BaseException:
-            with self._changed:
-                self._made -= 1
-                self._changed.notify()
-            raise
+            while turn.machine is None:
+                turn.woken.wait(_SECONDS)
+                with self._lock:
+                    turn.woken.clear()
+                    if turn.machine is None and self._queue[0] is turn:
+                        turn.machine = self._free_or_new()
+            return turn.machine
+        finally:
+            with self._lock:
+                if turn in self._queue:
+                    self._queue.remove(turn)
+                for next_one in list(self._queue)[:1]:
+                    next_one.woken.set()
+
+    def _free_or_new(self) -> Machine | None:
+        """A machine if one is free, or may be made. Under the lock, which making one holds for a fraction of a ms."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            if len(self._all) >= self._most:
+                return None
+        machine = self._make()
+        self._all.add(machine)
+        return machine
+
+    def _serve(self) -> None:
+        """Give those who wait longest what is free. Under the lock."""
+        while self._queue:
+            try:
+                machine = self._free.pop()
+            except IndexError:
+                return
+            turn = self._queue.popleft()
+            turn.machine = machine
+            turn.woken.set()
 
 
 def checked_concurrency(value: int | None) -> int:
@@ -112,17 +148,33 @@ class SurvivesFork:
     def __init__(self) -> None:
         _SURVIVORS.add(self)
 
-    def after_fork(self) -> None:
-        """Make ready for calls in the child; locks that other threads held are held for ever."""
+    def is_busy(self) -> bool:
+        """Whether another thread is inside, as found in the child."""
+        raise NotImplementedError
+
+    def after_fork(self, busy: bool) -> None:
+        """Make ready for calls in the child; locks that other threads held are held for ever.
+
+        ``busy`` says whether a thread was inside any of those that survive: they share TVM's allocator and its lock.
+        """
         raise NotImplementedError
 
 
 _SURVIVORS: weakref.WeakSet[SurvivesFork] = weakref.WeakSet()
+_forked_while_busy = False
+
+
+def forked_while_busy() -> bool:
+    """Whether this is a child that was forked while another thread ran a model."""
+    return _forked_while_busy
 
 
 def _tell_survivors() -> None:
-    for survivor in list(_SURVIVORS):
-        survivor.after_fork()
+    global _forked_while_busy
+    survivors = list(_SURVIVORS)
+    _forked_while_busy = _forked_while_busy or any([survivor.is_busy() for survivor in survivors])
+    for survivor in survivors:
+        survivor.after_fork(_forked_while_busy)
 
 
 os.register_at_fork(after_in_child=_tell_survivors)
