@@ -365,8 +365,8 @@ _FILLERS: dict[str, Callable[..., float]] = {
     "HammingWindow": lambda size: float(size),
     "HannWindow": lambda size: float(size),
     "OneHot": lambda indices, depth, _: indices.size * float(depth.ravel()[0]),
-    "Pad": lambda data, pads, *_: math.prod(data.shape) + math.prod(
-        size + max(0, int(np.abs(pads).sum())) for size in data.shape
+    "Pad": lambda data, pads, *_: (
+        math.prod(data.shape) + math.prod(size + max(0, int(np.abs(pads).sum())) for size in data.shape)
     ),
     "Range": lambda start, limit, delta: (float(limit) - float(start)) / float(delta) if delta else math.inf,
     "Tile": lambda data, repeats, *_: data.size * math.prod(repeats.ravel().tolist()),

@@ -19,7 +19,6 @@ from tkc.frontend.onnx_converters.shared import (
 from tkc.frontend.onnx_graph import MOST_ELEMENTS, ConversionError, Node
 from tkc.frontend.onnx_sizes import Size
 
-
 # TVM counts them out while it compiles.
 MOST_CLASSES = 1 << 24
 
