@@ -24,8 +24,8 @@ HUGE = 1 << 40
         ("a = Constant<value_int = 0>() b = Constant<value_int = 5>() y = Range(a, b, a)", "Range"),
         (f"a = Constant<value_int = 0>() b = Constant<value_int = {HUGE}>() c = Constant<value_int = 1>() "
          "y = Range(a, b, c)", "Range"),
-        (f"i = Constant<value_ints = [1]>() d = Constant<value_int = {HUGE}>() v = Constant<value_floats = [0.0, 1.0]>() "
-         "y = OneHot(i, d, v)", "OneHot"),
+        (f"i = Constant<value_ints = [1]>() d = Constant<value_int = {HUGE}>() "
+         "v = Constant<value_floats = [0.0, 1.0]>() y = OneHot(i, d, v)", "OneHot"),
     ],
 )  # fmt: skip
 def test_impossible_sizes_are_refused_by_node(body: str, node: str) -> None:
@@ -51,7 +51,7 @@ def test_sizes_that_the_model_computes_are_checked_before_memory_is_taken() -> N
 
 
 def test_branches_share_no_memory_and_may_hold_unused_values() -> None:
-    """Both branches of one model, whose intermediate values are of symbolic sizes, and of a convolution as a product."""
+    """Both branches of one model, with symbolic sizes and a convolution that becomes a product."""
     call = compiled(
         "g (bool c, float[N, 2, 4, 4] x, float[3, 2, 1, 1] k) => (float[N, 3, 4, 4] y) { w = If(c) <"
         "then_branch = a () => (float[N, 3, 4, 4] t) { t = Conv(x, k) }, "

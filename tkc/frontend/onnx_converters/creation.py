@@ -46,7 +46,7 @@ def _range(node: Node) -> Converted:
         if all(isinstance(bound, int) for bound in bounds):
             _check_count(*bounds)
         return relax.op.arange(*bounds, dtype)
-    if all(node.value(i) is not None and node.value(i).known is not None for i in range(3)):
+    if len(bounds) == 3 and all(isinstance(bound, int | float) for bound in bounds):
         _check_count(*(float(bound) for bound in bounds))
     start, limit, delta = (node.emit(relax.op.astype(node.tensor(i), "float64")) for i in range(3))
     count = node.emit(relax.op.ceil(relax.op.divide(relax.op.subtract(limit, start), delta)))
