@@ -432,11 +432,23 @@ def _launching(machines: Machines[Machine], weights: Sequence[Any], computed: in
         machine = machines.take()
         try:
             outputs = machine.main(*inputs, *weights)
+        except (MemoryError, RuntimeError) as error:
+            if (reason := _impossible_size(str(error))) is None:
+                raise
+            shapes = ", ".join(str(list(tensor.shape)) for tensor in inputs)
+            raise InputError(f"{reason}, from inputs of shape {shapes}: {str(error).splitlines()[0]}") from error
         finally:
             machines.give_back(machine)
         return [_torch(output) for output in outputs[:computed]]
 
     return run
+
+
+def _impossible_size(message: str) -> str | None:
+    """What went wrong where a call failed for a size that the model computes, or for want of memory."""
+    if "match_cast" in message or "negative dimension" in message:
+        return "the model computes sizes that do not fit, are negative or too large for any tensor"
+    return "the call needs more memory than there is" if "bad_alloc" in message else None
 
 
 def _retaining(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Retaining:

@@ -25,7 +25,7 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel, IndexBound
 from tkc.frontend.onnx_converters import CONVERTERS
-from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx_graph import MOST_ELEMENTS, GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.sources import SourceBuilder
@@ -232,6 +232,7 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     local = {(function.domain, function.name) for function in proto.functions}
     expandable = _expandable_operators()
     _refuse_unknown(proto.graph, local | expandable)
+    _refuse_impossible_fills(proto.graph)
     try:
         onnx.checker.check_model(proto)
         inlined = onnx.inliner.inline_local_functions(proto) if local else proto
@@ -241,6 +242,24 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
         raise UnsupportedModelError(f"The model is no valid ONNX: {str(error).strip()}") from error
     _refuse_unknown(inlined.graph, set())
     return inlined
+
+
+def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
+    """Refuse a ConstantOfShape of more elements than any tensor has: onnx's inference of shapes counts them out."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in _nodes(graph):
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    constants[node.output[0]] = attribute.t
+                elif attribute.name == "value_ints":
+                    constants[node.output[0]] = onnx.numpy_helper.from_array(np.array(attribute.ints, "int64"))
+        elif node.op_type == "ConstantOfShape" and node.input and node.input[0] in constants:
+            sizes = _read_tensor(constants[node.input[0]], None).ravel().tolist()
+            if any(size < 0 for size in sizes) or (0 not in sizes and math.prod(sizes) > MOST_ELEMENTS):
+                raise UnsupportedModelError(
+                    f"{describe(node)} makes a tensor of shape {sizes}, which no machine can hold; correct the model."
+                )
 
 
 def _with_defaults(proto: onnx.ModelProto, operators: set[tuple[str, str]]) -> onnx.ModelProto:

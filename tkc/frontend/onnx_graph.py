@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,10 @@ _BROADCASTING = frozenset(
         *("Max", "Mean", "Min", "Sum", "Where"),
     }
 )
+
+
+# Tensors of more elements are a mistake, or an attack: as float32 they would take 256 GiB.
+MOST_ELEMENTS = 1 << 36
 
 
 class ConversionError(Exception):
@@ -154,15 +159,27 @@ class Node:
 
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
-        return self.builder.emit(expression)
+        variable = self.builder.emit(expression)
+        check_size(variable.struct_info)
+        return variable
 
-    def run_time_sizes(self, tensor: relax.Expr, count: int) -> list[tirx.Var]:
-        """New symbolic sizes that stand for the elements of an int64 vector computed by the model."""
-        shape = self.emit(relax.op.tensor_to_shape(tensor))
+    def run_time_sizes(self, tensor: relax.Expr, count: int, fits: relax.Expr | None = None) -> list[tirx.Var]:
+        """New symbolic sizes that stand for the elements of an int64 vector computed by the model.
+
+        A call fails before memory is taken for them where one is negative, where they make too large a tensor, or where
+        ``fits``, a truth value, does not hold.
+        """
+        holds = [] if fits is None else [fits]
+        if count:
+            wide = relax.op.astype(relax.op.maximum(tensor, relax.const(1, "int64")), "float64")
+            holds.append(relax.op.less_equal(relax.op.prod(wide), relax.const(float(MOST_ELEMENTS), "float64")))
+            holds.append(relax.op.greater_equal(relax.op.min(tensor), relax.const(0, "int64")))
+        flags = [self.emit(relax.op.reshape(relax.op.astype(held, "int64"), (1,))) for held in holds]
+        shape = self.emit(relax.op.tensor_to_shape(self.emit(relax.op.concat([tensor, *flags]))))
         sizes = [tirx.Var(f"{identifier(self.proto.output[0], ())}_{axis}", "int64") for axis in range(count)]
         for size in sizes:
             self.algebra.declare(size, minimum=-1)
-        self.builder.match_cast(shape, relax.ShapeStructInfo(sizes))
+        self.builder.match_cast(shape, relax.ShapeStructInfo([*sizes, *[1] * len(flags)]))
         return sizes
 
     def stock(self, operator: str | None = None) -> relax.Expr:
@@ -174,6 +191,16 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
+
+
+def check_size(info: relax.StructInfo) -> None:
+    """Raise :class:`ConversionError` for a tensor whose fixed sizes make it too large for any machine, or negative."""
+    if not (isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr)):
+        return
+    fixed = [int(size) for size in info.shape.values if isinstance(size, tirx.IntImm)]
+    if any(size < 0 for size in fixed) or (0 not in fixed and math.prod(fixed) > MOST_ELEMENTS):
+        shape = ", ".join(str(size) for size in info.shape.values)
+        raise ConversionError(f"makes a tensor of shape [{shape}], which no machine can hold; correct the model")
 
 
 def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
@@ -311,6 +338,7 @@ class GraphImporter:
     def _bound(self, expression: relax.Expr) -> relax.Expr:
         bound = expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
         info = bound.struct_info
+        check_size(info)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
             raise ConversionError(f"makes a tensor of {info.dtype}, which compiled models cannot hold")
         return bound

@@ -20,7 +20,15 @@ Size: TypeAlias = int | tirx.PrimExpr
 # Beyond this a result is computed at run time: folding would only make the compiled model larger.
 FOLDED_ELEMENTS = 1 << 16
 
-_UNFOLDABLE = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
+_UNFOLDABLE = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        # What computes much, or takes much memory on the way, in ONNX's reference implementation.
+        *("Attention", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "Einsum", "GRU", "GridSample"),
+        *("ImageDecoder", "LSTM", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "Resize", "RNN", "RoiAlign"),
+        *("STFT", "Upsample", "AveragePool", "LpPool", "MaxPool", "MaxUnpool", "MaxRoiPool", "Col2Im"),
+    }
+)
 _UNFOLDABLE_KINDS = "OSU"  # objects and strings have no tensor type in Relax
 
 
@@ -193,7 +201,7 @@ def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | N
     arrays = [None if known is None else known.values for known in inputs]
     if sum(array.size for array in arrays if array is not None) > FOLDED_ELEMENTS:
         return None
-    if node.op_type in _FILLERS and _FILLERS[node.op_type](*arrays) > FOLDED_ELEMENTS:
+    if _largest_result(node, arrays) > FOLDED_ELEMENTS:
         return None
     results = _evaluate(node, opset, arrays)
     if not all(isinstance(result, np.ndarray | np.generic) for result in results):
@@ -202,6 +210,19 @@ def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | N
     if any(output.dtype.kind in _UNFOLDABLE_KINDS or output.size > FOLDED_ELEMENTS for output in outputs):
         return None
     return tuple(Known.constant(output) for output in outputs)
+
+
+def _largest_result(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> float:
+    """A bound on the elements of each output, or on those of what is computed on the way."""
+    if node.op_type in _FILLERS:
+        return _FILLERS[node.op_type](*arrays)
+    shapes = [array.shape for array in arrays if array is not None]
+    if len(shapes) < 2 or node.op_type == "Concat":
+        return sum(map(math.prod, shapes))  # type: ignore[arg-type]
+    try:
+        return math.prod(np.broadcast_shapes(*shapes))
+    except ValueError:  # operands that do not broadcast: of products, say, or data and indices
+        return math.prod(math.prod(shape) or 1 for shape in shapes)
 
 
 def _evaluate(node: onnx.NodeProto, opset: int, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
@@ -340,6 +361,13 @@ _MOVERS: dict[str, Callable[[int], bool]] = {
 _FILLERS: dict[str, Callable[..., float]] = {
     "ConstantOfShape": lambda shape: math.prod(shape.tolist()),
     "Expand": lambda data, shape: data.size * math.prod(shape.tolist()),
-    "Range": lambda start, limit, delta: abs(float(limit - start) / float(delta)) if delta else 0,
+    "BlackmanWindow": lambda size: float(size),
+    "HammingWindow": lambda size: float(size),
+    "HannWindow": lambda size: float(size),
+    "OneHot": lambda indices, depth, _: indices.size * float(depth.ravel()[0]),
+    "Pad": lambda data, pads, *_: (
+        math.prod(data.shape) + math.prod(size + max(0, int(np.abs(pads).sum())) for size in data.shape)
+    ),
+    "Range": lambda start, limit, delta: (float(limit) - float(start)) / float(delta) if delta else math.inf,
     "Tile": lambda data, repeats, *_: data.size * math.prod(repeats.ravel().tolist()),
 }

@@ -16,8 +16,11 @@ from tkc.frontend.onnx_converters.shared import (
     normalized_axis,
     scalar,
 )
-from tkc.frontend.onnx_graph import ConversionError, Node
+from tkc.frontend.onnx_graph import MOST_ELEMENTS, ConversionError, Node
 from tkc.frontend.onnx_sizes import Size
+
+# TVM counts them out while it compiles.
+MOST_CLASSES = 1 << 24
 
 
 def _constant_of_shape(node: Node) -> Converted:
@@ -40,13 +43,23 @@ def _range(node: Node) -> Converted:
     bounds = [bound[0] for bound in (node.sizes(i) for i in range(3)) if bound is not None]
     dtype = node.dtype(0)
     if len(bounds) == 3 and dtype in ("int32", "int64"):
+        if all(isinstance(bound, int) for bound in bounds):
+            _check_count(*bounds)
         return relax.op.arange(*bounds, dtype)
+    if len(bounds) == 3 and all(isinstance(bound, int | float) for bound in bounds):
+        _check_count(*(float(bound) for bound in bounds))
     start, limit, delta = (node.emit(relax.op.astype(node.tensor(i), "float64")) for i in range(3))
     count = node.emit(relax.op.ceil(relax.op.divide(relax.op.subtract(limit, start), delta)))
     count = relax.op.astype(relax.op.maximum(count, scalar(0.0, "float64")), "int64")
     (size,) = node.run_time_sizes(node.emit(relax.op.reshape(count, (1,))), 1)
     steps = relax.op.astype(relax.op.arange(0, size, 1, "int64"), dtype)
     return relax.op.add(node.tensor(0), relax.op.multiply(steps, node.tensor(2)))
+
+
+def _check_count(start: float, limit: float, delta: float) -> None:
+    """Raise :class:`ConversionError` where a range has no end, or too many numbers."""
+    if not delta or not (limit - start) / delta <= MOST_ELEMENTS:
+        raise ConversionError(f"counts from {start} to {limit} by {delta}, which no tensor can hold; correct the model")
 
 
 def _one_hot(node: Node) -> Converted:
@@ -56,6 +69,8 @@ def _one_hot(node: Node) -> Converted:
     rank = node.rank(0)
     axis = normalized_axis(node.attribute("axis", -1), rank + 1)
     size = int(depth[0]) if isinstance(depth[0], int | float) else depth[0]
+    if isinstance(size, int) and not 0 < size <= MOST_CLASSES:
+        raise ConversionError(f"has depth {size}; expected 1 to {MOST_CLASSES}")
     indices = counted_from_front(node, node.emit(relax.op.astype(node.tensor(0), "int64")), size)
     classes = node.emit(relax.op.arange(0, size, 1, "int64"))
     classes = node.emit(relax.op.reshape(classes, [size if i == axis else 1 for i in range(rank + 1)]))

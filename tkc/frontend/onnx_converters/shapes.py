@@ -61,9 +61,11 @@ def _reshape_at_run_time(node: Node, keep_zero: bool) -> Converted:
         target = node.emit(relax.op.where(relax.op.equal(target, scalar(0, "int64")), kept, target))
     is_open = node.emit(relax.op.equal(target, scalar(-1, "int64")))
     others = node.emit(relax.op.prod(relax.op.where(is_open, one, target)))
-    rest = relax.op.floor_divide(size_vector(node, [node.algebra.product(shape)]), relax.op.maximum(others, one))
+    total = size_vector(node, [node.algebra.product(shape)])
+    rest = relax.op.floor_divide(total, relax.op.maximum(others, one))
     resolved = node.emit(relax.op.where(is_open, rest, target))
-    return relax.op.reshape(node.tensor(0), node.run_time_sizes(resolved, count))
+    fits = node.emit(relax.op.equal(relax.op.prod(resolved), relax.op.reshape(total, ())))
+    return relax.op.reshape(node.tensor(0), node.run_time_sizes(resolved, count, fits))
 
 
 def _expand(node: Node) -> Converted:
@@ -87,8 +89,11 @@ def _expand_at_run_time(node: Node) -> Converted:
     ones = [size_vector(node, [1] * (rank - count))] if rank > count else []
     target = node.emit(relax.op.concat([*ones, node.tensor(1)])) if ones else node.tensor(1)
     kept = size_vector(node, [1] * (rank - len(shape)) + shape)
-    target = node.emit(relax.op.where(relax.op.equal(target, scalar(1, "int64")), kept, target))
-    return relax.op.broadcast_to(node.tensor(0), node.run_time_sizes(target, rank))
+    one = scalar(1, "int64")
+    target = node.emit(relax.op.where(relax.op.equal(target, one), kept, target))
+    fitting = relax.op.logical_or(relax.op.equal(kept, one), relax.op.equal(kept, target))
+    fits = node.emit(relax.op.min(relax.op.astype(fitting, "int64")))
+    return relax.op.broadcast_to(node.tensor(0), node.run_time_sizes(target, rank, fits))
 
 
 def _same(node: Node, left: Sequence[Size], right: Sequence[Size]) -> bool:
