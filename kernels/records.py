@@ -18,6 +18,7 @@ from tkc.kernels.target import Target
 
 FILE = "kernels.json"
 _FORMAT = 1
+_MOST_BYTES = 256 << 20  # the file that comes with tkc has 0.3 million
 # Kernels further apart than this tell nothing of each other: three doublings of sizes in sum, or as many other options.
 _FARTHEST = 3.0
 _MINOR = 0.125  # the distance of an option that hardly matters: like kernels come first, but are not all that counts
@@ -73,6 +74,8 @@ def read_records(folder: Path) -> tuple[KernelRecord, ...]:
     path = folder / FILE
     if not path.is_file():
         return ()
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"{path} is too large for kernel records ({path.stat().st_size >> 20} MiB); delete it")
     try:
         content = TypeAdapter(_File).validate_json(path.read_bytes())
     except ValidationError as error:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from heapq import nsmallest
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from pydantic_core import from_json
 from tvm.s_tir.meta_schedule.database import Workload
 
 from tkc.schedules.database.store import (
@@ -19,10 +19,17 @@ from tkc.schedules.database.store import (
     RECORDS,
     WORKLOADS,
     StoredRecord,
+    parse_provenance,
     parse_record,
     parse_workload,
+    problem_of_record,
+    problem_of_workload,
 )
+from tkc.schedules.database.untrusted import MOST_LINE, lines, link_in
 from tkc.schedules.database.workloads import anchor_key, exact_key
+
+_LOG = logging.getLogger(__name__)
+_NAMED = 3  # lines that are left out
 
 FILE = "index.sqlite"
 _FORMAT = 2  # raised where the same files give other tables, so that older indexes are made again
@@ -67,17 +74,29 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        if link_in(folder) is not None:  # SQLite would write to wherever it leads
+            self._open_in_memory()
+            return
         try:
             self._open()
         except sqlite3.OperationalError:  # nothing can be written here
-            self._database = sqlite3.connect(":memory:")
-            self._catch_up()
+            self._open_in_memory()
         except sqlite3.DatabaseError:  # what is there is no index any more
-            (folder / FILE).unlink()
-            self._open()
+            try:
+                (folder / FILE).unlink()
+                self._open()
+            except (OSError, sqlite3.Error):
+                self._open_in_memory()
 
     def _open(self) -> None:
         self._database = sqlite3.connect(self._folder / FILE, timeout=_PATIENCE)
+        if _schema(self._database) not in (set(), _own_schema()):
+            self._database.close()
+            raise sqlite3.DatabaseError("its tables are not those of an index")
+        self._catch_up()
+
+    def _open_in_memory(self) -> None:
+        self._database = sqlite3.connect(":memory:")
         self._catch_up()
 
     def exact(self, key: str) -> list[int]:
@@ -106,8 +125,8 @@ class Index:
 
     def _line(self, name: str, start: int, length: int) -> str:
         with (self._folder / name).open("rb") as file:
-            file.seek(start)
-            return file.read(length).decode(errors="replace")
+            file.seek(max(start, 0))
+            return file.read(min(max(length, 0), MOST_LINE)).decode(errors="replace")
 
     def _catch_up(self) -> None:
         with closing(self._database.cursor()) as cursor:
@@ -136,12 +155,15 @@ class Index:
                     for statement in filter(str.strip, _TABLES.split(";")):
                         cursor.execute(statement)
                     cursor.execute("INSERT INTO versions VALUES (?)", (_versions(),))
-                # Records before their provenance: what was written of the latter is complete for the former.
-                records, workloads = list(self._added(cursor, RECORDS)), list(self._added(cursor, WORKLOADS))
-                devices = self._add_devices(cursor)
-                _add_workloads(cursor, workloads)
-                _add_records(cursor, records, devices)
+                # As far as records are written now, their provenance is, and their workloads are.
+                end = _state(self._folder / RECORDS)[2]
+                self._add_devices(cursor)
+                refused = [*self._add_workloads(cursor), *self._add_records(cursor, end)]
                 cursor.execute(_DROP_SLOWER, (_BEST,))
+        for name, number, reason in refused[:_NAMED]:
+            _LOG.warning("tuning database: %s, line %d is left out: %s", self._folder / name, number, reason)
+        if len(refused) > _NAMED:
+            _LOG.warning("%d more lines are left out; tkc db verify lists them", len(refused) - _NAMED)
 
     def _only_grew(self, cursor: sqlite3.Cursor) -> bool:
         if not cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'read'").fetchone():
@@ -154,64 +176,71 @@ class Index:
                 return False
         return True
 
-    def _added(self, cursor: sqlite3.Cursor, name: str) -> Iterator[tuple[int, int, str]]:
-        """The number, start and text of each whole line that was added to a file since."""
+    def _added(self, cursor: sqlite3.Cursor, name: str, end: int | None = None) -> Iterator[tuple[int, int, str]]:
+        """The number, start and text of each whole line that was added to a file since, and before ``end``."""
         path = self._folder / name
         row = cursor.execute("SELECT size, lines FROM read WHERE file = ?", (name,)).fetchone()
         start, number = row or (0, 0)
         if not path.is_file():
             return
         inode, modified, _ = _state(path)
-        with path.open("rb") as file:
-            file.seek(start)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                yield number, start, line[:-1].decode(errors="replace")
-                start, number = start + len(line), number + 1
+        for place, after, line in lines(path, start, end):
+            yield number, place, "" if line is None else line.decode(errors="replace")
+            number, start = number + 1, after
         cursor.execute("INSERT OR REPLACE INTO read VALUES (?, ?, ?, ?, ?)", (name, inode, modified, start, number))
 
-    def _add_devices(self, cursor: sqlite3.Cursor) -> dict[str, str]:
-        """Keep the devices in what was added to the provenance since, and return them by the records' identities."""
-        devices = {}
-        for _, _, line in list(self._added(cursor, PROVENANCE)):
-            try:
-                entry = from_json(line)
-                devices[entry["record"]] = entry["device"]
-            except (ValueError, TypeError, KeyError):
-                continue  # verifying reports it
-        cursor.executemany("INSERT OR REPLACE INTO device VALUES (?, ?)", devices.items())
-        return devices
+    def _add_devices(self, cursor: sqlite3.Cursor) -> None:
+        """Keep the devices in what was added to the provenance since."""
+        for _, _, line in self._added(cursor.connection.cursor(), PROVENANCE):
+            if (entry := parse_provenance(line)) is not None:  # verifying reports others
+                cursor.execute("INSERT OR REPLACE INTO device VALUES (?, ?)", (entry[0], entry[1].device))
 
-
-def _add_workloads(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]]) -> None:
-    for number, start, line in lines:
-        workload = parse_workload(line)
-        if workload is not None:
+    def _add_workloads(self, cursor: sqlite3.Cursor) -> Iterator[tuple[str, int, str]]:
+        """Keep the workloads that were added; yields the file, the line and the reason of each that is none."""
+        for number, start, line in self._added(cursor.connection.cursor(), WORKLOADS):
+            workload = parse_workload(line)
+            if workload is None:
+                yield WORKLOADS, number + 1, problem_of_workload(line)
+                continue
             keys = exact_key(workload.mod), anchor_key(workload.mod)
             cursor.execute("INSERT INTO workload VALUES (?, ?, ?, ?, ?)", (number, *keys, start, len(line.encode())))
 
+    def _add_records(self, cursor: sqlite3.Cursor, end: int) -> Iterator[tuple[str, int, str]]:
+        """Only the few best of each group are inserted: inserting all to delete most took as long as reading the file.
 
-def _add_records(cursor: sqlite3.Cursor, lines: list[tuple[int, int, str]], devices: dict[str, str]) -> None:
-    """Only the few best of each group are inserted: inserting all to delete most took as long as reading the file."""
-    groups: dict[tuple[int, str, str, bool], list[tuple[float, int, int]]] = {}
-    for _, start, line in lines:
-        record = parse_record(line)
-        if record is None or not (seconds := record.run_seconds):
-            continue
-        identity = record.identity
-        device = devices.get(identity) or _device_read_before(cursor, identity)
-        group = (record.workload, record.arguments, device, record.by_rules)
-        groups.setdefault(group, []).append((median(seconds), start, len(line.encode())))
-    cursor.executemany(
-        "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
-        ((*group, *place) for group, places in groups.items() for place in nsmallest(_BEST, places)),
-    )
+        Yields the file, the line and the reason of each that is none.
+        """
+        groups: dict[tuple[int, str, str, bool], list[tuple[float, int, int]]] = {}
+        for number, start, line in self._added(cursor.connection.cursor(), RECORDS, end):
+            record = parse_record(line)
+            if record is None:
+                yield RECORDS, number + 1, problem_of_record(line)
+            elif seconds := record.run_seconds:
+                device = _device_of(cursor, record.identity)
+                group = (record.workload, record.arguments, device, record.by_rules)
+                best = groups.setdefault(group, [])
+                best.append((median(seconds), start, len(line.encode())))
+                best[:] = sorted(best)[:_BEST]
+        cursor.executemany(
+            "INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((*group, *place) for group, places in groups.items() for place in places),
+        )
 
 
-def _device_read_before(cursor: sqlite3.Cursor, identity: str) -> str:
+def _device_of(cursor: sqlite3.Cursor, identity: str) -> str:
     row = cursor.execute("SELECT name FROM device WHERE record = ?", (identity,)).fetchone()
     return row[0] if row else "unknown"
+
+
+def _schema(database: sqlite3.Connection) -> set[tuple[str, ...]]:
+    return set(database.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+
+
+@cache
+def _own_schema() -> set[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(_TABLES)
+        return _schema(database)
 
 
 def _state(path: Path) -> tuple[int, int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pydantic_core import from_json, to_json
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
 from tkc.schedules.database.provenance import Provenance
+from tkc.schedules.database.untrusted import lines, link_in, record_problem, workload_problem
 from tkc.schedules.database.workloads import exact_key, same_function
 from tkc.schedules.default_record import MARK
 
@@ -24,6 +27,7 @@ RECORDS = "database_tuning_record.json"
 PROVENANCE = "provenance.json"
 FAILED_SECONDS = 1e10  # by which MetaSchedule knows a candidate that failed
 
+_BLOCK = 1 << 20  # bytes
 _FILES = (WORKLOADS, PROVENANCE, RECORDS)
 
 
@@ -86,7 +90,12 @@ class RecordStore:
             self.append(line, provenance)
 
     def changing(self) -> FileLock:
-        """The lock under which the files may be changed; nobody else does meanwhile."""
+        """The lock under which the files may be changed; nobody else does meanwhile.
+
+        Raises :class:`OSError` where a link would lead what is written to another place.
+        """
+        if (link := link_in(self.folder)) is not None:
+            raise OSError(errno.ELOOP, "a link in a tuning database leads out of it; nothing is written", str(link))
         self.folder.mkdir(parents=True, exist_ok=True)
         return self._lock
 
@@ -132,31 +141,31 @@ class RecordStore:
         """What is known of each record, by its identity."""
         known = {}
         for line in _lines(self.folder / PROVENANCE):
-            entry = _json(line)
-            if isinstance(entry, dict) and "record" in entry:
-                identity = entry.pop("record")
-                known[identity] = Provenance(**entry)
+            if (entry := parse_provenance(line)) is not None:
+                known[entry[0]] = entry[1]
         return known
 
     def problems(self) -> list[Problem]:
         """Every line that cannot be used."""
         workloads = self.workloads()
         found = [
-            Problem(WORKLOADS, number, "no workload can be read from it")
-            for number, workload in enumerate(workloads, 1)
+            Problem(WORKLOADS, number, problem_of_workload(line))
+            for number, (workload, line) in enumerate(zip(workloads, _lines(self.folder / WORKLOADS), strict=False), 1)
             if workload is None
         ]
         for number, line in enumerate(_lines(self.folder / RECORDS), 1):
             stored = parse_record(line)
             if stored is None:
-                found.append(Problem(RECORDS, number, "no record can be read from it"))
+                found.append(Problem(RECORDS, number, problem_of_record(line)))
             elif stored.workload >= len(workloads) or workloads[stored.workload] is None:
                 found.append(Problem(RECORDS, number, f"its workload, line {stored.workload + 1}, is missing"))
         found += [
             Problem(PROVENANCE, number, "no provenance can be read from it")
             for number, line in enumerate(_lines(self.folder / PROVENANCE), 1)
-            if not isinstance(_json(line), dict)
+            if parse_provenance(line) is None
         ]
+        if (link := link_in(self.folder)) is not None:
+            found.append(Problem(link.name, 0, "it is a link, so nothing is written here"))
         return found
 
     def replace_records(self, kept: Iterable[StoredRecord]) -> None:
@@ -170,7 +179,7 @@ class RecordStore:
         provenance = [
             line
             for line in _lines(self.folder / PROVENANCE)
-            if isinstance(entry := _json(line), dict) and entry.get("record") in known
+            if (entry := parse_provenance(line)) is not None and entry[0] in known
         ]
         _replace(self.folder / RECORDS, lines)
         _replace(self.folder / PROVENANCE, provenance)
@@ -182,15 +191,12 @@ class RecordStore:
         path = self.folder / WORKLOADS
         if not path.is_file():
             return
-        with path.open("rb") as file:
-            file.seek(self._read_to)
-            added = file.read()
-        for line in added.decode(errors="replace").splitlines():
-            workload = parse_workload(line)
+        for _, _, line in lines(path, self._read_to):
+            workload = None if line is None else parse_workload(line.decode(errors="replace"))
             self._modules.append(None if workload is None else workload.mod)
             if workload is not None:
                 self._known.setdefault(exact_key(workload.mod), []).append(len(self._modules) - 1)
-        self._read_to += len(added)
+        self._read_to = path.stat().st_size  # all of it, since torn ends are gone and the lock is held
 
 
 def record_line(workload: int, content: Sequence[Any]) -> str:
@@ -238,24 +244,29 @@ def _set_torn_end_aside(path: Path) -> None:
     if not path.is_file() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) == b"\n":
+        end = whole = file.seek(0, os.SEEK_END)
+        while whole:  # backwards, for what was cut off may be of any length
+            block = min(whole, _BLOCK)
+            file.seek(whole - block)
+            if (found := file.read(block).rfind(b"\n")) >= 0:
+                whole += found + 1 - block
+                break
+            whole -= block
+        if whole == end:
             return
-        file.seek(0)
-        content = file.read()
-        whole = content.rfind(b"\n") + 1
+        file.seek(whole)
         with path.with_name(path.name + ".broken").open("ab") as aside:
-            aside.write(content[whole:] + b"\n")
+            shutil.copyfileobj(file, aside, _BLOCK)
+            aside.write(b"\n")
         file.truncate(whole)
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file that is written in another process meanwhile: a last one without an end is not there yet."""
-    if path.is_file():
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield line[:-1].decode(errors="replace")
+    """The lines of a file that is written in another process meanwhile: a last one without an end is not there yet. One
+    that is too long is empty.
+    """
+    for _, _, line in lines(path):
+        yield "" if line is None else line.decode(errors="replace")
 
 
 def _json(line: str) -> Any:
@@ -268,19 +279,37 @@ def _json(line: str) -> Any:
 def parse_workload(line: str) -> Workload | None:
     """The workload of a line; ``None`` where there is none."""
     content = _json(line)
+    if workload_problem(content) is not None:
+        return None
     try:
-        return Workload.from_json(content) if isinstance(content, list) else None
+        return Workload.from_json(content)
     except Exception:  # TVM raises whatever its parser stumbles over
         return None
 
 
 def parse_record(line: str) -> StoredRecord | None:
-    """The record of a line; ``None`` where there is none. Its schedule is not looked into."""
+    """The record of a line; ``None`` where there is none. Its schedule is not tried."""
     content = _json(line)
+    return None if record_problem(content) is not None else StoredRecord(content[0], content[1], line)
+
+
+def problem_of_workload(line: str) -> str:
+    """Why :func:`parse_workload` found none in ``line``."""
+    return workload_problem(_json(line)) or "no workload can be read from it"
+
+
+def problem_of_record(line: str) -> str:
+    """Why :func:`parse_record` found none in ``line``."""
+    return record_problem(_json(line)) or "no record can be read from it"
+
+
+def parse_provenance(line: str) -> tuple[str, Provenance] | None:
+    """The identity of a record, and what is known of it."""
+    entry = _json(line)
     try:
-        workload, record = content
-        _, runs, target, arguments = record
-    except (TypeError, ValueError):
+        identity = entry.pop("record")
+        found = Provenance(**entry)
+    except (AttributeError, KeyError, TypeError):
         return None
-    well_formed = isinstance(workload, int) and workload >= 0 and isinstance(target, Mapping) and bool(arguments)
-    return StoredRecord(workload, record, line) if well_formed and isinstance(runs, list) else None
+    texts = (identity, found.device, found.target, found.time, found.error or "")
+    return (identity, found) if all(isinstance(text, str) for text in texts) else None

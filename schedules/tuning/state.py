@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 
 from tkc.schedules.tuning.progress import Point
 
@@ -29,6 +30,10 @@ class JobState:
     rounds: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     curve: list[Point] = field(default_factory=list)
+
+
+_ADAPTER = TypeAdapter(JobState)
+_MOST_BYTES = 64 << 20  # a point of the curve has some 50, and a job some thousands of them
 
 
 class StateFile:
@@ -56,11 +61,12 @@ class StateFile:
         Raises :class:`UnreadableStateError` for a file that holds none.
         """
         try:
-            read = json.loads(self.path.read_text())
-            return JobState(**{**read, "curve": [Point(**point) for point in read["curve"]]})
+            if self.path.stat().st_size > _MOST_BYTES:
+                raise ValueError("it is too large")
+            return _ADAPTER.validate_json(self.path.read_bytes(), strict=True)
         except FileNotFoundError:
             return JobState()
-        except (ValueError, TypeError, KeyError) as error:
+        except ValueError as error:
             raise UnreadableStateError(
                 f"{self.path} is no job's state; delete it, and the records that it counted are used all the same"
             ) from error

@@ -78,7 +78,9 @@ def test_a_symbolic_function_is_built_once_for_all_sizes(measurer: Measurer, mon
     func = AnyRows["product"]
     built: list[int] = []
     run = measurer._builders.run
-    monkeypatch.setattr(measurer._builders, "run", lambda f, calls, s: (built.append(len(calls)), run(f, calls, s))[1])
+    monkeypatch.setattr(
+        measurer._builders, "run", lambda f, calls, *limits: (built.append(len(calls)), run(f, calls, *limits))[1]
+    )
     programs = [Program(func, arguments_of(func, {"rows": rows})) for rows in (1, 4096)]
     results = dict(measurer.measure(programs))
     assert built == [1]
