@@ -268,13 +268,6 @@ RULES = (
         "test_grouped_matmul_rule.py::test_a_gather_with_other_readers_stays",
     ),
     _rule(
-        "grouped: a transposed weight keeps its layout's name",
-        "grouped_matmul",
-        "weight, layout = call.args[0], _TRANSPOSED[layout]",
-        "weight, layout = call.args[0], layout",
-        "test_grouped_matmul_rule.py::test_layouts",
-    ),
-    _rule(
         "packed projections: a weight that two products share",
         "merged_matmul",
         'return is_weight and feeds_only(graph, weight, reader, ("relax.permute_dims", "relax.broadcast_to"))',
@@ -425,7 +418,7 @@ KERNELS = (
         "FP8 scales lose NaN",
         "swiglu/cpu",
         'return T.reinterpret(value, "int32") & 0x7FFFFFFF',
-        'return T.reinterpret(T.if_then_else(value == value, value, 0.0), "int32") & 0x7FFFFFFF',
+        'return T.reinterpret(T.if_then_else(T.isnan(value), 0.0, value), "int32") & 0x7FFFFFFF',
         f"{_VALUES}[swiglu, a scale per token]",
     ),
     _kernel(
@@ -581,9 +574,9 @@ SYNCHRONIZATION = (
         "latent, alternating",
     ),
     _order(
-        "latent: weights overwrite what other warps multiply",
+        "latent: scores of keys that are not loaded",
         "kernels/attention/latent_alternating.py",
-        "    T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)\n",
+        "        T.barrier_wait(s.loaded[(2 * own + nth) * chunks + i], pair & 1)\n",
         "",
         "latent, alternating",
     ),
