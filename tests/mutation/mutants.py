@@ -57,11 +57,11 @@ RULES = (
         "test_matmul_rule.py::test_operands_of_two_dtypes_are_refused",
     ),
     _rule(
-        "matmul: a reshape may change the last axis",
-        "matmul",
-        "keeps = bool(known_dims(inner.struct_info)) and graph.equal(shape(inner)[-1], shape(call)[-1])",
-        "keeps = bool(known_dims(inner.struct_info))",
-        "test_matmul_rule.py::test_what_the_kernel_cannot_do_stays_outside",
+        "kernel calls: inputs of other sizes are accepted",
+        "kernel_call",
+        "            if not analyzer.can_prove_equal(expected, size):",
+        "            if False:",
+        "test_substitute_kernels.py::test_inputs_that_do_not_fit_are_refused",
     ),
     _rule(
         "gated: two products of different rows",
@@ -268,13 +268,6 @@ RULES = (
         "test_grouped_matmul_rule.py::test_a_gather_with_other_readers_stays",
     ),
     _rule(
-        "grouped: a transposed weight keeps its layout's name",
-        "grouped_matmul",
-        "weight, layout = call.args[0], _TRANSPOSED[layout]",
-        "weight, layout = call.args[0], layout",
-        "test_grouped_matmul_rule.py::test_layouts",
-    ),
-    _rule(
         "packed projections: a weight that two products share",
         "merged_matmul",
         'return is_weight and feeds_only(graph, weight, reader, ("relax.permute_dims", "relax.broadcast_to"))',
@@ -387,10 +380,10 @@ KERNELS = (
         "kernels/test_extreme_sizes.py::test_no_expert_is_counted_that_there_is_not",
     ),
     _kernel(
-        "attention reads values beyond the last key",
+        "attention leaves out the last block of keys",
         "attention/cpu",
-        "T.min(block_keys, keys - first_key),",
-        "block_keys,",
+        "T.ceildiv(visible_keys, block_keys)",
+        "visible_keys // block_keys",
         f"{_SIZES}[prefill, no mask]",
     ),
     _kernel(
@@ -425,7 +418,7 @@ KERNELS = (
         "FP8 scales lose NaN",
         "swiglu/cpu",
         'return T.reinterpret(value, "int32") & 0x7FFFFFFF',
-        'return T.reinterpret(T.if_then_else(value == value, value, 0.0), "int32") & 0x7FFFFFFF',
+        'return T.reinterpret(T.if_then_else(T.isnan(value), 0.0, value), "int32") & 0x7FFFFFFF',
         f"{_VALUES}[swiglu, a scale per token]",
     ),
     _kernel(
@@ -433,7 +426,7 @@ KERNELS = (
         "attention/latent_spec",
         "if not p.scale > 0:",
         "if p.scale < 0:",
-        "kernels/test_latent_attention.py",
+        "kernels/test_latent_attention.py::test_refusals_name_the_cause",
     ),
     _kernel(
         "a GPU without room for the tile is offered it",
@@ -581,9 +574,9 @@ SYNCHRONIZATION = (
         "latent, alternating",
     ),
     _order(
-        "latent: weights overwrite what other warps multiply",
+        "latent: scores of keys that are not loaded",
         "kernels/attention/latent_alternating.py",
-        "    T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)\n",
+        "        T.barrier_wait(s.loaded[(2 * own + nth) * chunks + i], pair & 1)\n",
         "",
         "latent, alternating",
     ),
@@ -637,7 +630,7 @@ SCHEDULES = (
         "a launch that may be empty is not guarded",
         "launch_guards",
         "if not analyzer.can_prove(extent > 0):",
-        "if not analyzer.can_prove(extent >= 0):",
+        "if analyzer.can_prove(extent <= 0):",
         "test_launch_guards.py::test_a_grid_that_may_be_empty_is_launched_under_a_condition",
     ),
     _schedule(
