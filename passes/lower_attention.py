@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import arith, relax
+from tvm import arith, relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.errors import UnsupportedModelError
 from tkc.passes.rewriting import rewritten
 
 _OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
@@ -60,12 +61,17 @@ class _Lowering(PyExprMutator):
         out = out if dtype == wide else self._emit(op.astype(out, dtype))
         return op.permute_dims(out, [0, 2, 1, 3])
 
-    def _shared(self, x: relax.Expr, heads: int) -> relax.Expr:
+    def _shared(self, x: relax.Expr, heads: tirx.PrimExpr) -> relax.Expr:
         """Keys or values with each head repeated for the query heads that share it."""
-        if arith.Analyzer().can_prove_equal(heads, x.struct_info.shape[2]):
+        shared = x.struct_info.shape[2]
+        if arith.Analyzer().can_prove_equal(heads, shared):
             return x
-        groups = int(heads) // int(x.struct_info.shape[2])
-        return x if groups == 1 else self._emit(op.repeat(x, groups, axis=2))
+        if not isinstance(heads, tirx.IntImm) or not isinstance(shared, tirx.IntImm):
+            raise UnsupportedModelError(
+                f"Attention has {heads} query heads for {shared} key/value heads, and only a call tells how many "
+                "share one. Leave the number of heads static."
+            )
+        return self._emit(op.repeat(x, int(heads) // int(shared), axis=2))
 
     def _causal(self, scores: relax.Expr, bottom_right: bool) -> relax.Expr:
         """Where a query sees a key: ``[queries, keys]``."""

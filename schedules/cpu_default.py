@@ -171,7 +171,9 @@ def _row_loop(sch: s_tir.Schedule, block: SBlockRV, rows: int, lanes: int, targe
     count = math.prod(static(sch.get(loop).extent) or _MANY_ROWS for loop in loops[:rows])
     kinds = loop_kinds(sch, block)
     outer = loops[:rows]
-    if count < 4 * int(target.attrs.get("num-cores", 1)) and rows < len(loops) and kinds[rows] == "S":
+    few = count < 4 * int(target.attrs.get("num-cores", 1))
+    # One element is no vector: its lanes would all be that element, and TVM fails on variables bound in such a value.
+    if few and rows < len(loops) and kinds[rows] == "S" and static(sch.get(loops[rows]).extent) != 1:
         chunks, _ = sch.split(loops[rows], [None, _CHUNK_VECTORS * lanes])
         outer.append(chunks)
     return sch.fuse(*outer) if outer else sch.add_unit_loop(loops[0])

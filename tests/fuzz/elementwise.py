@@ -26,6 +26,8 @@ class _Function:
     domain: tuple[float, float]
     range: Callable[[float, float], tuple[float, float]]
     wild: bool = False
+    infinite: bool = True
+    """Whether PyTorch gives the same for NaN and infinity whether it vectorizes or not."""
 
 
 def _rising(function: Callable[[float], float]) -> Callable[[float, float], tuple[float, float]]:
@@ -73,7 +75,7 @@ _FUNCTIONS: dict[str, _Function] = {
     "torch.erf({})": _Function(_ANY, _within(-1, 1)),
     "torch.erfc({})": _Function((-20, 2), _within(0, 2)),
     "F.silu({})": _Function(_ANY, _activation),
-    "F.gelu({})": _Function(_ANY, _activation),
+    "F.gelu({})": _Function(_ANY, _activation, infinite=False),
     'F.gelu({}, approximate="tanh")': _Function(_ANY, _activation),
     "F.mish({})": _Function(_ANY, _activation),
     "F.hardswish({})": _Function(_ANY, _activation),
@@ -100,6 +102,7 @@ def _unary_infer(function: _Function, floats: bool) -> Callable[[Sizes, list[Typ
         require(value.is_float if floats else value.dtype != "bool")
         dtype = value.dtype if value.is_float else "float32"
         low, high = function.domain
+        require(function.infinite or not value.special)
         special = value.special
         if not (low <= value.low and value.high <= high):
             require(function.wild and value.exact and (value.signs or not value.is_float))

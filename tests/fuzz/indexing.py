@@ -7,8 +7,8 @@ from typing import Any
 
 from sympy import Integer
 
-from .operators import Draw, Drawn, Operator, text
-from .types import Dim, Shape, Sizes, Type, broadcast, number, require, result, union
+from .operators import Draw, Drawn, Operator
+from .types import Dim, Shape, Sizes, Type, number, require, result, union
 
 _COUNTS = (1, 3, 4, 7)
 
@@ -249,8 +249,6 @@ def _put_infer(sizes: Sizes, types: list[Type], _: dict[str, Any]) -> list[Type]
 def _method(name: str) -> Any:
     return lambda args, n: f"{args[0]}.{name}({n['axis']}, {', '.join(args[1:])})"
 
-
-assert broadcast and text
 
 OPERATORS: dict[str, Operator] = {
     "index_select": Operator(

@@ -9,7 +9,7 @@ from typing import Any
 from sympy import Integer
 
 from .operators import Draw, Drawn, Operator, text
-from .types import FLOATS, Dim, Shape, Sizes, Type, number, product, require, result
+from .types import Dim, Shape, Sizes, Type, number, product, require, result
 
 
 def _float(t: Type) -> bool:
@@ -317,4 +317,3 @@ OPERATORS: dict[str, Operator] = {
     "layer_norm": Operator(_normalized_draw, _normalized_infer, _layer_norm_source, 0.8, rounds=True),
     "rms_norm": Operator(_normalized_draw, _normalized_infer, _rms_norm_source, 0.8, rounds=True),
 }
-assert set(FLOATS)

@@ -9,7 +9,6 @@ Elements that are finite in one of these runs and not in another are left out.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,8 +165,3 @@ def _different(
         sure &= both | (each == exact) | (each.isnan() & exact.isnan())
         spread = torch.maximum(spread, torch.where(both, (each - exact).abs(), 0.0))
     return compare(torch.where(sure, value, like), like, exact, spread)
-
-
-def clone(model: nn.Module) -> nn.Module:
-    """A module that shares nothing with ``model``."""
-    return copy.deepcopy(model)

@@ -16,8 +16,6 @@ from .judge import Options, Verdict, judge
 from .program import Program
 
 LIMITS = Limits(seconds=120.0, patience=10.0, memory=6 << 30)
-CHUNK = 8
-"""Graphs that one process takes: more would share its start, and its memory would grow."""
 
 
 @dataclass(frozen=True)

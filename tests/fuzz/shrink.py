@@ -10,7 +10,6 @@ from sympy import Integer
 
 from .graph import Input, Node
 from .program import Program, infer, source
-from .table import OPERATORS
 from .types import InvalidError, Type, sizes_of, symbol
 
 _STATIC = (1, 2, 3)
@@ -267,6 +266,3 @@ def _smaller_sizes(program: Program) -> Iterator[Program]:
                     for each in program.inputs
                 )
                 yield replace(program, inputs=inputs)
-
-
-assert OPERATORS

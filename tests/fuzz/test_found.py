@@ -1,3 +1,47 @@
 """What the fuzzer found, as small as it could be made: each was wrong, crashed, hung or failed inside TKC once."""
 
 from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.fuzz.found import check, tensor
+
+
+def test_one_element_with_bound_variables() -> None:
+    """Internal: "Let cannot bind the same var to two different values" where all lanes were the only element."""
+
+    class Model(nn.Module):
+        def forward(self, v0):
+            return (F.gelu(v0, approximate="tanh"),)
+
+    check(Model, [tensor(0, (1,), "float32", "plain")], [{}])
+
+
+def test_a_bound_value_that_simplifies() -> None:
+    """Internal: "Binding of variable operand as I.Range(3.0, 4.0) conflicts with previous binding"."""
+
+    class Model(nn.Module):
+        def forward(self, v0):
+            return F.hardswish(v0 - v0), torch.clamp(v0 - v0 + 2.0, -1.0, 1.0)
+
+    check(Model, [tensor(0, ("n0", 3), "float32", "special integers")], [{"n0": 4}, {"n0": 1}, {"n0": 257}])
+
+
+def test_attention_over_a_symbolic_number_of_heads() -> None:
+    """Internal: int() of a SizeVar."""
+
+    class Model(nn.Module):
+        def forward(self, v0, v1, v2):
+            return (F.scaled_dot_product_attention(v0, v1, v2),)
+
+    check(
+        Model,
+        [
+            tensor(0, (2, "n0", 5, 4), "float32", "plain"),
+            tensor(1, (2, "n0", 7, 4), "float32", "plain"),
+            tensor(2, (2, "n0", 7, 4), "float32", "plain"),
+        ],
+        [{"n0": 5}, {"n0": 1}],
+    )

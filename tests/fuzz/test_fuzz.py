@@ -54,7 +54,7 @@ def test_what_is_inferred_holds_and_eager_results_pass(index: int) -> None:
 
 def test_small_errors_are_found() -> None:
     """One element, wrong by a thousandth part, in each result of floats."""
-    found = 0
+    found, tried = 0, 0
     for index in range(8):
         program = generate(2, index)
         expected = Expected(program, program.sizes.by_name()[0])
@@ -65,8 +65,10 @@ def test_small_errors_are_found() -> None:
             changed.view(-1)[0] = changed.view(-1)[0] * 1.001 + 1e-3
             outputs = list(expected.eager.outputs)
             outputs[position] = changed
+            tried += 1
             found += expected.difference(Run(tuple(outputs), expected.eager.updated)) is not None
-    assert found >= 5
+    assert tried >= 5
+    assert found >= tried / 2  # others are ill-conditioned, or far larger elsewhere
 
 
 def test_failures_shrink_to_their_cause() -> None:

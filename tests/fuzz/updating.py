@@ -8,7 +8,7 @@ from typing import Any
 
 from .elementwise import OPERATORS as _ELEMENTWISE
 from .indexing import OPERATORS as _INDEXING
-from .indexing import _indices, _source_like
+from .indexing import _source_like
 from .operators import Draw, Drawn, Operator, text
 from .types import Sizes, Type, broadcast, converted, promoted, require, result
 from .viewing import _slice_infer, slice_text
@@ -167,8 +167,6 @@ def _filled(t: Type) -> Type:
 def _zeroed(t: Type) -> Type:
     return result(t.shape, t.dtype, 0, 0, 1, False, True)
 
-
-assert _indices
 
 OPERATORS: dict[str, Operator] = {
     "add_": _arithmetic("add", 1.2),
