@@ -19,7 +19,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from tkc.schedules.cuda_extrema import cuda_extremum
 from tkc.schedules.float_algebra import unguarded
 
-_NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call"]
+_NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
 
 
 @tvm.transform.module_pass(opt_level=0, name="NanSemantics")
@@ -46,6 +46,8 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
             return unguarded(found)
+        if isinstance(found, tirx.FloatImm):
+            return _written(found) if on_cuda else None
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
             return None if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
@@ -54,6 +56,13 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")
 
     return func.with_body(ir_transform(func.body, None, replaced, _NODES))
+
+
+def _written(number: tirx.FloatImm) -> tirx.PrimExpr | None:
+    """An infinity or NaN in bfloat16 as one in float32 that is cast: TVM writes no C++ of the former."""
+    if number.dtype != "bfloat16" or math.isfinite(number.value):
+        return None
+    return tirx.Cast("bfloat16", tirx.FloatImm("float32", number.value))
 
 
 def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:

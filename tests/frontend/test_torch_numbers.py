@@ -118,9 +118,17 @@ def test_special_numbers(dtype: torch.dtype) -> None:
         **BINARY,
         **{f"{name}": lambda x, y, f=function: f(x) for name, function in UNARY.items()},
     }
-    check({name: lambda x, y, s, f=f: f(x, y) for name, f in functions.items()} | {
-        f"{name} of small": lambda x, y, s, f=UNARY[name]: f(s) for name in ("expm1", "log1p", "atanh", "elu", "tan")
-    }, x, y, small, tolerance=TOLERANCES[dtype])
+    check(
+        {name: lambda x, y, s, f=f: f(x, y) for name, f in functions.items()}
+        | {
+            f"{name} of small": lambda x, y, s, f=UNARY[name]: f(s)
+            for name in ("expm1", "log1p", "atanh", "elu", "tan")
+        },
+        x,
+        y,
+        small,
+        tolerance=TOLERANCES[dtype],
+    )
 
 
 def _ends(dtype: torch.dtype) -> tuple[int, ...]:
