@@ -29,7 +29,6 @@ _UNCHANGED = ("relax.scatter_elements", "relax.scatter_nd", "relax.index_put")
 """Operators that change some elements of their first operand."""
 
 
-
 @tvm.transform.module_pass(opt_level=0, name="FoldEmptyTensors")
 class FoldEmptyTensors:
     """Replaces what has a dimension of 0, or sums over one, by a tensor filled with a constant.

@@ -31,7 +31,11 @@ class _Expanding(PyExprMutator):
         call = super().visit_call_(call)
         expand = _EXPANSIONS.get(call.op.name) if isinstance(call.op, Op) else None
         # In float64 the six terms are too few: those call the C library (``number_legalization``).
-        return call if expand is None or call.struct_info.dtype == "float64" else self.builder_.normalize(expand(call.args[0]))
+        return (
+            call
+            if expand is None or call.struct_info.dtype == "float64"
+            else self.builder_.normalize(expand(call.args[0]))
+        )
 
 
 def _tan(x: relax.Expr) -> relax.Expr:

@@ -86,7 +86,7 @@ def _powers(dtype: str, on_gpu: bool) -> tirx.PrimFunc:
                             square[0] = square[0] * square[0]
                             rest[0] = T.truncdiv(rest[0], two)
                         # Of a negative exponent: -1 and 1 are their own inverses, up to the sign of an odd power.
-                        if signed:
+                        if signed:  # noqa: SIM102  a constant of the script, decided when it is parsed
                             if exponent[i] < zero:
                                 if base[i] != one and -base[i] != one:
                                     result[0] = zero

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 from tvm import DataType, tirx
 
-Number = tirx.PrimExpr
-Function = Callable[..., Number]
+Number: TypeAlias = tirx.PrimExpr
+Function: TypeAlias = Callable[..., Number]
 
 _NARROW = ("float16", "bfloat16")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tvm import relax, te, tirx
@@ -64,6 +65,22 @@ def _with_zero(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     return _lowered_by_tvm(builder, relax.Call(call.op, args, call.attrs))
 
 
+def _quotient(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """A quotient by the constant zero as a product with infinity, which is the same: TVM ends at the former.
+
+    That of zero is like a product with it, see :func:`_with_zero`.
+    """
+    x, y = call.args
+    if not _is_zero(y):
+        return _with_zero(builder, call)
+    infinity = tirx.const(math.copysign(math.inf, y.data.numpy().item()), y.struct_info.dtype)
+    return elementwise(lambda x: x * infinity, "divide")(builder, relax.Call(call.op, [x]))
+
+
+def _floor_quotient(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    return (_quotient if _is_zero(call.args[1]) else _floors)(builder, call)
+
+
 def _is_zero(expr: relax.Expr) -> bool:
     return (
         isinstance(expr, relax.Constant)
@@ -122,11 +139,13 @@ def _softplus(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     return elementwise(function, "softplus")(builder, call)
 
 
+_floors = elementwise(in_float32(number_functions.floor_divide), "floor_divide")
+
 NUMBERS: dict[str, Legalization] = {
     "relax.add": _with_zero,
     "relax.multiply": _with_zero,
-    "relax.divide": _where(_is_integer, number_functions.trunc_divide, "divide", otherwise=_with_zero),
-    "relax.floor_divide": elementwise(in_float32(number_functions.floor_divide), "floor_divide"),
+    "relax.divide": _where(_is_integer, number_functions.trunc_divide, "divide", otherwise=_quotient),
+    "relax.floor_divide": _floor_quotient,
     "relax.floor_mod": elementwise(in_float32(number_functions.remainder), "floor_mod"),
     "relax.mod": elementwise(in_float32(number_functions.fmod), "mod"),
     "relax.left_shift": elementwise(number_functions.shift_left, "left_shift"),

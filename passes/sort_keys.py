@@ -1,4 +1,4 @@
-"""Sorts floats by integers in the same order, among which NaN has a place: above infinity; narrow integers by wider ones.
+"""Sorts floats by integers in the same order, in which NaN is above infinity, and narrow integers by wider ones.
 
 TVM's sorts compare floats. A NaN is neither below nor above anything, which is no order at all: the C++ library's
 ``stable_sort``, which runs on the CPU, may then do anything, and a merge on a GPU leaves other elements unsorted.

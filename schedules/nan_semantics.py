@@ -49,9 +49,7 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(found, tirx.Call):
             return unguarded(found)
         if isinstance(found, tirx.FloatImm):
-            # TVM writes the constant "inff", which CUDA does not know, in 16 bits; in 32 it has a name.
-            is_unnamed = on_cuda and found.dtype in _HALF and not math.isfinite(found.value)
-            return tirx.Cast(found.dtype, tirx.FloatImm("float32", found.value)) if is_unnamed else None
+            return _written(found) if on_cuda else None
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
             return None if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
@@ -60,6 +58,13 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")
 
     return func.with_body(ir_transform(func.body, None, replaced, _NODES))
+
+
+def _written(number: tirx.FloatImm) -> tirx.PrimExpr | None:
+    """An infinity or NaN in 16 bits as one in float32 that is cast: TVM writes "inff" for it, which CUDA does not know."""
+    if number.dtype not in _HALF or math.isfinite(number.value):
+        return None
+    return tirx.Cast(number.dtype, tirx.FloatImm("float32", number.value))
 
 
 def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:

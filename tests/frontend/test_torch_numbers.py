@@ -118,9 +118,17 @@ def test_special_numbers(dtype: torch.dtype) -> None:
         **BINARY,
         **{f"{name}": lambda x, y, f=function: f(x) for name, function in UNARY.items()},
     }
-    check({name: lambda x, y, s, f=f: f(x, y) for name, f in functions.items()} | {
-        f"{name} of small": lambda x, y, s, f=UNARY[name]: f(s) for name in ("expm1", "log1p", "atanh", "elu", "tan")
-    }, x, y, small, tolerance=TOLERANCES[dtype])
+    check(
+        {name: lambda x, y, s, f=f: f(x, y) for name, f in functions.items()}
+        | {
+            f"{name} of small": lambda x, y, s, f=UNARY[name]: f(s)
+            for name in ("expm1", "log1p", "atanh", "elu", "tan")
+        },
+        x,
+        y,
+        small,
+        tolerance=TOLERANCES[dtype],
+    )
 
 
 def _ends(dtype: torch.dtype) -> tuple[int, ...]:
@@ -174,7 +182,7 @@ def test_whole_numbers(dtype: torch.dtype) -> None:
 
 
 def test_division_by_zero_ends_no_process() -> None:
-    """Processors stop a program that divides by zero, or the lowest number by -1: PyTorch has no result of the first."""
+    """Processors stop what divides by zero, or the lowest number by -1; PyTorch refuses the first."""
     x = torch.tensor([7, -7, torch.iinfo(torch.int64).min, 0])
     model = Several({"floor": torch.floor_divide, "rest": torch.remainder, "fmod": torch.fmod})
     run = execution.executable(import_torch(model, (x, torch.ones_like(x))))
@@ -216,10 +224,14 @@ def test_truth_values() -> None:
     check(functions, x, i)
 
 
+def _along(name: str, *arguments: int) -> Function:
+    return lambda x: getattr(torch, name)(x, *arguments)
+
+
 ALONG: dict[str, Function] = {
-    **{name: lambda x, f=getattr(torch, name): f(x, 1) for name in ("amax", "amin", "argmax", "argmin", "max", "min")},
-    **{f"{name}_0": lambda x, f=getattr(torch, name): f(x, 0) for name in ("argmax", "max", "min", "cumsum")},
-    **{f"{name}_all": getattr(torch, name) for name in ("max", "argmin", "amax", "nanmean", "nansum")},
+    **{name: _along(name, 1) for name in ("amax", "amin", "argmax", "argmin", "max", "min")},
+    **{f"{name}_0": _along(name, 0) for name in ("argmax", "max", "min", "cumsum")},
+    **{f"{name}_all": _along(name) for name in ("max", "argmin", "amax", "nanmean", "nansum")},
     "sort": lambda x: x.sort(dim=1, stable=True),
     "descending": lambda x: x.sort(dim=-1, descending=True, stable=True),
     "topk": lambda x: x.topk(2, 1)[0],
@@ -249,11 +261,11 @@ def test_nan_semantics_compile_for_cuda() -> None:
     unary = {name: lambda x, y, f=UNARY[name]: f(x) for name in ("expm1", "log1p", "atanh", "isnan", "elu", "softplus")}
     along = {name: lambda x, y, f=ALONG[name]: f(x) for name in ("max_0", "argmin", "sort", "nanmean", "logsumexp")}
     whole = {"divide": lambda x, y: x.int() // y.int(), "shift": lambda x, y: x.int() << y.int()}
+    every = functions | unary | along | whole
+    narrow = {f"{name} in bfloat16": lambda x, y, f=f: f(y, y) for name, f in every.items()}
+    model = Several({name: lambda x, y, f=f: f(x, x) for name, f in every.items()} | narrow)
     x = torch.randn(4, 6, 8)
-    for dtype in (torch.float32, torch.bfloat16):
-        model = Several(functions | unary | along | whole)
-        inputs = (x.to(dtype), x.to(dtype))
-        assert tkc.compile(model, inputs, target="cuda:sm_90a").report is not None
+    assert tkc.compile(model, (x, x.bfloat16()), target="cuda:sm_90a").report is not None
 
 
 @pytest.mark.gpu

@@ -69,12 +69,13 @@ def _of_one_batch(
     rank = len(b.shape)
     shared = rank - (3 if enable_gqa else 2)
     batch = b.shape[:shared]
-    if all(x.struct_info.ndim == rank and b.has_shape(x, [*batch, *list(x.struct_info.shape)[shared:]]) for x in operands):
+    if all(
+        x.struct_info.ndim == rank and b.has_shape(x, [*batch, *list(x.struct_info.shape)[shared:]]) for x in operands
+    ):
         return operands
     shapes = [[1] * (rank - x.struct_info.ndim) + list(x.struct_info.shape) for x in operands]
     return [
-        b.emit(relax.op.broadcast_to(x, [*batch, *shape[shared:]]))
-        for x, shape in zip(operands, shapes, strict=True)
+        b.emit(relax.op.broadcast_to(x, [*batch, *shape[shared:]])) for x, shape in zip(operands, shapes, strict=True)
     ]
 
 

@@ -79,6 +79,8 @@ def _is_floating(dtype: str) -> bool:
 def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> relax.Expr:
     """The quotient, or its ``floor`` or ``trunc``."""
     x, y = b.tensor(x, b.dtype), _divisor(b, y)
+    if _is_floating(b.dtype) and b.has_shape(x, b.shape):
+        y = _uniform(b, y)
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
     quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
@@ -90,6 +92,16 @@ def _divisor(b: Emitter, y: Any) -> relax.Expr:
     if isinstance(y, int) and y == 0 and not _is_floating(b.dtype):
         raise b.unsupported("whole numbers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
     return b.tensor(y, b.dtype)
+
+
+def _uniform(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """The one number that all elements of ``x`` are, where that shows: TVM ends at a quotient by such zeros."""
+    value = b.builder.lookup_binding(x) if isinstance(x, relax.Var) else None
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") not in ("relax.full", "relax.zeros"):
+        return x
+    if value.op.name == "relax.zeros":
+        return relax.const(0, x.struct_info.dtype)
+    return value.args[1] if isinstance(value.args[1], relax.Constant) else x
 
 
 def remainder(b: Emitter, x: Any, y: Any) -> relax.Expr:
