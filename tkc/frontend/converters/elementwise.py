@@ -112,7 +112,7 @@ def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
         return result
     if exponent == 0.5 if isinstance(exponent, float) else False:
         return op.sqrt(x)
-    return op.power(x, b.tensor(exponent, b.dtype))
+    return op.power(b.wide(x), b.wide(b.tensor(exponent, b.dtype)))  # TVM has no power of bfloat16
 
 
 def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
