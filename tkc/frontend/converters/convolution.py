@@ -190,7 +190,7 @@ def _plain_weight(weight: te.Tensor, axes: list[_TransposedAxis], groups: int) -
 
     def element(filter_: tirx.Var, channel: tirx.Var, *taps: tirx.Var) -> tirx.PrimExpr:
         out_channel, neighbour = filter_ // neighbours, filter_ % neighbours
-        places = []
+        places: list[tirx.PrimExpr] = []
         for stride in reversed(strides):
             places.insert(0, neighbour % stride)
             neighbour = neighbour // stride

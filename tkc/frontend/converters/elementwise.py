@@ -129,7 +129,7 @@ def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
         return result
     if isinstance(exponent, int | float) and exponent in _ROOTS and _is_floating(b.dtype):
         return _ROOTS[exponent](x)
-    return op.power(x, b.tensor(exponent, b.dtype))
+    return op.power(b.wide(x), b.wide(b.tensor(exponent, b.dtype)))  # TVM has no power of bfloat16
 
 
 _ROOTS: dict[float, Callable[[relax.Expr], relax.Expr]] = {

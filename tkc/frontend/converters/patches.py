@@ -100,11 +100,22 @@ def channel_shuffle(b: Emitter, x: relax.Expr, groups: Size) -> relax.Expr:
     return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
 
 
+def _empty_or(converter: Converter) -> Converter:
+    """``converter``, but for results without elements: Relax's reshape reads a size of 0 as "as before"."""
+
+    def convert(b: Emitter, *arguments: Any) -> relax.Expr:
+        if any(isinstance(size, int) and size == 0 for size in b.shape):
+            return op.zeros(b.shape, b.dtype)
+        return converter(b, *arguments)
+
+    return convert
+
+
 CONVERTERS: dict[str, Converter] = {
     "aten.im2col.default": im2col,
     "aten.col2im.default": col2im,
-    "aten.pixel_shuffle.default": pixel_shuffle,
-    "aten.pixel_unshuffle.default": pixel_unshuffle,
-    "aten.channel_shuffle.default": channel_shuffle,
-    "aten.native_channel_shuffle.default": channel_shuffle,
+    "aten.pixel_shuffle.default": _empty_or(pixel_shuffle),
+    "aten.pixel_unshuffle.default": _empty_or(pixel_unshuffle),
+    "aten.channel_shuffle.default": _empty_or(channel_shuffle),
+    "aten.native_channel_shuffle.default": _empty_or(channel_shuffle),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def _max_pool(rank: int, with_indices: bool) -> Converter:
         largest = _largest(b, wide, windows, ceil_mode, shape)
         if not with_indices:
             return largest
-        return [largest, _found(b, wide, largest, windows.kernel, windows.positions, shape)]
+        return [largest, _found(b, wide, largest, lambda _: (windows.kernel, windows.positions), shape)]
 
     return convert
 
@@ -110,12 +110,20 @@ def _largest(b: Emitter, x: relax.Expr, windows: Windows, ceil_mode: bool, shape
 
 
 def _found(
-    b: Emitter, x: relax.Expr, largest: relax.Expr, kernel: list[Size], positions: Positions, shape: list[Size]
+    b: Emitter,
+    x: relax.Expr,
+    largest: relax.Expr,
+    windows: Callable[[te.Tensor], tuple[Sequence[Size], Positions]],
+    shape: list[Size],
 ) -> relax.Expr:
-    """The position of the largest element of each window: the first of equal ones, the last of several NaNs."""
-    rank = len(kernel)
+    """The position of the largest element of each window: the first of equal ones, the last of several NaNs.
+
+    ``windows`` gives the extents of windows of an image, and where they read.
+    """
 
     def places(image: te.Tensor, most: te.Tensor) -> te.Tensor:
+        kernel, positions = windows(image)
+        rank = len(kernel)
         sizes = list(image.shape)[-rank:]
         inside = [reduction(extent, "inside") for extent in kernel]
 
@@ -130,7 +138,7 @@ def _found(
                 value = image(*index[:-rank], *at)
                 is_largest = tirx.Select(value == most(*index), flat, none)
                 # Below all positions, and the last one the lowest.
-                return tirx.Select(value != value, -1 - flat, is_largest) if _is_real(x) else is_largest
+                return tirx.Select(tirx.isnan(value), -1 - flat, is_largest) if _is_real(x) else is_largest
 
             return te.min(read_within(key, where, sizes, none), inside)
 
@@ -255,8 +263,15 @@ def _adaptive_avg_pool(rank: int) -> Converter:
     return convert
 
 
+def _sizes_of(image: te.Tensor, sizes: list[Size]) -> list[Size]:
+    """``sizes`` of an image in terms of the function that computes on it, which has variables of its own."""
+    pairs = zip(sizes, list(image.shape)[-len(sizes) :], strict=True)
+    return [size if isinstance(size, int) else own for size, own in pairs]
+
+
 def _shared_averages(image: te.Tensor, sizes: list[Size], counts: list[Size]) -> te.Tensor:
     rank = len(sizes)
+    sizes = _sizes_of(image, sizes)
     most, positions = _adaptive_windows(sizes, counts)
     inside = [reduction(extent, "inside") for extent in most]
     zero = tirx.const(0, image.dtype)
@@ -283,15 +298,22 @@ def _adaptive_max_pool(rank: int) -> Converter:
 
     def convert(b: Emitter, x: relax.Expr, _: Any) -> list[relax.Expr]:
         wide, shape = b.wide(x), b.sizes(_results(b)[0].shape)
-        sizes, counts = _image_sizes(x, rank), shape[-rank:]
-        most, positions = _adaptive_windows(sizes, counts)
+        counts = shape[-rank:]
 
-        def clipped(outputs: Index, inside: Index) -> list[tirx.PrimExpr]:
-            """The last element of a window again where it has none."""
-            ends = [((output + 1) * size + n - 1) // n for output, size, n in zip(outputs, sizes, counts, strict=True)]
-            return [tirx.min(at, end - 1) for at, end in zip(positions(outputs, inside), ends, strict=True)]
+        def windows(image: te.Tensor) -> tuple[list[Size], Positions]:
+            sizes = _sizes_of(image, _image_sizes(x, rank))
+            most, positions = _adaptive_windows(sizes, counts)
+
+            def clipped(outputs: Index, inside: Index) -> list[tirx.PrimExpr]:
+                """The last element of a window again where it has none."""
+                axes = zip(outputs, sizes, counts, strict=True)
+                ends = [((output + 1) * size + count - 1) // count for output, size, count in axes]
+                return [tirx.min(at, end - 1) for at, end in zip(positions(outputs, inside), ends, strict=True)]
+
+            return most, clipped
 
         def maxima(image: te.Tensor) -> te.Tensor:
+            most, clipped = windows(image)
             inside = [reduction(extent, "inside") for extent in most]
 
             def element(*index: tirx.Var) -> tirx.PrimExpr:
@@ -300,7 +322,7 @@ def _adaptive_max_pool(rank: int) -> Converter:
             return te.compute(extents(shape), element, name="maxima")
 
         largest = b.emit_te("adaptive_max_pool", maxima, wide)
-        return [largest, _found(b, wide, largest, most, clipped, shape)]
+        return [largest, _found(b, wide, largest, windows, shape)]
 
     return convert
 
@@ -320,6 +342,8 @@ def _max_unpool(rank: int) -> Converter:
 
     def convert(b: Emitter, x: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
         leading, sizes = b.shape[:-rank], b.shape[-rank:]
+        if any(isinstance(size, int) and size == 0 for size in b.shape):
+            return op.zeros(b.shape, b.dtype)
         images, pixels = math.prod(leading), math.prod(sizes)
         rows = [b.emit(op.reshape(tensor, [images, -1])) for tensor in (x, indices)]
         zeros = b.emit(op.zeros([images, pixels], b.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,11 @@ Taps = Callable[[Axis, tirx.PrimExpr], list[Tap]]
 
 def _resampled(image: te.Tensor, first: int, axes: Sequence[Axis], taps: Taps) -> te.Tensor:
     """``image`` resampled along the axes from ``first`` on, in one function of each element."""
+    # A symbolic size is a variable of this function's own.
+    axes = [
+        axis if isinstance(axis.old, int) else replace(axis, old=size)
+        for axis, size in zip(axes, list(image.shape)[first : first + len(axes)], strict=True)
+    ]
     shape = list(image.shape)
     shape[first : first + len(axes)] = [axis.new for axis in axes]
 

@@ -1,0 +1,68 @@
+"""Images at other sizes and at the points of a grid, beside PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from side_by_side import Function, compare
+from torch.export import Dim
+from torch.nn import functional as F
+
+MODES = {
+    1: ("nearest", "nearest-exact", "linear", "area"),
+    2: ("nearest", "nearest-exact", "bilinear", "bicubic", "area"),
+    3: ("nearest", "nearest-exact", "trilinear", "area"),
+}
+SIZES = (7, 6, 5)
+
+
+def _resized(rank: int) -> dict[str, Function]:
+    given: list[dict[str, object]] = [{"scale_factor": factor} for factor in (1.7, 0.6, 2.0)]
+    given += [{"scale_factor": 1.7, "recompute_scale_factor": True}, {"size": (10, 4, 5)[:rank]}]
+    functions: dict[str, Function] = {}
+    for mode, options in itertools.product(MODES[rank], given):
+        corners = (False, True) if mode.endswith(("linear", "cubic")) else (None,)
+        for align in corners:
+            chosen = {**options, "mode": mode, "align_corners": align}
+            functions[str(chosen)] = lambda x, chosen=chosen: F.interpolate(x, **chosen)
+    return functions
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_every_mode(rank: int) -> None:
+    """Scales that do not divide, sizes, and corners; a batch known at the call."""
+    calls = [(torch.randn(batch, 2, *SIZES[:rank]),) for batch in (2, 3)]
+    compare(_resized(rank), *calls, dynamic_shapes=[{0: Dim("batch", min=1, max=8)}])
+
+
+def test_antialiasing() -> None:
+    """Smaller and larger images."""
+    functions: dict[str, Function] = {}
+    for mode, align, size in itertools.product(("bilinear", "bicubic"), (False, True), ((3, 2), (9, 11), (4, 9))):
+        functions[f"{mode}_{align}_{size}"] = lambda x, mode=mode, align=align, size=size: F.interpolate(
+            x, size, mode=mode, align_corners=align, antialias=True
+        )
+    functions["factor"] = lambda x: F.interpolate(x, scale_factor=0.6, mode="bilinear", antialias=True)
+    compare(functions, (torch.randn(2, 2, 7, 6),))
+
+
+def test_sizes_known_at_the_call() -> None:
+    """Height and width are symbolic."""
+    functions: dict[str, Function] = {
+        "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
+        "bilinear": lambda x: F.interpolate(x, size=(10, 9), mode="bilinear"),
+        "bicubic": lambda x: F.interpolate(x, size=(5, 12), mode="bicubic", align_corners=True),
+    }
+    calls = [(torch.randn(2, 3, *size),) for size in ((7, 6), (9, 12))]
+    compare(functions, *calls, dynamic_shapes=[{2: Dim("height", min=4, max=32), 3: Dim("width", min=4, max=32)}])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8])
+def test_dtypes(dtype: torch.dtype) -> None:
+    """Weights are of float32 at least; whole numbers have nearest ones."""
+    functions = {name: call for name, call in _resized(2).items() if dtype.is_floating_point or "'nearest" in name}
+    functions = {name: functions[name] for name in list(functions)[::3]}
+    image = torch.randn(2, 2, 7, 6) if dtype.is_floating_point else torch.randint(0, 255, (2, 2, 7, 6))
+    compare(functions, (image.to(dtype),), tolerance=1e-13 if dtype == torch.float64 else 2e-6)
