@@ -25,6 +25,7 @@ from tkc.errors import (
 if TYPE_CHECKING:
     from tkc.artifact import load
     from tkc.compiler import compile, explain
+    from tkc.debugging import debug
     from tkc.executable import Executable
     from tkc.report import Report
     from tkc.tuning import TuningResult, tune
@@ -47,6 +48,7 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "compile",
+    "debug",
     "explain",
     "load",
     "tune",
@@ -59,6 +61,7 @@ _HOMES = {
     "explain": "tkc.compiler",
     "load": "tkc.artifact",
     "TuningResult": "tkc.tuning",
+    "debug": "tkc.debugging",
     "tune": "tkc.tuning",
 }
 

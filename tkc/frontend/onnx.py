@@ -72,10 +72,10 @@ def import_onnx(model: str | os.PathLike[str] | onnx.ModelProto) -> ImportedMode
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
     proto = _expanded(_upgraded(proto))
-    module, weights, sources = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
+    module, weights, sources, values = _to_relax(proto, [value.name for value in inputs], types, weights, algebra)
     signature = signature_of(proto.graph, module["main"], inputs, algebra)
     parameters = {name: _to_torch(array) for name, array in weights.items()}
-    return ImportedModel(module, parameters, signature, sources=sources)
+    return ImportedModel(module, parameters, signature, sources=sources, values=values)
 
 
 # Reading
@@ -300,8 +300,8 @@ def _to_relax(
     types: Sequence[relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str]]:
-    """The module, the weights it uses, and the nodes by variables.
+) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str], dict[str, str]]:
+    """The module, the weights it uses, the nodes by variables, and the variables by values.
 
     They are built anew for as long as the graph implies more of the inputs' sizes.
     """
@@ -318,8 +318,8 @@ def _build(
     inputs: Mapping[str, relax.TensorStructInfo],
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
-) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str]]:
-    """The module, the weights it uses, and the nodes by variables.
+) -> tuple[tvm.IRModule, dict[str, np.ndarray], dict[str, str], dict[str, str]]:
+    """The module, the weights it uses, the nodes by variables, and the variables by values.
 
     Raises ``SizesLearned`` when the inputs turn out to be more special.
     """
@@ -347,7 +347,12 @@ def _build(
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
     module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
-    return module, {name: weights[name] for name in kept}, builder.sources
+    values = {
+        name: value.expression.name_hint
+        for name, value in importer.values.items()
+        if isinstance(value.expression, relax.Var)
+    }
+    return module, {name: weights[name] for name in kept}, builder.sources, values
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
