@@ -26,6 +26,7 @@ from tkc.errors import (
 if TYPE_CHECKING:
     from tkc.artifact import load
     from tkc.compiler import compile, explain
+    from tkc.debugging import debug
     from tkc.executable import Executable
     from tkc.report import Report
     from tkc.tuning import TuningResult, tune
@@ -49,6 +50,7 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "compile",
+    "debug",
     "explain",
     "load",
     "tune",
@@ -61,6 +63,7 @@ _HOMES = {
     "explain": "tkc.compiler",
     "load": "tkc.artifact",
     "TuningResult": "tkc.tuning",
+    "debug": "tkc.debugging",
     "tune": "tkc.tuning",
 }
 

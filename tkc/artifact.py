@@ -13,6 +13,8 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import math
+import os
 import re
 import shutil
 import stat
@@ -35,6 +37,7 @@ from tkc.frontend.model import Signature, TensorSpec
 from tkc.kernels import KernelRequest, Target
 from tkc.report import Report
 from tkc.requirements import Requirements
+from tkc.sizes import Formula
 from tkc.structures import UnknownClassError
 from tkc.targets import runs_here
 
@@ -52,6 +55,7 @@ _LIBRARY = re.compile(rf"{_KERNELS}/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _PINNED = ("apache-tvm", "apache-tvm-ffi")
 """The packages whose versions an artifact's code is tied to."""
 
+_LARGEST = 2**63 - 1
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -235,7 +239,15 @@ def from_bytes(
 
 def open_artifact(path: str | Path) -> Artifact:
     """Read an artifact's manifest and check every file against it, without loading any code."""
-    folder = Path(path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"an artifact is the path of a folder, not a {type(path).__name__}")
+    try:
+        return _opened(Path(path))
+    except (OSError, ValueError) as error:  # a file that may not be read; a name with a null character
+        raise ArtifactError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _opened(folder: Path) -> Artifact:
     manifest = _read_manifest(folder)
     expected = {_CODE, _PARAMETERS, *(entry.file for entry in manifest.kernels)}
     if manifest.files.keys() != expected or not all(map(_expected, expected)):
@@ -276,7 +288,8 @@ def _read_manifest(folder: Path) -> Manifest:
     if digest != _digest(content):
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not what was saved; copy or compile it again")
     try:
-        return _validated(Manifest.model_validate_json(content))
+        json.loads(content, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
+        return _validated(Manifest.model_validate_json(content, strict=True))
     except ValidationError as error:
         first = error.errors()[0]
         if first["loc"] == ("format",):
@@ -287,6 +300,22 @@ def _read_manifest(folder: Path) -> Manifest:
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid ({error})") from None
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"{number} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refused(text)  # type: ignore[return-value]  # it raises
+
+
 def _validated(manifest: Manifest) -> Manifest:
     """``manifest``, of which each part fits the others; :class:`ValueError` if not."""
     if MAIN not in manifest.entries:
@@ -295,9 +324,28 @@ def _validated(manifest: Manifest) -> Manifest:
     if len(set(names)) != len(names):
         raise ValueError("two parameters have one name")
     for name, entry in manifest.entries.items():
+        signature = entry.signature
+        for spec in (*signature.inputs, *signature.outputs, *signature.state, *manifest.parameters):
+            _check_spec(spec)
+        formulas = [size for spec in signature.inputs for size in spec.shape if isinstance(size, str)]
+        if strange := {size for text in formulas for size in Formula(text).names} - signature.sizes.keys():
+            raise ValueError(f"entry {name} has sizes that are not there ({', '.join(sorted(strange))})")
+        if len({spec.name for spec in signature.inputs}) != len(signature.inputs):
+            raise ValueError(f"two inputs of entry {name} have one name")
+        for size, bounds in signature.sizes.items():
+            if not 0 <= bounds.minimum <= (_LARGEST if bounds.maximum is None else bounds.maximum) <= _LARGEST:
+                raise ValueError(f"size {size} is at least {bounds.minimum} and at most {bounds.maximum}")
         if unknown := sorted(set(entry.parameters) - set(names)):
             raise ValueError(f"entry {name} takes parameters that are not there ({', '.join(unknown)})")
     return manifest
+
+
+def _check_spec(spec: TensorSpec) -> None:
+    if not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
+        raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}")
+    for size in spec.shape:
+        if not isinstance(size, str) and not 0 <= size <= _LARGEST:
+            raise ValueError(f"{spec.name} has an axis of {size}")
 
 
 def _read(folder: Path, name: str, most: int) -> bytes | None:

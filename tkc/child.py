@@ -220,6 +220,7 @@ def _child(work: Callable[[], Any], writing: int, output: IO[bytes]) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        faulthandler.disable()  # TVM has a handler of its own, before which this one comes when it is set anew
         faulthandler.enable(2)
         with os.fdopen(writing, "wb") as answers:
             answers.write(_ending(work))

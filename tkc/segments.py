@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -118,3 +118,74 @@ def _function(
     parameters: Sequence[relax.Var], blocks: Sequence[relax.BindingBlock], result: relax.Var
 ) -> relax.Function:
     return relax.Function(parameters, relax.SeqExpr(blocks, result), result.struct_info)
+
+
+def up_to(module: tvm.IRModule, variable: str) -> tvm.IRModule:
+    """``module`` as far as it computes ``variable``, which alone it returns; it takes what it took."""
+    every = _bindings(module)
+    stop = next(i for i, (_, binding) in enumerate(every) if binding.var.name_hint == variable) + 1
+    return _returning(module, every[:stop], [every[stop - 1][1].var], module["main"].params)
+
+
+def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModule, list[str], list[str]]:
+    """``module`` with each of ``variables`` computed from given values of the others, and all of them returned.
+
+    Behind its own parameters it takes those of the variables that are read, the first list; it returns the second.
+    """
+    every = _bindings(module)
+    last = every[-1][0]
+    wanted = set(variables)
+    bound = [
+        binding.var
+        for dataflow, binding in every
+        if binding.var.name_hint in wanted and (dataflow == last or not isinstance(binding.var, relax.DataflowVar))
+    ]
+    given = {variable: relax.Var(f"given_{variable.name_hint}", variable.struct_info) for variable in bound}
+    read = {variable for _, binding in every for variable in relax.analysis.all_vars(binding.value)}
+    replaced = _Replaced(given)
+    bindings = [
+        (
+            dataflow,
+            relax.MatchCast(binding.var, replaced.visit_expr(binding.value), binding.struct_info)
+            if isinstance(binding, relax.MatchCast)
+            else relax.VarBinding(binding.var, replaced.visit_expr(binding.value)),
+        )
+        for dataflow, binding in every
+    ]
+    taken = [variable for variable in bound if variable in read]
+    parameters = [*module["main"].params, *(given[variable] for variable in taken)]
+    made = _returning(module, bindings, bound, parameters)
+    return made, [variable.name_hint for variable in taken], [variable.name_hint for variable in bound]
+
+
+@relax.expr_functor.mutator
+class _Replaced(relax.PyExprMutator):
+    """Reads others in place of some variables."""
+
+    def __init__(self, others: Mapping[relax.Var, relax.Var]) -> None:
+        super().__init__()
+        self.others = others
+
+    def visit_var_(self, op: relax.Var) -> relax.Expr:
+        return self.others.get(op, op)
+
+    def visit_dataflow_var_(self, op: relax.DataflowVar) -> relax.Expr:
+        return self.others.get(op, op)
+
+
+def _returning(
+    module: tvm.IRModule,
+    bindings: Sequence[tuple[bool, relax.Binding]],
+    results: Sequence[relax.Var],
+    parameters: Sequence[relax.Var],
+) -> tvm.IRModule:
+    result = relax.Var("results", relax.TupleStructInfo([variable.struct_info for variable in results]))
+    blocks = [
+        _block([binding for _, binding in run], dataflow=dataflow)
+        for dataflow, run in itertools.groupby(bindings, key=lambda item: item[0])
+    ]
+    function = _function(parameters, _before(blocks, relax.VarBinding(result, relax.Tuple(results))), result)
+    made = module.clone()
+    inputs = int((module["main"].attrs or {}).get("num_input", len(module["main"].params)))
+    made["main"] = function.with_attrs({"global_symbol": "main", "num_input": inputs})
+    return relax.transform.DeadCodeElimination(["main"])(made)

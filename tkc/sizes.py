@@ -10,6 +10,7 @@ _ALLOWED = (
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Not, ast.And, ast.Or),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
+_LARGEST_POWER = 64
 _FUNCTIONS = {"max": max, "min": min}
 
 
@@ -29,6 +30,9 @@ class Formula:
         functions = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) in called}
         if not all(isinstance(node, _ALLOWED) for node in nodes) or not functions <= _FUNCTIONS.keys():
             raise ValueError(f"{text!r} is no formula over sizes")
+        powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+        if not all(isinstance(power, ast.Constant) and power.value in range(_LARGEST_POWER + 1) for power in powers):
+            raise ValueError(f"{text!r} takes a power that is no number up to {_LARGEST_POWER}")
         self.text = text
         self.names = frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
         self._code = compile(tree, f"<{text}>", "eval")

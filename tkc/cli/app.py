@@ -177,6 +177,23 @@ def bug_report(
 
 
 @app.command()
+def debug(
+    model: ModelArgument,
+    kernels: KernelsOption = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of random inputs, for models without examples.")] = 0,
+    modules: ImportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare MODEL, compiled for the CPU, with its source node by node, and name the first that differs."""
+    import tkc
+
+    comparison = tkc.debug(model, kernels=kernels, seed=seed)
+    _show(comparison, comparison.to_json(), as_json)
+    if not comparison.agrees:
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Check compilers, GPU, versions and caches, and say what each missing piece costs."""
     from tkc.cli.doctor import diagnose, findings_table

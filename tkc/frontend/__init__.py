@@ -23,7 +23,7 @@ def import_model(
     size_names: Mapping[str, str] | None = None,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
-    ``ModelProto``.
+    ``ModelProto``; one that is imported already is returned as it is.
 
     Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
     kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
@@ -32,6 +32,10 @@ def import_model(
     """
     import torch
 
+    from tkc.frontend.model import ImportedModel
+
+    if isinstance(model, ImportedModel):
+        return model
     is_module = isinstance(model, torch.nn.Module)
     if not is_module and (example_args or example_kwargs or dynamic_shapes is not None):
         raise UsageError(

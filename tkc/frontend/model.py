@@ -113,7 +113,8 @@ class ImportedModel:
     follow, in their order; the function's attribute :data:`tkc.passes.updates.ATTRIBUTE` says which of what it takes
     they replace. Its symbolic shape variables carry the names in ``signature.sizes``. ``out_spec`` is the live form of
     ``signature.out_spec``, which may name classes that cannot be written down. ``sources`` says which node of the model
-    a variable of the module was bound for, by the variable's name.
+    a variable of the module was bound for, by the variable's name; ``values`` names the variable that holds each value
+    of the source: of a node of the exported program by its name, of an ONNX graph by the value's.
     """
 
     module: IRModule
@@ -121,6 +122,7 @@ class ImportedModel:
     signature: Signature
     out_spec: TreeSpec | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
 
     def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
         """Bring ``parameters`` in line with a module in which ``tkc.passes.join_weights`` joined some of them.

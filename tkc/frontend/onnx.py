@@ -81,7 +81,7 @@ def import_onnx(
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module["main"], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
-    return ImportedModel(built.module, built.parameters, signature, sources=built.sources)
+    return ImportedModel(built.module, built.parameters, signature, sources=built.sources, values=built.values)
 
 
 # Reading
@@ -321,14 +321,15 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 @dataclass(frozen=True)
 class _Built:
-    """A module, the weights that it uses, which indices are checked at the call and by the module itself, and the
-    nodes by variables."""
+    """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
+    by variables, and the variables by values."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
     index_bounds: tuple[IndexBound, ...]
     index_flags: tuple[str, ...]
     sources: dict[str, str]
+    values: dict[str, str]
 
 
 def _to_relax(
@@ -386,8 +387,13 @@ def _build(
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
     module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
+    values = {
+        name: value.expression.name_hint
+        for name, value in importer.values.items()
+        if isinstance(value.expression, relax.Var)
+    }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources)
+    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

@@ -75,7 +75,7 @@ def import_torch(
     if isinstance(model, nn.Module):
         if size_names:
             raise UsageError("size_names is for programs that are exported already; name the Dims of dynamic_shapes")
-        program = _export(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+        program = exported(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
         names = dimension_names(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
     else:
         if example_args or example_kwargs or dynamic_shapes is not None:
@@ -87,7 +87,7 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    return _import(_simplified(program), names, checked_in_graph)
+    return _import(simplified(program), names, checked_in_graph)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -96,7 +96,8 @@ def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
         raise UsageError(f"one size has several names: {', '.join(lost)} is the same as another of {known}")
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """``model`` as ``torch.export`` exports it; :class:`UnsupportedModelError` if it cannot."""
     try:
         # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
         with torch.no_grad(), unchanged_tensors():
@@ -118,7 +119,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dyn
         ) from error
 
 
-def _simplified(program: ExportedProgram) -> ExportedProgram:
+def simplified(program: ExportedProgram) -> ExportedProgram:
     """The program over operators that have converters, in functional form.
 
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
@@ -262,7 +263,8 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     state = {spec.name for spec in signature.state}
     uses.check_constants({variables[name]: weights.parameters[name] for name in variables if name not in state})
     signature = replace(signature, index_bounds=uses.input_bounds(named), index_flags=tuple(flags))
-    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources)
+    values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}
+    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources, values)
 
 
 def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -28,6 +29,7 @@ def load_program(model: str | PathLike[str]) -> ExportedProgram:
     path = Path(model)
     if not path.is_file():
         raise UsageError(f"There is no file {path}.")
+    _check_archive(path)
     with _logged_causes() as causes:
         try:
             return torch.export.load(path)
@@ -38,6 +40,41 @@ def load_program(model: str | PathLike[str]) -> ExportedProgram:
                 "Write it with torch.export.save, by this version or an older one. If the model uses custom operators "
                 "or classes, import the modules that register them first (on the command line: --import MODULE)."
             ) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raise :class:`UnsupportedModelError` for an archive that PyTorch did not write: it may be made to do harm.
+
+    Members are stored as they are, each once, and take no more than the file; none is named as if it were outside, and
+    none is machine code, which PyTorch would load.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UnsupportedModelError(
+            f"{path} is not a program that torch.export.save wrote: {error}. Export the model again."
+        ) from error
+    names = [member.filename for member in members]
+    wrong = next(filter(None, map(_harm, members)), None)
+    if wrong is None and len(set(names)) != len(names):
+        wrong = "two of its members have one name"
+    if wrong is None and sum(member.file_size for member in members) > path.stat().st_size:
+        wrong = "its members are larger than itself"
+    if wrong is not None:
+        raise UnsupportedModelError(f"{path} is not a program that torch.export.save wrote: {wrong}.")
+
+
+def _harm(member: zipfile.ZipInfo) -> str | None:
+    """What is wrong with a member of an archive, if anything."""
+    name = member.filename
+    if name.startswith("/") or "\\" in name or ".." in name.split("/"):
+        return f"its member {name[:100]!r} is outside of it"
+    if member.compress_type != zipfile.ZIP_STORED:
+        return f"its member {name[:100]!r} is compressed"
+    if "/aotinductor/" in name:
+        return f"its member {name[:100]!r} is compiled code; give the exported program itself"
+    return None
 
 
 @contextmanager

@@ -196,7 +196,7 @@ def _plain_weight(weight: te.Tensor, axes: list[_TransposedAxis], groups: int) -
             neighbour = neighbour // stride
         found = [axis.weight_at(tap, place) for axis, tap, place in zip(axes, taps, places, strict=True)]
         value = weight(out_channel // out * own + channel, out_channel % out, *(position for position, _ in found))
-        return tirx.Select(tirx.all(*(exists for _, exists in found)), value, tirx.const(0, value.dtype))
+        return tirx.if_then_else(tirx.all(*(exists for _, exists in found)), value, tirx.const(0, value.dtype))
 
     return te.compute(extents([out * groups * neighbours, own, *(axis.taps for axis in axes)]), element)
 

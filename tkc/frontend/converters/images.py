@@ -57,8 +57,9 @@ def read_within(
     """What ``read`` finds at ``positions`` of axes of ``sizes``; ``outside`` where there is nothing, or where one of
     the ``conditions`` does not hold.
 
-    What is read lies inside in any case, and the result is selected: loads without a condition can be vectors.
+    The load has a condition: TVM simplifies what a ``Select`` selects by its condition, so that positions would no
+    longer be brought inside, but both would be loaded.
     """
     found = read([bounded(position, size) for position, size in zip(positions, sizes, strict=True)])
     valid = [within(position, size) for position, size in zip(positions, sizes, strict=True)]
-    return tirx.Select(tirx.all(*valid, *conditions), found, outside)
+    return tirx.if_then_else(tirx.all(*valid, *conditions), found, outside)

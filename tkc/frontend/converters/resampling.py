@@ -362,7 +362,9 @@ def _sampled(image: te.Tensor, grid: te.Tensor, mode: int, padding: int, align_c
             found = [axis.index(pixel) for axis, (pixel, _) in zip(axes, chosen, strict=True)]
             value = image(item, channel, *(index for index, _ in found))
             weighted = value if mode == _NEAREST else _weighted(value, [weight for _, weight in chosen])
-            terms.append(tirx.Select(tirx.all(*(inside for _, inside in found)), weighted, tirx.const(0, value.dtype)))
+            inside = tirx.all(*(inside for _, inside in found))
+            # No Select, by whose condition TVM would simplify the index that it loads from in any case.
+            terms.append(tirx.if_then_else(inside, weighted, tirx.const(0, value.dtype)))
         return _sum(terms)
 
     return te.compute(extents([batch, channels, *grid.shape[1:-1]]), element, name="sampled")
