@@ -61,7 +61,7 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _written(number: tirx.FloatImm) -> tirx.PrimExpr | None:
-    """An infinity or NaN in 16 bits as one in float32 that is cast: TVM writes "inff" for it, which CUDA does not know."""
+    """An infinity or NaN in 16 bits as one in float32 that is cast: TVM writes "inff" for the former, no C++."""
     if number.dtype not in _HALF or math.isfinite(number.value):
         return None
     return tirx.Cast(number.dtype, tirx.FloatImm("float32", number.value))

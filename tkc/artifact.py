@@ -313,7 +313,9 @@ def _refused(number: str) -> None:
 
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _refused(text)  # type: ignore[return-value]  # it raises
+    if not math.isfinite(number):
+        _refused(text)
+    return number
 
 
 def _validated(manifest: Manifest) -> Manifest:

@@ -253,7 +253,7 @@ def _run_onnx(model: Any, seed: int) -> _Source:
     evaluator = ReferenceEvaluator(model if hasattr(model, "graph") else str(model))
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(signature.inputs, inputs, strict=True)}
     with np.errstate(all="ignore"):
-        found = evaluator.run(None, feeds, intermediate=True)
+        found: dict[str, Any] = evaluator.run(None, feeds, intermediate=True)  # type: ignore[assignment]
     values = {
         name: torch.from_numpy(np.array(v)) for name, v in found.items() if isinstance(v, np.ndarray | np.generic)
     }

@@ -24,8 +24,8 @@ _USE_DEVICE = "tkc_use_device"
 class Machine:
     """One of TVM's virtual machines, which runs one call at a time.
 
-    ``main`` computes the model; ``retaining``, which code for CUDA without branches has besides, also returns the memory
-    it computed in.
+    ``main`` computes the model; ``retaining``, which code for CUDA without branches has besides, also returns the
+    memory it computed in.
     """
 
     main: Callable[..., Any]

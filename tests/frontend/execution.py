@@ -27,7 +27,9 @@ def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     ]
     with target:
         module = StageRunner().run_passes(imported.module, stages)
-        machine = relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu())
+        machine = relax.VirtualMachine(
+            relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu()
+        )
     weights = _to_tvm(imported.parameters.values())
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.passes.retain_memory import RETAINING_MAIN, RetainMemory
 from tkc.pipeline import PassStage, fusion_stages, lowering_stage
+from tkc.schedules.lowering import LOWERING
 
 
 class Named(nn.Module):
@@ -41,7 +42,9 @@ def machine(model: nn.Module) -> relax.VirtualMachine:
     with target:
         for stage in stages:
             module = tvm.transform.Sequential(stage.passes)(module)
-        return relax.VirtualMachine(relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu())
+        return relax.VirtualMachine(
+            relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu()
+        )
 
 
 @pytest.mark.parametrize("batch", [1, 5, 64])

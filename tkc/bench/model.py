@@ -18,7 +18,7 @@ from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
 from tkc.bench.record import Row
 from tkc.bench.timing import median_milliseconds
-from tkc.compiler import compile
+from tkc.compiler import Kernels, compile
 from tkc.errors import UsageError
 from tkc.executable import Executable
 
@@ -38,7 +38,7 @@ def bench_model(
     batch: int,
     device: torch.device,
     dtype: torch.dtype,
-    kernels: Sequence[str],
+    kernels: Sequence[Kernels],
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
 ) -> Iterator[Row]:
@@ -66,7 +66,7 @@ def _rows(
     tokens: Sequence[int],
     batch: int,
     device: torch.device,
-    kernels: Sequence[str],
+    kernels: Sequence[Kernels],
     references: Sequence[str],
     database: Path | None,
 ) -> Iterator[Row]:
@@ -79,7 +79,7 @@ def _rows(
 
 
 def compiled(
-    case: Benchmarked, device: torch.device, kernels: Sequence[str], database: Path | None
+    case: Benchmarked, device: torch.device, kernels: Sequence[Kernels], database: Path | None
 ) -> tuple[dict[str, Contender], dict[str, float | str]]:
     """The model under each of the substitution settings ``kernels``, and notes of how long that took."""
     contenders: dict[str, Contender] = {}

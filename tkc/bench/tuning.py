@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tvm.s_tir.meta_schedule.relax_integration import tune_relax
@@ -59,7 +59,7 @@ def _tune_stock(model: torch.nn.Module, inputs: dict[str, Any], folder: Path, tr
     tune_relax(module, {}, tvm_target(_CPU), str(folder), max_trials_global=trials, seed=0)
 
 
-def _latency(model: torch.nn.Module, inputs: dict[str, Any], database: Path | bool) -> float:
+def _latency(model: torch.nn.Module, inputs: dict[str, Any], database: Path | Literal[False]) -> float:
     executable = compile(model, (), inputs, kernels="none", database=database)
     return median_milliseconds(lambda: executable(**inputs), torch.device("cpu"))
 

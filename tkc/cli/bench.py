@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -19,6 +19,7 @@ from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
 from tkc.bench.record import Record, Row, record
+from tkc.compiler import Kernels
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.targets import resolve_target
@@ -134,7 +135,7 @@ def model(
         batch,
         _device(on_gpu),
         _dtype(dtype, on_gpu),
-        kernels or ["auto", "none"],
+        cast("list[Kernels]", kernels or ["auto", "none"]),  # compile() refuses others
         references or ["eager"],
         database,
     )
