@@ -160,8 +160,8 @@ class Windows:
     ) -> tirx.PrimExpr:
         """What ``read`` finds at ``positions``; zero outside of the image, or where a condition does not hold.
 
-        The load has a condition: TVM simplifies what a ``Select`` selects by its condition, so that positions would no
-        longer be brought inside, but both would be loaded.
+        What is read lies inside in any case, and the result is selected: loads without a condition can be vectors. That
+        TVM simplifies the positions by the condition again is harmless on a GPU, where each load then stands below it.
         """
         conditions = list(conditions)
         inside: list[tirx.PrimExpr] = []
@@ -173,4 +173,4 @@ class Windows:
             pixel = tirx.max(position, tirx.const(0, position.dtype)) if before else position
             inside.append(tirx.min(pixel, size - 1) if after else pixel)
         value = read(inside)
-        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(0, value.dtype)) if conditions else value
+        return tirx.Select(tirx.all(*conditions), value, tirx.const(0, value.dtype)) if conditions else value
