@@ -28,7 +28,7 @@ def elementwise(function: Function, name: str) -> Legalization:
 
 
 def _broadcast(shapes: list[list[Number]]) -> list[Number]:
-    rank = max(map(len, shapes))
+    rank = max(map(len, shapes), default=0)  # all operands may be constant numbers
     padded = [[tirx.const(1, "int64")] * (rank - len(shape)) + shape for shape in shapes]
     return [next((size for size in sizes if not _is_one(size)), sizes[0]) for sizes in zip(*padded, strict=True)]
 

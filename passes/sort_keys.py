@@ -16,8 +16,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tkc.passes.rewriting import rewritten
 
 _SIGNED = {"float32": "int32", "float64": "int64"}
-_SORTED = ("int32", "int64", "uint64")
-"""What TVM sorts as it is (or, in 64 bits without a sign, not at all)."""
+_SORTED = ("int32", "int64")
+"""What TVM sorts as it is."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="SortKeys")
@@ -56,6 +56,8 @@ class _Rewriting(PyExprMutator):
         return values if attrs.ret_type == "values" else relax.Tuple([values, indices])
 
     def _keys(self, x: relax.Expr) -> relax.Expr:
+        if x.struct_info.dtype == "uint64":
+            return self.builder_.emit(self.builder_.call_te(_signed_keys, x, primfunc_name_hint="sort_keys"))
         if "float" not in x.struct_info.dtype:
             return self.builder_.emit(op.astype(x, "int64" if "32" in x.struct_info.dtype else "int32"))
         if x.struct_info.dtype not in _SIGNED:
@@ -64,6 +66,12 @@ class _Rewriting(PyExprMutator):
 
 
 _SORTS = ("relax.sort", "relax.argsort", "relax.topk")
+
+
+def _signed_keys(x: te.Tensor) -> te.Tensor:
+    """Each ``uint64`` less 2^63, as an ``int64``: the same order."""
+    half = tirx.const(1 << 63, "uint64")
+    return te.compute(x.shape, lambda *i: tirx.reinterpret("int64", tirx.bitwise_xor(x(*i), half)), name="sort_keys")
 
 
 def _sort_keys(x: te.Tensor) -> te.Tensor:

@@ -12,7 +12,7 @@ import pytest
 from onnx.backend.test.case.test_case import TestCase
 from onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 
-from tkc.errors import UnsupportedModelError
+from tkc.errors import InputError, UnsupportedModelError
 from tkc.frontend.onnx import import_onnx
 
 PARTS = 6
@@ -160,6 +160,12 @@ def test_sums_of_many_half_precision_numbers() -> None:
     np.testing.assert_array_equal(evaluated(graph, np.ones(5000, "float16"))[0], np.float16(5000))
 
 
+def computed(operator: str, indices: str = "i", dtype: str = "int64") -> str:
+    """``operator`` of indices that the model computes: those that are handed in are checked at the call."""
+    added = f"zero = Constant<value = {dtype}[1] {{0}}>()  computed = Add({indices}, zero)"
+    return f"{added}  {operator.replace(f' {indices}', ' computed').replace(f'({indices}', '(computed')}"
+
+
 INDEXED = np.arange(12, dtype="float32").reshape(4, 3)
 
 
@@ -172,7 +178,7 @@ def test_gathering_out_of_range(graph: str, indices: list, expected: list) -> No
     """Negative indices count from the end; where there is nothing, the result is no number."""
     given, wanted = np.array(indices), np.array(expected, "float32")
     ends = f"int64{list(given.shape)} i) => (float{list(wanted.shape)} y)"
-    found = evaluated(f"g (float[4, 3] x, {ends} {{ {graph} }}", INDEXED, given)[0]
+    found = evaluated(f"g (float[4, 3] x, {ends} {{ {computed(graph)} }}", INDEXED, given)[0]
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -187,32 +193,41 @@ def test_scattering_stays_inside(graph: str, indices: list) -> None:
     shapes = f"int64{list(given.shape)} i, float{list(updates.shape)} u"
     expected = INDEXED.copy()
     expected[[0, 1, 3], [0, 1, 2]] = -1
-    found = evaluated(f"g (float[4, 3] x, {shapes}) => (float[4, 3] y) {{ {graph} }}", INDEXED, given, updates)[0]
+    body = computed(graph)
+    found = evaluated(f"g (float[4, 3] x, {shapes}) => (float[4, 3] y) {{ {body} }}", INDEXED, given, updates)[0]
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("operator", "shape"), [("Gather", [1, 3, 3]), ("GatherElements", [1, 3])])
+def test_indices_that_are_handed_in_are_checked(operator: str, shape: list[int]) -> None:
+    """An index out of range is an error that names the input, the node and the axis."""
+    call = compiled(f"g (float[4, 3] x, int64[1, 3] i) => (float{shape} y) {{ y = {operator}(x, i) }}")
+    call(INDEXED, np.array([[-4, 0, 3]]))
+    for bad in (4, -5, 1 << 40):
+        with pytest.raises(InputError, match=rf"'i' holds the index {bad} at \[0, 2\].*{operator}"):
+            call(INDEXED, np.array([[0, 0, bad]]))
 
 
 def test_constant_index_out_of_range() -> None:
     """What is known at import is refused at import."""
     graph = "g (float[4, 3] x) => (float[1, 3] y) { i = Constant<value = int64[1] {4}>()  y = Gather(x, i) }"
-    with pytest.raises(UnsupportedModelError, match=r"'y' \(Gather\) has index 4 for an axis of size \[4\]"):
+    with pytest.raises(UnsupportedModelError, match=r"'y' \(Gather\) has index 4 for an axis of size 4"):
         import_onnx(parsed(graph))
 
 
 def test_unpooling_stays_inside() -> None:
     """An index beyond the result is brought into it."""
-    graph = """g (float[1, 1, 1, 1] x, int64[1, 1, 1, 1] i) => (float[1, 1, 2, 2] y) {
-        y = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(x, i)
-    }"""
+    body = computed("y = MaxUnpool<kernel_shape = [2, 2], strides = [2, 2]>(x, i)")
+    graph = f"g (float[1, 1, 1, 1] x, int64[1, 1, 1, 1] i) => (float[1, 1, 2, 2] y) {{ {body} }}"
     found = evaluated(graph, np.full((1, 1, 1, 1), 7, "float32"), np.full((1, 1, 1, 1), 1 << 40))[0]
     np.testing.assert_array_equal(found, [[[[0, 0], [0, 7]]]])
 
 
 def test_embeddings_of_onnx_runtime_stay_inside() -> None:
     """Identifiers beyond the vocabulary read nothing outside of the tables."""
-    graph = """g (int32[1, 2] ids, float[3, 4] words, float[2, 4] positions, float[4] gamma, float[4] beta)
-        => (float[1, 2, 4] y, int32[1] mask) {
-        y, mask = com.microsoft.EmbedLayerNormalization(ids, , words, positions, , gamma, beta)
-    }"""
+    embedded = "y, mask = com.microsoft.EmbedLayerNormalization(ids, , words, positions, , gamma, beta)"
+    graph = f"""g (int32[1, 2] ids, float[3, 4] words, float[2, 4] positions, float[4] gamma, float[4] beta)
+        => (float[1, 2, 4] y, int32[1] mask) {{ {computed(embedded, "ids", "int32")} }}"""
     rng = np.random.default_rng(0)
     tables = [rng.random(shape, dtype="float32") for shape in ((3, 4), (2, 4), (4,), (4,))]
     model = parsed(graph, imports=', "com.microsoft": 1')
