@@ -11,11 +11,10 @@ import math
 from collections.abc import Callable
 
 import tvm
-from tvm import arith, tirx
+from tvm import tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
-from tvm_ffi import structural_equal
 
 from tkc.schedules.cuda_extrema import cuda_extremum
 from tkc.schedules.float_algebra import unguarded
@@ -93,14 +92,8 @@ def _is_number(expr: tirx.PrimExpr) -> bool:
 
 
 def _bound(value: tirx.PrimExpr, body: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
-    """``body`` of ``value``, which is computed once.
-
-    TVM's LLVM backend fails on a variable whose value its arithmetic would write in another way (``x - x + 3`` as 3,
-    which is wrong for NaN): such a value is repeated, and LLVM finds that it is the same.
-    """
+    """``body`` of ``value``, which is computed once. ``HoldValues`` stores it where TVM would simplify it."""
     if isinstance(value, tirx.Var | tirx.FloatImm | tirx.Broadcast | tirx.BufferLoad):
-        return body(value)
-    if not structural_equal(arith.Analyzer().simplify(value), value):
         return body(value)
     variable = tirx.Var("operand", value.dtype)
     return tirx.Let(variable, value, body(variable))

@@ -116,8 +116,8 @@ class CudaGraphs(threading.local):
 
     def _drop_old(self) -> None:
         while len(self._recorded) > MOST_GRAPHS or (self._bytes and self._memory.bytes > MOST_BYTES):
-            dropped, _ = self._recorded.popitem(last=False)
-            self._failed.pop(dropped, None)
+            # Nothing else may hold what is dropped: its memory counts until it is gone.
+            self._failed.pop(self._recorded.popitem(last=False)[0], None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -302,15 +302,19 @@ class Executable(SurvivesFork):
     def after_fork(self, busy: bool) -> None:
         """Make ready for calls in a forked child, or for refusing them."""
         if self.target.is_cuda and self._launch is not None:
-            self._launch = _refusing(_NO_CUDA)
+            self._refuse(_NO_CUDA)
             self._graphs = self._order = None
         elif busy:
-            self._launch = _refusing(_OTHER_THREAD)
+            self._refuse(_OTHER_THREAD)
         elif self._machines is not None:
             self._machines.after_fork()
         self._loading = threading.RLock()
         if self._in_turn is not None:
             self._in_turn = threading.RLock()
+
+    def _refuse(self, reason: str) -> None:
+        # Before inputs are looked at: where they are is not what is wrong.
+        self._checked = self._launch = _refusing(reason)
 
     def _check_device(self) -> None:
         if self.target.is_cuda and torch.cuda._is_in_bad_fork():
@@ -432,23 +436,11 @@ def _launching(machines: Machines[Machine], weights: Sequence[Any], computed: in
         machine = machines.take()
         try:
             outputs = machine.main(*inputs, *weights)
-        except (MemoryError, RuntimeError) as error:
-            if (reason := _impossible_size(str(error))) is None:
-                raise
-            shapes = ", ".join(str(list(tensor.shape)) for tensor in inputs)
-            raise InputError(f"{reason}, from inputs of shape {shapes}: {str(error).splitlines()[0]}") from error
         finally:
             machines.give_back(machine)
         return [_torch(output) for output in outputs[:computed]]
 
     return run
-
-
-def _impossible_size(message: str) -> str | None:
-    """What went wrong where a call failed for a size that the model computes, or for want of memory."""
-    if "match_cast" in message or "negative dimension" in message:
-        return "the model computes sizes that do not fit, are negative or too large for any tensor"
-    return "the call needs more memory than there is" if "bad_alloc" in message else None
 
 
 def _retaining(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Retaining:

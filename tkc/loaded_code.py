@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from tkc.builder import KernelLibrary
-from tkc.errors import InternalError, OutOfMemoryError
+from tkc.errors import InputError, InternalError, OutOfMemoryError
 from tkc.failures import Circumstances, explained
 from tkc.kernels import Target
 from tkc.parallel import share_threads
 
 _USE_DEVICE = "tkc_use_device"
+_IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
+"""What TVM says of sizes that a model computes and that no tensor has."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -84,7 +86,13 @@ class LoadedCode:
             except Exception as error:
                 failed = error
             inputs = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors if hasattr(tensor, "shape")]
-            if "std::bad_alloc" in str(failed):
+            message = str(failed)
+            if any(part in message for part in _IMPOSSIBLE_SIZE):
+                raise InputError(
+                    "the model computes sizes that do not fit, are negative or too large for any tensor, from "
+                    f"{', '.join(inputs)}: {message.splitlines()[0]}"
+                ) from failed
+            if "std::bad_alloc" in message:
                 raise OutOfMemoryError(f"there is not enough memory for a call with {', '.join(inputs)}") from failed
             function = self._failing_function(tensors) if self._repeatable else None
             with explained("call", Circumstances({**self._about, "inputs": inputs}), function=function):

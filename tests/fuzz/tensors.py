@@ -68,13 +68,14 @@ def _range(given: Input) -> tuple[float, float, float, bool]:
 
 
 def make(given: Input, sizes: Mapping[str, int], device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    """The tensor of an input at a call's sizes, the same one in every process."""
+    """The tensor of an input at a call's sizes, the same one in every process, whatever PyTorch's default dtype is."""
     shape = [int(dim.subs({symbol(name): size for name, size in sizes.items()})) for dim in given.shape]
     stride, length, offset = _strides(shape, given.layout)
     text = f"{seed} {given.id} {shape} {given.dtype} {given.values}"
     generator = torch.Generator().manual_seed(random.Random(text).getrandbits(60))
     if given.values == "permutation":
-        order = torch.rand([*shape[:-1], given.bound], generator=generator).argsort(-1)[..., : shape[-1]]
+        numbers = torch.rand([*shape[:-1], given.bound], generator=generator, dtype=torch.float32)
+        order = numbers.argsort(-1)[..., : shape[-1]]
         flat = torch.zeros(length, dtype=DTYPES[given.dtype])
         flat.as_strided(shape, stride, offset).copy_(order)
     else:
@@ -126,7 +127,7 @@ def _elements(given: Input, count: int, generator: torch.Generator) -> torch.Ten
         if not step:
             rare += [torch.finfo(dtype).smallest_normal, -torch.finfo(dtype).smallest_normal / 8]
     if rare and dtype.is_floating_point:
-        chosen = torch.rand(count, generator=generator) < _RARE
+        chosen = torch.rand(count, generator=generator, dtype=torch.float32) < _RARE
         which = torch.randint(0, len(rare), (count,), generator=generator)
         values = torch.where(chosen, torch.tensor(rare, dtype=torch.float64).to(dtype)[which], values)
     return values

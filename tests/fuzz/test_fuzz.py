@@ -68,7 +68,7 @@ def test_small_errors_are_found() -> None:
             tried += 1
             found += expected.difference(Run(tuple(outputs), expected.eager.updated)) is not None
     assert tried >= 5
-    assert found >= tried / 2  # others are ill-conditioned, or far larger elsewhere
+    assert found >= 0.9 * tried  # an ill-conditioned one may hide it
 
 
 def test_failures_shrink_to_their_cause() -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,7 @@ def in_child(work: Callable[[], Any]) -> str:
             answer = "done"
         except BaseException as error:
             answer = type(error).__name__
+            traceback.print_exc()  # of what was not expected, the reason
         os.write(write, answer.encode())
         os._exit(0)
     os.close(write)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from manifests import edit_manifest
 
 import tkc
 from tkc.artifact import open_artifact
@@ -21,19 +18,6 @@ from tkc.artifact import open_artifact
 def artifact(executable: tkc.Executable, tmp_path: Path) -> Path:
     """The compiled model, saved."""
     return executable.save(tmp_path / "model.tkc")
-
-
-def edit_manifest(artifact: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Apply ``change`` to the manifest on disk, and make its digest anew."""
-    manifest = json.loads((artifact / "manifest.json").read_text())
-    change(manifest)
-    write_manifest(artifact, json.dumps(manifest).encode())
-
-
-def write_manifest(artifact: Path, content: bytes) -> None:
-    """Put ``content`` in the manifest's place, with its digest."""
-    (artifact / "manifest.json").write_bytes(content)
-    (artifact / "manifest.sha256").write_text(f"{hashlib.sha256(content).hexdigest()}  manifest.json\n")
 
 
 def test_a_loaded_artifact_computes_the_same(executable: tkc.Executable, artifact: Path) -> None:

@@ -76,9 +76,9 @@ def _check(model: nn.Module, kernels: str, *calls: tuple[torch.Tensor, ...], dty
     )
     for inputs in (*calls, calls[0]):  # CUDA graphs are recorded by the second call of any sizes
         for found, expected in zip(exe(*inputs), model(*inputs), strict=True):
-            # Sums in another order differ by a rounding of the largest element.
+            # Sums in another order differ by some roundings of the largest element.
             largest = expected.abs().max().item() if expected.numel() else 0
-            torch.testing.assert_close(found, expected, atol=2 * torch.finfo(dtype).eps * largest, rtol=0)
+            torch.testing.assert_close(found, expected, atol=8 * torch.finfo(dtype).eps * largest, rtol=0)
     if target == "cuda":
         torch.cuda.synchronize()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_artifact import write_manifest
+from manifests import write_manifest
 
 import tkc
 from tkc.artifact import DIGEST, MANIFEST, open_artifact
