@@ -89,7 +89,7 @@ class Executable(SurvivesFork):
             if target.is_cuda and torch.cuda.is_available()
             else torch.device("cpu")
         )
-        self._checked = InputChecks(signature, self._device)
+        self._checked: Run = InputChecks(signature, self._device)
         self._index_flags = (
             IndexFlags(signature.index_flags, self._device, at_once=signature.checked_at_once)
             if signature.index_flags

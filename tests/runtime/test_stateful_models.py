@@ -205,3 +205,34 @@ def test_calls_on_the_gpu_agree_with_pytorch(case: Case) -> None:
             for mine, new in zip(own, given, strict=True):
                 mine.copy_(new)
     assert any(recorded and recorded.graph for recorded in executable._graphs._recorded.values())
+
+
+class Copies(torch.nn.Module):
+    """Copies into a buffer, an input and a tensor of its own from smaller tensors of other dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2, 3, dtype=torch.int32))
+
+    def forward(self, row: torch.Tensor, column: torch.Tensor, given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``row [3]``, ``column [n, 1]`` of doubles, ``given [n, 3]``."""
+        own = torch.empty_like(given).copy_(column)
+        return self.counts.copy_(row) * 2, given.copy_(row) + 1, own + given
+
+
+def test_copies_broadcast_and_convert() -> None:
+    """As PyTorch's do; its own functional form of them has the wrong shape and dtype."""
+    n = torch.export.Dim("n", min=1, max=16)
+
+    def inputs(rows: int) -> tuple[torch.Tensor, ...]:
+        return torch.tensor([1.7, -2.2, 3.0]), torch.randn(rows, 1, dtype=torch.float64), torch.zeros(rows, 3)
+
+    model = Copies()
+    exe = tkc.compile(copy.deepcopy(model), inputs(4), dynamic_shapes=(None, {0: n}, {0: n}))
+    for rows in (1, 4, 7):
+        given = inputs(rows)
+        same = [tensor.clone() for tensor in given]
+        for found, expected in zip(exe(*given), model(*same), strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(given[2], same[2])
+        torch.testing.assert_close(exe.state["counts"], model.counts)

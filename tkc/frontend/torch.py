@@ -42,7 +42,7 @@ from tkc.frontend.torch_complex import (
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch_files import load_program
-from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_state_as_buffers
+from tkc.frontend.torch_state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch_weights import program_weights
 from tkc.passes.updates import ATTRIBUTE as UPDATES
 
@@ -136,7 +136,7 @@ def simplified(program: ExportedProgram) -> ExportedProgram:
         table.update(complex_decompositions())
     try:
         with torch.no_grad():
-            return with_state_as_buffers(program).run_decompositions(table)
+            return with_state_as_buffers(with_whole_copies(program)).run_decompositions(table)
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
         if isinstance(error, UnsupportedModelError):
             raise

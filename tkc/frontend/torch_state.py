@@ -78,6 +78,37 @@ def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:
     return _with_weights(program, chosen)
 
 
+def with_whole_copies(program: ExportedProgram) -> ExportedProgram:
+    """``program`` in which ``copy_`` takes tensors of the shape and dtype that it writes.
+
+    PyTorch (2.13) forgets, when it brings ``copy_`` into functional form, that its source broadcasts and is converted:
+    the tensor that was written would have the source's shape and dtype from there on.
+    """
+    if not any(map(_converts, program.graph.nodes)):
+        return program
+    whole = _with_weights(program, {})
+    for node in filter(_converts, list(whole.graph.nodes)):
+        target, source = node.args[:2]
+        wanted = target.meta["val"]
+        with whole.graph.inserting_before(node):
+            converted = whole.graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": wanted.dtype})
+            expanded = whole.graph.call_function(torch.ops.aten.expand_as.default, (converted, target))
+        converted.meta = {**node.meta, "val": source.meta["val"].to(wanted.dtype)}
+        expanded.meta = {**node.meta, "val": converted.meta["val"].expand_as(wanted)}
+        node.args = (target, expanded, *node.args[2:])
+    whole.graph_module.recompile()
+    return whole
+
+
+def _converts(node: fx.Node) -> bool:
+    """Whether ``node`` copies from a tensor of another shape or dtype."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    target, source = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    # As text: to compare symbolic sizes could add a condition to the program.
+    return target.dtype != source.dtype or str(target.shape) != str(source.shape)
+
+
 def _check_sharing(graph: fx.Graph, tensors: dict[str, torch.Tensor], changed: set[str]) -> None:
     used = {node.name for node in graph.nodes if node.op == "placeholder" and node.users}
     for name in changed:

@@ -24,9 +24,15 @@ def layer_norm(
     """Layer normalization over the last dimensions, in float32 for the 16-bit types."""
     wide = b.wide(x)
     dtype = wide.struct_info.dtype
+    axes = list(range(-len(normalized_shape), 0))
+    if dtype == "float64":  # TVM's operator has none, nor has a kernel
+        centered = b.emit(op.subtract(wide, b.emit(op.mean(wide, axes, keepdims=True))))
+        variance = b.emit(op.mean(b.emit(op.multiply(centered, centered)), axes, keepdims=True))
+        normalized = b.emit(op.multiply(centered, op.rsqrt(op.add(variance, relax.const(eps, dtype)))))
+        scaled = normalized if weight is None else b.emit(op.multiply(normalized, b.cast(weight, dtype)))
+        return scaled if bias is None else op.add(scaled, b.cast(bias, dtype))
     weight = b.emit(op.ones(normalized_shape, dtype)) if weight is None else b.cast(weight, dtype)
     bias = b.emit(op.zeros(normalized_shape, dtype)) if bias is None else b.cast(bias, dtype)
-    axes = list(range(-len(normalized_shape), 0))
     return op.nn.layer_norm(wide, weight, bias, axes=axes, epsilon=eps)
 
 
