@@ -44,7 +44,11 @@ class InputChecks:
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]
             if shapes != self._accepted:
-                self._check_relations(shapes, named)
+                try:
+                    self._check_relations(shapes, named)
+                except ZeroDivisionError:
+                    given = ", ".join(f"{name} = {size}" for name, size in sorted(named.items()))
+                    raise InputError(f"the model was exported for sizes that make no divisor 0: {given}") from None
                 self._accepted = shapes
         for check in self._indices:
             check(tensors[check.position], named)

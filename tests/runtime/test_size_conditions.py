@@ -68,3 +68,14 @@ def test_an_empty_tensor_may_have_any_strides() -> None:
     )
     (checked,) = checks([torch.zeros(3, 4)[:0].t().contiguous().t()])
     assert checked.shape == (0, 4) and checked.stride() == (4, 1)
+
+
+def test_sizes_that_make_a_divisor_zero_are_refused() -> None:
+    """A formula of the model's sizes may divide by one."""
+    signature = Signature(
+        (TensorSpec("x", ("n",), "float32"),), (), {"n": SizeRange(0)}, conditions=("4 % (2*n) == 0",)
+    )
+    checks = InputChecks(signature, torch.device("cpu"))
+    assert checks([torch.zeros(2)])[0].shape == (2,)
+    with pytest.raises(tkc.InputError, match="no divisor 0: n = 0"):
+        checks([torch.zeros(0)])
