@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -19,6 +20,9 @@ def test_two_threads_make_nearly_twice_the_calls() -> None:
     In a process of its own, whose loops have one thread each.
     """
     bounds = {2: 1.8, 4: 3.0} if len(os.sched_getaffinity(0)) >= 8 else {2: 1.8}
+    idle = len(os.sched_getaffinity(0)) * (1 - psutil.cpu_percent(2.0) / 100)
+    if idle < 0.9 * max(bounds):
+        pytest.skip(f"other programs leave {idle:.1f} cores")
     script = Path(__file__).with_name("thread_scaling.py")
     command = [sys.executable, str(script), "1", *map(str, bounds)]
     table = subprocess.run(command, check=True, timeout=270, capture_output=True, text=True).stdout
