@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import execution
 import pytest
 import torch
-from torch import nn
+from side_by_side import Function, Several
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import tkc
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch import import_torch
-
-Function = Callable[..., Any]
-
-
-class Several(nn.Module):
-    """Calls every function on the same inputs."""
-
-    def __init__(self, functions: Mapping[str, Function]) -> None:
-        super().__init__()
-        self.functions = dict(functions)
-
-    def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
-        """Each function's result by its name."""
-        return {name: function(*inputs) for name, function in self.functions.items()}
 
 
 def check(functions: Mapping[str, Function], *inputs: torch.Tensor, tolerance: float = 0.0) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import execution
 import pytest
 import torch
+from side_by_side import Function, Several
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -17,25 +18,12 @@ from torch.utils import _pytree as pytree
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch import import_torch
 
-Function = Callable[..., Any]
 SIZES = (5, 8)
 
 
 @pytest.fixture(autouse=True)
 def _same_numbers_every_time() -> None:
     torch.manual_seed(0)
-
-
-class Several(nn.Module):
-    """Calls every function on the same inputs."""
-
-    def __init__(self, functions: Mapping[str, Function]) -> None:
-        super().__init__()
-        self.functions = dict(functions)
-
-    def forward(self, *inputs: torch.Tensor) -> dict[str, Any]:
-        """Each function's result by its name."""
-        return {name: function(*inputs) for name, function in self.functions.items()}
 
 
 def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor], tolerance: float = 1e-5) -> None:
