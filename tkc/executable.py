@@ -361,7 +361,7 @@ class Executable(SurvivesFork):
         import tvm
 
         return [
-            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
+            tvm.runtime.from_dlpack(aligned(self.state.get(name, weight.detach().to(self._device))))
             for name, weight in self.parameters.items()
         ]
 

@@ -3,7 +3,7 @@
 With few rows there are too few tiles to keep the device reading weights; with 128 there are enough, but narrow ones,
 for each of which all rows are read, where blocks that share a tile twice as wide read half of each row. Each block of a
 cluster sums over its part of the depth, sends every peer the rows of the tile that are the peer's to finish (through
-distributed shared memory), and adds up what it was sent.
+distributed shared memory), and adds what it was sent to its own, in the order of the parts.
 """
 
 import tilelang.language as T
@@ -54,7 +54,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             b_shared = T.alloc_shared(b_tile, p.dtype)
             partial = T.alloc_shared((c.block_m, c.block_n), "float32")
             received = T.alloc_shared((c.splits, rows, c.block_n), "float32")
-            all_received = T.alloc_cluster_barrier([c.splits])
+            all_received = T.alloc_cluster_barrier([c.splits - 1])
             out_shared = T.alloc_shared((rows, c.block_n), p.stored_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             total = T.alloc_fragment((rows, c.block_n), "float32")
@@ -76,7 +76,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             # must be done with its own.
             T.fence_proxy_async()
             T.cluster_sync()
-            for peer in T.serial(c.splits):
+            for distance in T.serial(1, c.splits):
+                peer = (part + distance) % c.splits
                 T.copy_cluster(
                     partial[peer * rows : (peer + 1) * rows, 0 : c.block_n],
                     received[part, 0:rows, 0 : c.block_n],
@@ -89,8 +90,12 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             T.cluster_sync()
             T.clear(total)
             for source in T.serial(c.splits):
-                for i, j in T.Parallel(rows, c.block_n):
-                    total[i, j] += received[source, i, j]
+                if source == part:
+                    for i, j in T.Parallel(rows, c.block_n):
+                        total[i, j] += partial[part * rows + i, j]
+                else:
+                    for i, j in T.Parallel(rows, c.block_n):
+                        total[i, j] += received[source, i, j]
             store(p, total, tile_bias, tile_residual, residual, out_shared, outputs, own_row, column)
 
     return matmul

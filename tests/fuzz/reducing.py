@@ -190,18 +190,23 @@ def _running_sum(sizes: Sizes, value: Type, shape: Shape, dim: Dim) -> list[Type
     return [result(shape, _summed(value), low, high, value.step, value.special)]
 
 
+def _power_of(value: Type, factors: int) -> float:
+    """The bound of a product of so many; large ones are not tried, and a float cannot hold the largest."""
+    most = max(value.most, 1)
+    require(factors * math.log(most) < math.log(1e5))
+    return float(most**factors)
+
+
 def _running_product(sizes: Sizes, value: Type, shape: Shape, dim: Dim) -> list[Type]:
     most = max(sizes.most(dim), 1)
-    require(max(value.most, 1) ** most < 1e5)
-    bound = max(value.most, 1) ** most
+    bound = _power_of(value, most)
     step = min(value.step, 1) ** most
     return [result(shape, _summed(value), -bound, bound, step, value.special)]
 
 
 def _product(sizes: Sizes, value: Type, shape: Shape, dim: Dim) -> list[Type]:
     most = max(sizes.most(dim), 1)
-    require(max(value.most, 1) ** most < 1e5)
-    bound = max(value.most, 1) ** most
+    bound = _power_of(value, most)
     return [result(shape, _summed(value), -bound, bound, min(value.step, 1) ** most, value.special)]
 
 

@@ -236,3 +236,26 @@ def test_copies_broadcast_and_convert() -> None:
             torch.testing.assert_close(found, expected)
         torch.testing.assert_close(given[2], same[2])
         torch.testing.assert_close(exe.state["counts"], model.counts)
+
+
+class EmptyBuffers(torch.nn.Module):
+    """Buffers without elements, one updated and one read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("updated", torch.zeros(4, 0, 3, dtype=torch.int64))
+        self.register_buffer("read", torch.zeros(2, 5, 0))
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """All have no elements but the first."""
+        updated = self.updated.index_add_(0, rows, x[:, 1:-1, :])
+        return x + 1, updated + 1, self.read * 2, torch.cat([self.read, self.read], 2)
+
+
+def test_buffers_without_elements() -> None:
+    """PyTorch's strides of them are not those that TVM expects."""
+    inputs = torch.ones(7, 2, 3, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
+    executable = tkc.compile(torch.export.export(EmptyBuffers(), inputs))
+    for found, expected in zip(executable(*inputs), EmptyBuffers()(*inputs), strict=True):
+        assert torch.equal(found, expected) and found.shape == expected.shape
+    executable.reset()

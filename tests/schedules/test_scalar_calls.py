@@ -1,0 +1,33 @@
+"""Functions of the C library, of one value that a whole vector is computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tkc
+
+FUNCTIONS = [torch.expm1, torch.log1p, torch.acosh, torch.asinh, torch.atanh, torch.tan, torch.atan, torch.log10]
+ACTIVATIONS: list[Callable[[Tensor], Tensor]] = [F.silu, F.gelu, torch.tanh, torch.sigmoid, F.softplus, F.elu]
+
+
+class Activated(nn.Module):
+    """Every activation of every function of one value, added to a vector; and the same of elements that are taken."""
+
+    def forward(self, value: Tensor, vector: Tensor, indices: Tensor) -> list[Tensor]:
+        """The sums, then what is taken."""
+        results = [activate(function(value)) for function in FUNCTIONS for activate in ACTIVATIONS]
+        return [result + vector for result in results] + [result[indices] for result in results]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_activations_of_one_value(dtype: torch.dtype) -> None:
+    """TVM's vectorizer stopped at variables that are bound to such a call."""
+    inputs = torch.tensor([0.6], dtype=dtype), torch.linspace(-1, 1, 37, dtype=dtype), torch.zeros(5, dtype=torch.int64)
+    executable = tkc.compile(torch.export.export(Activated(), inputs))
+    for found, expected in zip(executable(*inputs), Activated()(*inputs), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
