@@ -88,7 +88,6 @@ class Report:
 
     target: str
     kernels: str
-    batch_invariant: bool = False
     uses: tuple[KernelUse, ...] = ()
     uses_measured_on: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
@@ -96,6 +95,7 @@ class Report:
     nondeterministic: tuple[Nondeterministic, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     stages: tuple[Stage, ...] = ()
+    batch_invariant: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
