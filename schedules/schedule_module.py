@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import tvm
@@ -98,8 +97,6 @@ class ScheduleModule:
 
     Functions that call a prebuilt kernel (attribute ``tkc.kernel``) are left alone, and those already scheduled
     (``tirx.is_scheduled``) keep their loops. ``database`` finds tuning records, ``report`` is appended to.
-    ``one_schedule``: a function of symbolic sizes has one for all of them, so that what it computes of a row does not
-    depend on how many there are.
 
     Raises :class:`ValueError` for a function that cannot run on ``target``.
     """
@@ -110,13 +107,11 @@ class ScheduleModule:
         tvm_target: tvm.target.Target,
         database: Lookup | None = None,
         report: list[ScheduledFunction] | None = None,
-        one_schedule: bool = False,
     ) -> None:
         self.target = target
         self.tvm_target = tvm_target
         self.database = database
         self.report = [] if report is None else report
-        self.one_schedule = one_schedule
 
     def transform_module(self, module: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
         """The module with every function scheduled."""
@@ -135,20 +130,13 @@ class ScheduleModule:
         return result
 
     def _schedule(self, name: str, func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, ScheduledFunction]:
-        return schedule_function(name, func, self.target, self.tvm_target, self.database, self.one_schedule)
+        return schedule_function(name, func, self.target, self.tvm_target, self.database)
 
 
 def schedule_function(
-    name: str,
-    func: tirx.PrimFunc,
-    target: Target,
-    tvm_target: tvm.target.Target,
-    database: Lookup | None = None,
-    one_schedule: bool = False,
+    name: str, func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, database: Lookup | None = None
 ) -> tuple[tirx.PrimFunc, ScheduledFunction]:
     """``func`` scheduled by the first way that fits, and which that was; its cost is that of one call.
-
-    ``one_schedule`` is as in :class:`ScheduleModule`.
 
     Raises :class:`ValueError` for a function that cannot run on ``target`` at all.
     """
@@ -161,8 +149,7 @@ def schedule_function(
         return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, default.reason)
     way = "database" if found.match == "exact" else "database (anchor)"
     try:
-        by_rules = partial(_by_rules, func, target, tvm_target)
-        tuned = schedule_found(func, found, tvm_target, by_rules, one_schedule)
+        tuned = schedule_found(func, found, tvm_target, lambda: schedule_by_rules(func, target, tvm_target).scheduled)
     except DoesNotApplyError as refusal:
         default = schedule_by_rules(func, target, tvm_target)
         reason = "; ".join(filter(None, [f"{way} does not apply: {refusal}", default.reason]))
@@ -199,10 +186,6 @@ def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.targe
     serial = fallback.in_one_thread(func) if target.is_cuda else fallback.as_written(func)
     where = "one GPU thread" if target.is_cuda else "loops as written"
     return DefaultSchedule(serial, "fallback", "; ".join([f"no rule reads its blocks: {where}", *refusals]))
-
-
-def _by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target) -> tirx.PrimFunc:
-    return schedule_by_rules(func, target, tvm_target).scheduled
 
 
 def _finished(original: tirx.PrimFunc, scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:

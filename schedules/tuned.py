@@ -49,17 +49,12 @@ class _Reuse:
 
 
 def schedule_found(
-    func: tirx.PrimFunc,
-    found: Found,
-    target: Target,
-    by_rules: Callable[[], tirx.PrimFunc],
-    one_schedule: bool = False,
+    func: tirx.PrimFunc, found: Found, target: Target, by_rules: Callable[[], tirx.PrimFunc]
 ) -> tirx.PrimFunc:
     """``func`` scheduled by the best of the records in ``found`` that apply to it.
 
     Where sizes are symbolic, the records of every size at which they were measured have their say: the function chooses
-    among them by its sizes, or with ``one_schedule`` has the one that is good at the most of them. ``by_rules`` is what
-    schedules ``func`` where a record says that the default rules do best.
+    among them by its sizes. ``by_rules`` is what schedules ``func`` where a record says that the default rules do best.
     Raises :class:`DoesNotApplyError` if no record applies.
     """
     if not found.records:
@@ -68,8 +63,7 @@ def schedule_found(
     reuse = _exactly(func, found, target, by_rules) if exact else _by_anchor(func, target, by_rules)
     if not dimensions(func):
         return with_parameters_of(func, next(_applicable(found.records, reuse, target))[1].scheduled)
-    variants = _variants(func, found, reuse, target)
-    return with_known_tiles(dispatch(func, variants[:1] if one_schedule else variants), target)
+    return with_known_tiles(dispatch(func, _variants(func, found, reuse, target)), target)
 
 
 def recorded_seconds(found: Found) -> float:
@@ -137,10 +131,7 @@ def _good(candidates: Sequence[TuningRecord], reuse: _Reuse, target: Target) -> 
 
 
 def _few(good: Mapping[tuple[int, ...], Sequence[Variant]]) -> list[Variant]:
-    """One of the ``good`` variants for each size, as few different ones as a greedy choice finds.
-
-    The first is one that serves the most sizes.
-    """
+    """One of the ``good`` variants for each size, as few different ones as a greedy choice finds."""
     chosen: list[Variant] = []
     left = dict(good)
     while left:

@@ -108,8 +108,9 @@ def compile(
         database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those
             that come with tkc; ``False`` uses neither.
         batch_invariant: Give a row (a token, a sequence) the same bits whatever else is in the batch, and however much
-            of it. Kernels and schedules whose order of summation changes with the size of the batch are left out, which
-            makes some sizes slower. What a model itself computes over the batch still depends on it.
+            of it. Kernels whose order of summation changes with the size of the batch are left out, and generated
+            code is scheduled without tuning records, which makes some sizes slower. What a model itself computes over
+            the batch still depends on it, and so does a row on how far its own inputs are padded.
         checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
             code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
             means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
@@ -278,8 +279,10 @@ def _generated(runner: StageRunner, module: IRModule, target: Target, settings: 
     unordered: list[UnorderedFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
-        lookup = _lookup(settings, target)
-        stages = generation_stages(target, generated_for, lookup, scheduled, unordered, settings.batch_invariant)
+        # Schedules that tuning found may compute a row of a batch's last tile otherwise, even where there is one for
+        # all sizes: products and sums become one instruction, or not. The rules' do not.
+        lookup = None if settings.batch_invariant else _lookup(settings, target)
+        stages = generation_stages(target, generated_for, lookup, scheduled, unordered)
         module = runner.run_passes(module, stages)
     return _Generated(module, tuple(scheduled), tuple(unordered))
 

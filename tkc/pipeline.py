@@ -168,12 +168,10 @@ def generation_stages(
     database: Lookup | None,
     scheduled: list[ScheduledFunction],
     unordered: list[UnorderedFunction] | None = None,
-    batch_invariant: bool = False,
 ) -> list[PassStage]:
     """From what substitution left to a program of scheduled functions.
 
     ``scheduled`` is filled with what scheduled each, ``unordered`` with those that do not repeat their bits.
-    ``batch_invariant`` is as in :func:`tkc.compile`.
     """
     return [
         *fusion_stages(),
@@ -181,7 +179,7 @@ def generation_stages(
         PassStage(
             "schedule",
             (
-                ScheduleModule(target, tvm_target, database, scheduled, one_schedule=batch_invariant),
+                ScheduleModule(target, tvm_target, database, scheduled),
                 NoteUnordered([] if unordered is None else unordered),
             ),
         ),

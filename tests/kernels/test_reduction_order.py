@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+from built_kernel import BuiltKernel, build, gpu_requests
 from cuda_source import cuda_source
 
+from tkc.bench.kernel_cases import Case
+from tkc.bench.prepared_case import random_input
+from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
@@ -207,7 +213,9 @@ def test_the_code_has_the_instruction_that_the_order_names(kind: str) -> None:
 ATOMIC = re.compile(r"\b(?i:atomic)\w*\(\(&\((?:\(\((?P<cast>\w+)\*\))?(?P<buffer>\w+)")
 
 
-@pytest.mark.parametrize("kind", ["projection", "gated experts", "decode", "latent", "norm", "gate", "permute", "combine"])
+@pytest.mark.parametrize(
+    "kind", ["projection", "gated experts", "decode", "latent", "norm", "gate", "permute", "combine"]
+)
 def test_no_kernel_adds_floats_in_the_order_in_which_threads_come(kind: str) -> None:
     """Only what counts experts is atomic, in integers; so kernels repeat their bits."""
     source = cuda_source(chosen(kind, batch_invariant=False).requests[0])
@@ -216,3 +224,95 @@ def test_no_kernel_adds_floats_in_the_order_in_which_threads_come(kind: str) -> 
     assert {match["buffer"] for match in found} == ({"block_counts", "next_position"} if kind == "permute" else set())
     for match in found:
         assert match["cast"] == "int" or f" int {match['buffer']}[" in source, match[0]
+
+
+# Kernels of rows that are small, but of more than one slice, tile and group of each.
+_ON_A_GPU: dict[str, tuple[str, Any]] = {
+    "projection": ("matmul", MatmulParameters(512, 1088, "bfloat16", residual=True)),
+    "GELU": ("matmul", MatmulParameters(512, 1024, "bfloat16", bias=True, activation="gelu")),
+    "SiLU and residual": ("matmul", MatmulParameters(512, 512, "bfloat16", activation="silu", residual=True)),
+    "float32": ("matmul", MatmulParameters(512, 1088, "float32", bias=True)),
+    "gated": ("matmul.gated", GatedMatmulParameters(512, 1088, "bfloat16")),
+    "experts": ("matmul.grouped", GroupedMatmulParameters(8, 512, 768, "bfloat16")),
+    "gated experts": ("matmul.grouped", GroupedMatmulParameters(8, 512, 768, "bfloat16", gated="silu", rows="int64")),
+    "FP8": ("matmul.scaled", ScaledMatmulParameters(512, 1088)),
+    "heads": ("matmul.batched", BatchedMatmulParameters(512, 192, "bfloat16")),
+    "norm": ("normalization", NormalizationParameters(4096, "bfloat16", "layer", 1e-5, bias=True, residual=True)),
+    "gate": ("moe.topk_gate", MoeGateParameters(256, 8, "softmax", normalize=True)),
+    "SwiGLU": ("swiglu", SwiGLUParameters(1536, "bfloat16", scale="token")),
+    "rotary": ("rotary", RotaryParameters(8, 128, "bfloat16", key_heads=2, epsilon=1e-6, weight=True)),
+}
+_MANY, _FEWER = 300, (1, 2, 17, 64, 129)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", _ON_A_GPU)
+def test_equal_orders_give_equal_bits_on_a_gpu(builder: KernelBuilder, kind: str) -> None:
+    """All configurations of one order, on all rows; and each on the first few alone, which it may tile otherwise."""
+    name, parameters = _ON_A_GPU[kind]
+    torch.manual_seed(0)
+    inputs = _random(name, parameters, _MANY)
+    first: dict[Any, tuple[torch.Tensor, ...]] = {}
+    for kernel in build(builder, gpu_requests(name, parameters)):
+        request = kernel.request
+        order = request.spec.reduction_order(parameters, request.configuration, request.target)
+        found = kernel(*inputs)
+        for one, other in zip(first.setdefault(order, found), found, strict=True):
+            assert torch.equal(one, other), f"{request.configuration} has the order {order}"
+        if "offsets" not in {tensor.name for tensor in request.spec.inputs(parameters)}:
+            _check_few(kernel, inputs, found)
+
+
+def _check_few(kernel: BuiltKernel, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> None:
+    """The same rows have the same bits when there are no others."""
+    spec, parameters = kernel.request.spec, kernel.request.parameters
+    axes = [_row_axis(spec.name, tensor.shape) for tensor in spec.inputs(parameters)]
+    written = [_row_axis(spec.name, tensor.shape) for tensor in spec.outputs(parameters)]
+    for rows in _FEWER:
+        some = [_first(tensor, axis, rows) for tensor, axis in zip(inputs, axes, strict=True)]
+        for one, other, axis in zip(kernel(*some), found, written, strict=True):
+            assert torch.equal(one, _first(other, axis, rows)), f"{kernel.request.configuration}, {rows} rows"
+
+
+def _row_axis(name: str, shape: Sequence[int | str]) -> int | None:
+    """Which axis of a tensor the rows are; ``None`` where it has none."""
+    return shape.index(_row_size(name)) if _row_size(name) in shape else None
+
+
+def _row_size(name: str) -> str:
+    return str(SPECS[name].dispatch_size)
+
+
+def _first(tensor: torch.Tensor, axis: int | None, rows: int) -> torch.Tensor:
+    return tensor if axis is None else tensor.narrow(axis, 0, rows).contiguous()
+
+
+def _random(name: str, parameters: Any, rows: int) -> list[torch.Tensor]:
+    """Inputs of a kernel on the GPU, with so many rows."""
+    sizes = dict.fromkeys(SPECS[name].sizes(parameters), 3) | {_row_size(name): rows, "tokens": rows}
+    case = Case(name, parameters, sizes)
+    return [random_input(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(parameters)]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("keys", [70, 1000, 9000])
+def test_a_sequence_decodes_to_the_same_bits_on_a_gpu(builder: KernelBuilder, keys: int) -> None:
+    """In every configuration that has an order: alone, and first of many."""
+    name, p = "attention.decode", AttentionParameters(8, 2, 128, 128, "bfloat16", 128**-0.5)
+    torch.manual_seed(0)
+    sizes = {"batch": 96, "keys": keys}
+    case = Case(name, p, sizes)
+    inputs = [random_input(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(p)]
+    tried, differing = 0, 0
+    for kernel in build(builder, gpu_requests(name, p)):
+        found = kernel(*inputs)[0]
+        equal = [torch.equal(kernel(*(t[:rows].contiguous() for t in inputs))[0], found[:rows]) for rows in (1, 3, 33)]
+        if SPECS[name].reduction_order(p, kernel.request.configuration, kernel.request.target) is None:
+            differing += not all(equal)
+        else:
+            assert all(equal), kernel.request.configuration
+            tried += 1
+    assert tried >= 3
+    assert differing > 0 or keys < 1000  # or there would be nothing to leave out

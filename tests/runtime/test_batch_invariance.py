@@ -1,7 +1,7 @@
-"""A row has the same bits whatever else is in its batch, and however much of it: models, whole, on the CPU and on a GPU.
+"""A row has the same bits whatever else is in its batch, and however much: whole models, on the CPU and on a GPU.
 
-Every model is compiled once, with a symbolic batch, and called with one row among others. On a GPU this also checks what
-``tkc.kernels.matmul.sum_order`` relies on.
+Every model is compiled once, with a symbolic batch, and called with one row among others. On a GPU this also checks
+what ``tkc.kernels.matmul.sum_order`` relies on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tkc
-from tkc.kernels import SPECS, Target
+from tkc.kernels import Target
 from tkc.kernels.attention.spec import AttentionDecode, DecodeConfiguration
 from tkc.kernels.matmul import spec as matmul_spec
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -173,7 +173,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 1024}
 ON_GPU = {
     "feed-forward": of_rows(lambda: FeedForward(1024), 1024),
     "decode": decoding(1024, 8, 2, 3000),
-    "FP8": of_rows(lambda: ScaledLinear(1024, 768), 1024),
+    "FP8": of_rows(lambda: ScaledLinear(2048, 2048), 2048),
     "Llama": language_model("Llama", **LARGE),
     "Mixtral": language_model("Mixtral", **LARGE, num_local_experts=8, num_experts_per_tok=2),
 }
@@ -230,7 +230,9 @@ def differing(
             inputs = case.inputs(batch, 100 + batch)
             for name, values in row.items():
                 inputs[name][place] = values[0]
-            for number, (found, expected) in enumerate(zip(results(executable, case, moved(inputs)), alone, strict=True)):
+            for number, (found, expected) in enumerate(
+                zip(results(executable, case, moved(inputs)), alone, strict=True)
+            ):
                 if not torch.equal(found[place], expected[0]):
                     yield f"result {number} of row {place} in a batch of {batch}"
 
