@@ -162,6 +162,15 @@ def test_splits_that_the_batch_decides_have_no_order() -> None:
         assert spec.reduction_order(p, c, HOPPER) == c
 
 
+@pytest.mark.parametrize("split_keys", [0, 128, 256, 512])
+def test_the_code_splits_keys_as_the_order_says(split_keys: int) -> None:
+    """How many blocks of keys a split has is computed from the batch, or is not."""
+    p, c = KERNELS["decode"][1], DecodeConfiguration(64, 16, 128, split_keys=split_keys)
+    source = cuda_source(KernelRequest("attention.decode", p, c, HOPPER))
+    (computed,) = re.findall(r"split_blocks = (.*keys.*);", source)
+    assert ("batch" in computed) == (SPECS["attention.decode"].reduction_order(p, c, HOPPER) is None)
+
+
 # One configuration of each form that a product has, small enough to be generated in a second or two.
 _FORMS = {
     "block": ("matmul", MatmulParameters(256, 256, "bfloat16"), Tiling(64, 64, 64, stages=2, threads=128)),
