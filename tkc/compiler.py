@@ -279,8 +279,8 @@ def _generated(runner: StageRunner, module: IRModule, target: Target, settings: 
     unordered: list[UnorderedFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
-        # Schedules that tuning found may compute a row of a batch's last tile otherwise, even where there is one for
-        # all sizes: products and sums become one instruction, or not. The rules' do not.
+        # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
+        # of random ones for products on the CPU a third did. The rules' do not.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
         stages = generation_stages(target, generated_for, lookup, scheduled, unordered)
         module = runner.run_passes(module, stages)
