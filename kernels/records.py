@@ -107,11 +107,15 @@ class RecordedChoices:
     """Chooses configurations by the nearest records; earlier ones come first where they are equally near.
 
     Records of ``device`` come before those of others. ``other_devices`` are those whose records had to do so far.
+    ``batch_invariant``: configurations of one kernel all reduce a row in the same order.
     """
 
-    def __init__(self, records: Sequence[KernelRecord], device: str | None = None) -> None:
+    def __init__(
+        self, records: Sequence[KernelRecord], device: str | None = None, batch_invariant: bool = False
+    ) -> None:
         self.other_devices: set[str] = set()
         self._device = device
+        self._batch_invariant = batch_invariant
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
             try:
@@ -121,16 +125,31 @@ class RecordedChoices:
             self._records.setdefault((record.kernel, request.parameters), []).append((record, request.configuration))
 
     def __call__(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[Choice[Any], ...]:
-        """Where records tell nothing, the spec's default for all sizes."""
+        """Where records tell nothing, the spec's default for all sizes.
+
+        Nothing where all must reduce a row in one order, whatever the batch, and none does.
+        """
         offered = spec.configurations(parameters, target)
+        if self._batch_invariant:
+            offered = self._of_one_order(spec, parameters, target, offered)
+        if not offered:
+            return ()
         found = self._nearest(spec, parameters, target, offered)
-        if not found:
-            return (Choice(offered[0]),)
         self.other_devices |= {record.device for record, _ in found} - {self._device}
-        if spec.dispatch_size is None:
-            largest = max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
-            return (Choice(largest[1]),)
-        return _by_size({record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(found)})
+        return _choices(spec, found, offered)
+
+    def _of_one_order(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Those of ``offered`` that reduce a row in the order of the one that would be chosen at the size that settles
+        it; none where all depend on the batch."""
+        orders = {c: spec.reduction_order(parameters, c, target) for c in offered}
+        usable = [c for c in offered if orders[c] is not None]
+        if not usable:
+            return ()
+        choices = _choices(spec, self._nearest(spec, parameters, target, usable), usable)
+        settled = choices[0 if spec.settles_order == "smallest" else -1].configuration
+        return tuple(c for c in usable if orders[c] == orders[settled])
 
     def configuration(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
@@ -167,6 +186,18 @@ class RecordedChoices:
     def _of_this_device(self, entries: list[tuple[KernelRecord, Any]]) -> list[tuple[KernelRecord, Any]]:
         """Those that were measured on this device; all where none was."""
         return [entry for entry in entries if entry[0].device == self._device] or entries
+
+
+def _choices(
+    spec: KernelSpec[Any, Any], found: Sequence[tuple[KernelRecord, Any]], offered: Sequence[Any]
+) -> tuple[Choice[Any], ...]:
+    """What the records that were ``found`` make of it, the nearest first; the first that is ``offered`` if none was."""
+    if not found:
+        return (Choice(offered[0]),)
+    if spec.dispatch_size is None:
+        largest = max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
+        return (Choice(largest[1]),)
+    return _by_size({record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(found)})
 
 
 def _distance(left: Any, right: Any, minor: frozenset[str]) -> float:

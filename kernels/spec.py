@@ -12,10 +12,10 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -76,6 +76,9 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     """The run-time size by which each call chooses among configurations; ``None`` where one serves all sizes."""
     minor_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters that hardly change which configuration is the fastest."""
+    settles_order: ClassVar[Literal["smallest", "largest"]] = "largest"
+    """The size whose configuration settles, where all are to reduce in one order, which order that is: the one that
+    would lose the most by another."""
 
     @abstractmethod
     def unsupported(self, parameters: ParametersT, target: Target) -> str | None:
@@ -96,6 +99,16 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     @abstractmethod
     def configurations(self, parameters: ParametersT, target: Target) -> tuple[ConfigurationT, ...]:
         """Every configuration worth measuring; the first is the default."""
+
+    @abstractmethod
+    def reduction_order(
+        self, parameters: ParametersT, configuration: ConfigurationT, target: Target
+    ) -> Hashable | None:
+        """In which order a row's numbers are reduced: configurations whose orders are equal give it the same bits.
+
+        A row is what the kernel computes of one token, or of one query and head, from what belongs to it alone.
+        ``None`` where its order depends on how many rows there are, or on what the others hold.
+        """
 
     @abstractmethod
     def work(self, parameters: ParametersT, sizes: Mapping[str, int]) -> Work:

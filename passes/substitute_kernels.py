@@ -22,7 +22,7 @@ from tkc.passes.rules import RULES
 
 Choice = Literal["auto", "all", "none"]
 Configure = Callable[[KernelSpec[Any, Any], Any, Target], tuple[KernelChoice[Any], ...]]
-"""Says in which configurations a kernel is called, by size."""
+"""Says in which configurations a kernel is called, by size; none: it is not to be called."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,10 @@ class _Writer:
             reason = spec.beneficial(parameters, target)
         if reason is not None:
             return Refusal(reason)
-        return KernelDispatch(spec.name, parameters, self.settings.configure(spec, parameters, target), target)
+        choices = self.settings.configure(spec, parameters, target)
+        if not choices:
+            return Refusal("in every configuration, the order in which it reduces a row depends on the batch")
+        return KernelDispatch(spec.name, parameters, choices, target)
 
     def _replacement(self, root: relax.Var, call: KernelCall, rewrite: BlockRewrite) -> Replacement | Refusal:
         dispatch = self._dispatch(call.parameters)

@@ -25,7 +25,7 @@ from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.spec import as_json
 from tkc.machines import checked_concurrency
-from tkc.report import KernelUse, Refused, Report, Scheduled
+from tkc.report import KernelUse, Nondeterministic, Refused, Report, Scheduled
 from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tkc.pipeline import StageRunner
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
+    from tkc.schedules.unordered import UnorderedFunction
 
 GENERATE_CODE = "generate code"
 _LOG = logging.getLogger(__name__)
@@ -53,11 +54,12 @@ class CompileOptions:
     """What shapes a compilation besides the model and the target.
 
     ``observer`` is told each stage's name as it begins; ``kernel_progress`` each kernel library as it is ready, and
-    whether it was cached; ``dump`` names a folder for the module between stages.
+    whether it was cached; ``dump`` names a folder for the module between stages. The others are as in :func:`compile`.
     """
 
     kernels: Kernels = "auto"
     database: Database = None
+    batch_invariant: bool = False
     dump: str | Path | None = None
     observer: Observer | None = None
     kernel_progress: KernelProgress | None = None
@@ -82,6 +84,7 @@ def compile(
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
     database: Database = None,
+    batch_invariant: bool = False,
     checks: bool = False,
     copy_weights: bool = False,
     max_concurrency: int | None = None,
@@ -104,6 +107,10 @@ def compile(
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
         database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those
             that come with tkc; ``False`` uses neither.
+        batch_invariant: Give a row (a token, a sequence) the same bits whatever else is in the batch, and however much
+            of it. Kernels whose order of summation changes with the size of the batch are left out, and generated
+            code is scheduled without tuning records, which makes some sizes slower. What a model itself computes over
+            the batch still depends on it, and so does a row on how far its own inputs are padded.
         checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
             code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
             means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
@@ -124,7 +131,9 @@ def compile(
     """
     refuse_unknown_options(compile, unknown)
     checked_concurrency(max_concurrency)
-    settings = CompileOptions(kernels, database, dump, observer, kernel_progress, builder or BuilderSettings())
+    settings = CompileOptions(
+        kernels, database, batch_invariant, dump, observer, kernel_progress, builder or BuilderSettings()
+    )
     resolved = resolve_target(target)
     prepare_toolchain(resolved)
     from tkc.pipeline import StageRunner
@@ -143,10 +152,10 @@ def compile(
         runner.run("join weights", lambda: imported.join_weights(front.joined))
         requests = [request for kernel in front.called for request in kernel.requests]
         libraries = background.submit(kernel_builder.build, requests, settings.kernel_progress)
-        module, scheduled = _generated(runner, front.module, resolved, settings)
+        generated = _generated(runner, front.module, resolved, settings)
         folder = tempfile.TemporaryDirectory(prefix="tkc-")
         code = Path(folder.name) / "model.so"
-        runner.run(GENERATE_CODE, lambda: _export_in_child(module, resolved, code), module)
+        runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, resolved, code), generated.module)
         built = runner.run("build kernels", libraries.result)
     return Executable(
         target=resolved,
@@ -154,7 +163,7 @@ def compile(
         parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
         code=code,
         libraries=tuple(built.values()),
-        report=_report(front, scheduled, resolved, settings, runner),
+        report=_report(front, generated, imported.sources, resolved, settings, runner),
         folder=folder,
         out_spec=imported.out_spec,
         max_concurrency=max_concurrency,
@@ -170,6 +179,7 @@ def explain(
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
     database: Database = None,
+    batch_invariant: bool = False,
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
@@ -181,7 +191,7 @@ def explain(
     Arguments and errors are those of :func:`compile`.
     """
     refuse_unknown_options(explain, unknown)
-    settings = CompileOptions(kernels, database, dump, observer)
+    settings = CompileOptions(kernels, database, batch_invariant, dump, observer)
     resolved = resolve_target(target)
     from tkc.pipeline import StageRunner
 
@@ -192,8 +202,8 @@ def explain(
     )
     runner.explain_with(imported)
     front = _substituted(runner, imported.module, resolved, settings)
-    _, scheduled = _generated(runner, front.module, resolved, settings)
-    return _report(front, scheduled, resolved, settings, runner)
+    generated = _generated(runner, front.module, resolved, settings)
+    return _report(front, generated, imported.sources, resolved, settings, runner)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
@@ -244,7 +254,7 @@ def _substituted(runner: StageRunner, imported: IRModule, target: Target, settin
     from tkc.pipeline import substitution_stages
 
     report = SubstitutionReport()
-    choices = kernel_choices(settings.database, target)
+    choices = kernel_choices(settings.database, target, settings.batch_invariant)
     joined: list[JoinedWeights] = []
     stages = substitution_stages(target, settings.kernels, report, choices, joined)
     module = runner.run_passes(imported, stages)
@@ -252,18 +262,29 @@ def _substituted(runner: StageRunner, imported: IRModule, target: Target, settin
     return _Front(module, tuple(joined), report, called, tuple(sorted(choices.other_devices)))
 
 
-def _generated(
-    runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions
-) -> tuple[IRModule, list[ScheduledFunction]]:
+@dataclass(frozen=True)
+class _Generated:
+    """A program of scheduled functions, what scheduled them, and those of them that do not repeat their bits."""
+
+    module: IRModule
+    scheduled: tuple[ScheduledFunction, ...]
+    unordered: tuple[UnorderedFunction, ...]
+
+
+def _generated(runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions) -> _Generated:
     from tkc.pipeline import generation_stages
     from tkc.schedules.target import tvm_target
 
     scheduled: list[ScheduledFunction] = []
+    unordered: list[UnorderedFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
-        stages = generation_stages(target, generated_for, _lookup(settings, target), scheduled)
+        # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
+        # of random ones for products on the CPU a third did. The rules' do not.
+        lookup = None if settings.batch_invariant else _lookup(settings, target)
+        stages = generation_stages(target, generated_for, lookup, scheduled, unordered)
         module = runner.run_passes(module, stages)
-    return module, scheduled
+    return _Generated(module, tuple(scheduled), tuple(unordered))
 
 
 def _lookup(settings: CompileOptions, target: Target) -> Lookup:
@@ -286,6 +307,7 @@ def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Circ
             "target": str(target),
             "kernels": settings.kernels,
             "database": settings.database,
+            "batch_invariant": settings.batch_invariant,
         },
         replay=lambda module, stage: _replay(module, stage, target, settings),
         build={GENERATE_CODE: lambda module: _built(module, target)},
@@ -300,10 +322,10 @@ def _replay(module: IRModule, stage: str, target: Target, settings: CompileOptio
     front = _substituted(runner, module, target, settings)
     if stage in [done.name for done in runner.stages]:
         return
-    generated, _ = _generated(runner, front.module, target, settings)
+    generated = _generated(runner, front.module, target, settings)
     if stage == GENERATE_CODE:
         with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
-            runner.run(stage, lambda: _export(generated, target, Path(folder) / "model.so"))
+            runner.run(stage, lambda: _export(generated.module, target, Path(folder) / "model.so"))
 
 
 def _export_in_child(module: IRModule, target: Target, path: Path) -> None:
@@ -344,7 +366,12 @@ def _built(module: IRModule, target: Target) -> Any:
 
 
 def _report(
-    front: _Front, scheduled: Sequence[ScheduledFunction], target: Target, settings: CompileOptions, runner: StageRunner
+    front: _Front,
+    generated: _Generated,
+    sources: Mapping[str, str],
+    target: Target,
+    settings: CompileOptions,
+    runner: StageRunner,
 ) -> Report:
     choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in front.called}
     uses = []
@@ -358,13 +385,20 @@ def _report(
     return Report(
         target=str(target),
         kernels=settings.kernels,
+        batch_invariant=settings.batch_invariant,
         uses=tuple(uses),
         uses_measured_on=front.other_devices,
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
-        scheduled=tuple(map(_scheduled, scheduled)),
-        coverage=coverage((entry.scheduled_by, entry.cost) for entry in scheduled),
+        scheduled=tuple(map(_scheduled, generated.scheduled)),
+        nondeterministic=tuple(_nondeterministic(function, sources) for function in generated.unordered),
+        coverage=coverage((entry.scheduled_by, entry.cost) for entry in generated.scheduled),
         stages=tuple(runner.stages),
     )
+
+
+def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:
+    nodes = dict.fromkeys(sources.get(variable, variable) for variable in function.variables)
+    return Nondeterministic(function.function, tuple(nodes), function.reason)
 
 
 def _scheduled(function: ScheduledFunction) -> Scheduled:

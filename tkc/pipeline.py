@@ -50,6 +50,7 @@ from tkc.passes.widen_products import WidenProducts
 from tkc.passes.write_rows import WriteRows
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+from tkc.schedules.unordered import NoteUnordered, UnorderedFunction
 
 if TYPE_CHECKING:
     from tkc.frontend.model import ImportedModel
@@ -162,13 +163,26 @@ def lowering_stage(target: Target) -> PassStage:
 
 
 def generation_stages(
-    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, scheduled: list[ScheduledFunction]
+    target: Target,
+    tvm_target: tvm.target.Target,
+    database: Lookup | None,
+    scheduled: list[ScheduledFunction],
+    unordered: list[UnorderedFunction] | None = None,
 ) -> list[PassStage]:
-    """From what substitution left to a program of scheduled functions."""
+    """From what substitution left to a program of scheduled functions.
+
+    ``scheduled`` is filled with what scheduled each, ``unordered`` with those that do not repeat their bits.
+    """
     return [
         *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's.
-        PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
+        PassStage(
+            "schedule",
+            (
+                ScheduleModule(target, tvm_target, database, scheduled),
+                NoteUnordered([] if unordered is None else unordered),
+            ),
+        ),
         lowering_stage(target),
     ]
 

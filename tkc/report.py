@@ -60,6 +60,16 @@ class Scheduled:
 
 
 @dataclass(frozen=True)
+class Nondeterministic:
+    """A function whose results may differ in their last bits from run to run, the model's ``nodes`` that are computed
+    by it, and why."""
+
+    function: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Stage:
     """The time of one stage of the compilation, in seconds."""
 
@@ -71,7 +81,9 @@ class Stage:
 class Report:
     """Everything above for one compilation; ``print`` it, or take :meth:`to_json`.
 
-    ``uses_measured_on`` are devices other than this machine's whose records chose configurations of the kernels.
+    ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
+    whose records chose configurations of the kernels. ``nondeterministic`` is empty unless the same call may not give
+    the same bits twice.
     """
 
     target: str
@@ -80,8 +92,10 @@ class Report:
     uses_measured_on: tuple[str, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
+    nondeterministic: tuple[Nondeterministic, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     stages: tuple[Stage, ...] = ()
+    batch_invariant: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
@@ -96,6 +110,8 @@ class Report:
         parts: list[RenderableType] = [_kernels_table(self)]
         if self.refused:
             parts.append(_refused_table(self))
+        if self.nondeterministic:
+            parts.append(_nondeterministic_table(self))
         if self.scheduled:
             parts += [_scheduled_table(self), _coverage_table(self)]
         if self.stages:
@@ -109,7 +125,8 @@ class Report:
 
 
 def _kernels_table(report: Report) -> Table:
-    title = f"Kernels for {report.target} (kernels={report.kernels!r})"
+    invariant = ", batch_invariant=True" if report.batch_invariant else ""
+    title = f"Kernels for {report.target} (kernels={report.kernels!r}{invariant})"
     table = Table(title=title, title_justify="left", caption_justify="left")
     for column in ("kernel", "rule", "calls", "parameters"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
@@ -140,6 +157,15 @@ def _refused_table(report: Report) -> Table:
         first.setdefault((row.rule, row.reason), row.variable)
     for (rule, reason), count in places.items():
         table.add_row(rule, str(count), first[rule, reason], reason)
+    return table
+
+
+def _nondeterministic_table(report: Report) -> Table:
+    table = Table(title="Not the same bits in every run", title_justify="left")
+    for column in ("nodes", "function", "why"):
+        table.add_column(column, overflow="fold")
+    for row in report.nondeterministic:
+        table.add_row(", ".join(row.nodes), row.function, row.reason)
     return table
 
 

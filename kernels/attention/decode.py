@@ -58,8 +58,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         keys = _visible_keys(p, k)
         key_blocks = T.ceildiv(keys, block_keys)
-        wanted = _splits(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
-        blocks_each = T.max(T.ceildiv(key_blocks, wanted), 1)
+        blocks_each = _blocks_each(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
         splits = T.max(T.ceildiv(key_blocks, blocks_each), 1)  # of which none is empty
         # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
@@ -140,6 +139,16 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits, sinks)
 
     return attention_decode
+
+
+def _blocks_each(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:
+    """How many blocks of keys each thread block has that shares a sequence's keys; one at the least.
+
+    With ``split_keys``, the number of ``rows`` does not count, so that a sequence has the same sums in every batch.
+    """
+    if c.split_keys:
+        return T.max(T.ceildiv(key_blocks, c.splits), c.split_keys // c.block_keys)
+    return T.max(T.ceildiv(key_blocks, _splits(c, key_blocks, rows)), 1)
 
 
 def _splits(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -79,6 +79,7 @@ class LatentDecode(KernelSpec[LatentParameters, LatentConfiguration]):
     parameters_type = LatentParameters
     configuration_type = LatentConfiguration
     dispatch_size = "batch"
+    settles_order = "smallest"  # few sequences without splits leave most multiprocessors idle
     minor_parameters = frozenset({"mask", "mask_per_batch", "mask_per_head", "joined_queries", "joined_cache"})
 
     @property
@@ -125,6 +126,12 @@ class LatentDecode(KernelSpec[LatentParameters, LatentConfiguration]):
         usable = [c for c in candidates if _fits(p, c) and _shared_memory(p, c) <= target.shared_memory]
         narrowest = min(c.block_heads for c in usable)
         return tuple(c for c in usable if c.block_heads < max(4 * p.num_heads, narrowest + 1))
+
+    def reduction_order(
+        self, parameters: LatentParameters, configuration: LatentConfiguration, target: Target
+    ) -> Hashable:
+        """Tiles of keys one after the other, in as many shares as the configuration says: each has its own order."""
+        return configuration
 
     def work(self, parameters: LatentParameters, sizes: Mapping[str, int]) -> Work:
         p = parameters

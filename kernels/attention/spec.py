@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
@@ -84,11 +84,16 @@ class PrefillConfiguration:
 
 @dataclass(frozen=True)
 class DecodeConfiguration:
-    """Keys in a tile, how many thread blocks share one sequence's keys at the most, and threads in a block."""
+    """Keys in a tile, how many thread blocks share one sequence's keys at the most, and threads in a block.
+
+    How many share them is a matter of how many sequences and heads there are besides; with ``split_keys`` (whole
+    tiles), of their number alone: each block has so many, and more only where ``splits`` would not do.
+    """
 
     block_keys: int = 64
     splits: int = 16
     threads: int = 128
+    split_keys: int = 0
 
 
 ConfigurationT = TypeVar("ConfigurationT")
@@ -184,6 +189,12 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
             and _prefill_registers(parameters, c) <= registers
         )
 
+    def reduction_order(
+        self, parameters: AttentionParameters, configuration: PrefillConfiguration, target: Target
+    ) -> Hashable:
+        """Tiles of keys one after the other, from the first that a tile of queries sees: each has its own order."""
+        return configuration
+
 
 class AttentionDecode(_Attention[DecodeConfiguration]):
     """As :class:`AttentionPrefill` with one query; the keys are split over thread blocks, whose partial
@@ -192,6 +203,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
     name = "attention.decode"
     configuration_type = DecodeConfiguration
     dispatch_size = "batch"
+    settles_order = "smallest"  # few sequences in few splits leave most multiprocessors idle
     minor_parameters = frozenset(
         {
             *("causal", "mask", "mask_per_batch", "mask_per_head", "q_layout", "k_layout", "v_layout", "out_layout"),
@@ -226,6 +238,14 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
             if _decode_tiles(parameters, c) + _BARRIERS <= target.shared_memory
         )
 
+    def reduction_order(
+        self, parameters: AttentionParameters, configuration: DecodeConfiguration, target: Target
+    ) -> Hashable | None:
+        """Tiles of keys one after the other in each split, then the splits: by the configuration, unless it leaves open
+        how many share a sequence's keys."""
+        c = configuration
+        return c if c.splits == 1 or c.split_keys else None
+
 
 _HOPPER_PREFILL = (
     PrefillConfiguration(128, 128, 2, 256, overlaps=True, blocks=MULTIPROCESSORS),
@@ -242,6 +262,9 @@ _DECODE = (
     DecodeConfiguration(64, 4, 128),
     DecodeConfiguration(128, 4, 128),
     DecodeConfiguration(32, 16, 128),
+    DecodeConfiguration(64, 16, 128, split_keys=256),
+    DecodeConfiguration(64, 16, 128, split_keys=128),
+    DecodeConfiguration(64, 16, 128, split_keys=512),
 )
 # TileLang 0.1.15 pipelines a loop of unknown length over more than one stage by bulk copies alone.
 _OTHER_PREFILL = (

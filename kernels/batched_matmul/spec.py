@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
+from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -118,6 +119,12 @@ class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfigurati
         # Persistent blocks store by TMA, numbers of 16 bits.
         lasting = p.n is not None and loadable_by_tma((p.n,)) and p.stored_dtype != "float32"
         return tuple(tiling for tiling in found if lasting or not tiling.blocks)
+
+    def reduction_order(
+        self, parameters: BatchedMatmulParameters, configuration: BatchedMatmulConfiguration, target: Target
+    ) -> Hashable:
+        """See :mod:`tkc.kernels.matmul.sum_order`."""
+        return sum_order(configuration, target, parameters.dtype)
 
     def work(self, parameters: BatchedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         p = parameters

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
@@ -104,6 +105,12 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
             return cpu_tilings(p.weight_layout, p.dtype)
         strides = (p.k, p.k if p.weight_layout == "nk" else (2 * p.n if p.packed else p.n))
         return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target, weights=2)
+
+    def reduction_order(
+        self, parameters: GatedMatmulParameters, configuration: GatedMatmulConfiguration, target: Target
+    ) -> Hashable:
+        """See :mod:`tkc.kernels.matmul.sum_order`."""
+        return sum_order(configuration, target, parameters.dtype, parameters.activation)
 
     def work(self, parameters: GatedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         """The products alone: what the epilogue adds to them is nothing beside."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
+from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -154,6 +155,12 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
             for tiling in found
             if (lasting or not tiling.blocks) and (p.rows is None or (tiling.blocks and p.k % tiling.block_k == 0))
         )
+
+    def reduction_order(
+        self, parameters: GroupedMatmulParameters, configuration: GroupedMatmulConfiguration, target: Target
+    ) -> Hashable:
+        """See :mod:`tkc.kernels.matmul.sum_order`; the rows of other groups move a row within its tile, and no more."""
+        return sum_order(configuration, target, parameters.dtype, parameters.gated)
 
     def work(self, parameters: GroupedMatmulParameters, sizes: Mapping[str, int]) -> Work:
         """The work when every row has a group; as many weights are read as there can be groups with rows."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
+from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -161,6 +162,12 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         lasting = loadable_by_tma(widths) and p.out_dtype != "float32"
         lasting &= not p.residual or p.out_dtype in (None, p.dtype)
         return tuple(tiling for tiling in tilings if lasting or not tiling.blocks)
+
+    def reduction_order(
+        self, parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target
+    ) -> Hashable:
+        """See :mod:`tkc.kernels.matmul.sum_order`."""
+        return sum_order(configuration, target, parameters.dtype, parameters.activation)
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
         p, m = parameters, sizes["m"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -88,6 +88,12 @@ class MoeCombine(KernelSpec[MoeCombineParameters, MoeCombineConfiguration]):
         vectors = -(-parameters.channels // vector_width(parameters))
         whole_warps = -(-vectors // WARP) * WARP
         return tuple(dict.fromkeys(MoeCombineConfiguration(min(count, whole_warps)) for count in (256, 128, 512)))
+
+    def reduction_order(
+        self, parameters: MoeCombineParameters, configuration: MoeCombineConfiguration, target: Target
+    ) -> Hashable:
+        """One thread adds up a channel's rows, in the order in which the token chose its experts."""
+        return "as chosen"
 
     def work(self, parameters: MoeCombineParameters, sizes: Mapping[str, int]) -> Work:
         """A multiplication and an addition for each value of a row."""

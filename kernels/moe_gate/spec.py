@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -157,6 +157,12 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
             for threads in (128, 256)
             if ExpertLayout.of(parameters, lanes) is not None
         )
+
+    def reduction_order(
+        self, parameters: MoeGateParameters, configuration: MoeGateConfiguration, target: Target
+    ) -> Hashable:
+        """Scores are added up lane by lane, then over the lanes of a token: by how many these are."""
+        return configuration.lanes
 
     def work(self, parameters: MoeGateParameters, sizes: Mapping[str, int]) -> Work:
         """Four operations to score an expert, one comparison to rank it, three for each weight."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -87,6 +87,12 @@ class MoePermute(KernelSpec[MoePermuteParameters, MoePermuteConfiguration]):
             for blocks in (64, 128)
             if shared_bytes(parameters, threads) <= _SHARED_BYTES
         )
+
+    def reduction_order(
+        self, parameters: MoePermuteParameters, configuration: MoePermuteConfiguration, target: Target
+    ) -> Hashable:
+        """Only integers are counted, and the sort is stable."""
+        return "integers"
 
     def work(self, parameters: MoePermuteParameters, sizes: Mapping[str, int]) -> Work:
         """No arithmetic on floats; every copy is read once and written three times."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -115,6 +115,12 @@ class Normalization(KernelSpec[NormalizationParameters, NormalizationConfigurati
             for count in lanes
             if -(-vectors // count) * width <= MAX_VALUES_PER_LANE
         )
+
+    def reduction_order(
+        self, parameters: NormalizationParameters, configuration: NormalizationConfiguration, target: Target
+    ) -> Hashable:
+        """Each lane adds up its own values, then lanes and warps are added up: by how many share a token."""
+        return configuration.lanes
 
     def work(self, parameters: NormalizationParameters, sizes: Mapping[str, int]) -> Work:
         """For a value two operations to find the mean square and two to apply it, and one for each further term."""

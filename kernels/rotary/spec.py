@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -110,6 +110,12 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
             return (RotaryConfiguration(1),)
         counts = ((128, 8), (256, 4), (512, 2), (128, 10), (256, 5), (128, 1))
         return tuple(RotaryConfiguration(threads, resident) for threads, resident in counts)
+
+    def reduction_order(
+        self, parameters: RotaryParameters, configuration: RotaryConfiguration, target: Target
+    ) -> Hashable:
+        """A head is normalized by as many lanes as its size asks for, in every configuration."""
+        return "of the head's size"
 
     def work(self, parameters: RotaryParameters, sizes: Mapping[str, int]) -> Work:
         """Two multiplications and an addition for each element, and for normalization three operations and a weight."""

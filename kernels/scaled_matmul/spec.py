@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
@@ -122,6 +123,12 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
         lasting = loadable_by_tma((parameters.n,)) and parameters.out_dtype != "float32"
         tilings = tuple(tiling for tiling in tilings if lasting or not tiling.blocks)
         return fitting(tilings, parameters.n, (parameters.k,), target)
+
+    def reduction_order(
+        self, parameters: ScaledMatmulParameters, configuration: ScaledTiling, target: Target
+    ) -> Hashable:
+        """See :mod:`tkc.kernels.matmul.sum_order`; each 128 are summed so, scaled, and added up in their order."""
+        return sum_order(configuration, target, OPERAND_DTYPE)
 
     def work(self, parameters: ScaledMatmulParameters, sizes: Mapping[str, int]) -> Work:
         tensors = (*self.inputs(parameters), *self.outputs(parameters))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -118,6 +118,13 @@ class SwiGLU(KernelSpec[SwiGLUParameters, SwiGLUConfiguration]):
                 SwiGLUConfiguration(threads, partials=partials) for threads in (64, 128) for partials in (128, 256)
             )
         return tuple(SwiGLUConfiguration(threads, vectors) for vectors in (2, 1, 4) for threads in (128, 256))
+
+    def reduction_order(
+        self, parameters: SwiGLUParameters, configuration: SwiGLUConfiguration, target: Target
+    ) -> Hashable:
+        """Scales are found by maxima, which no order changes. (Tokens that share a scale depend on each other, which is
+        what the model says.)"""
+        return "maxima"
 
     def work(self, parameters: SwiGLUParameters, sizes: Mapping[str, int]) -> Work:
         """Five operations for a value (negate, exponential, add, divide, multiply), three more to quantize it."""

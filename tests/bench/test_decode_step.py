@@ -47,6 +47,14 @@ def test_contenders_agree_in_result_and_cache(monkeypatch: pytest.MonkeyPatch) -
     assert all(row.error is not None and row.error < 1e-5 and row.notes["eager error"] < 1e-5 for row in found)
 
 
+def test_batch_invariance_is_measured_beside() -> None:
+    """By turns, each setting of it too."""
+    device = torch.device("cpu")
+    options = {"kernels": ["none"], "batch_invariant": True}
+    (row,) = bench_model("llama-3-8b-decode", [8], 1, 2, device, torch.float32, **options)  # type: ignore[arg-type]
+    assert set(row.milliseconds) == {"tkc none", "tkc none, batch-invariant", "eager"}
+
+
 def test_a_step_that_leaves_the_cache_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is no number, because the row that it should have written is none."""
 

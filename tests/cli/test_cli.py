@@ -53,6 +53,12 @@ def artifact(model: Path) -> Path:
     return path
 
 
+def test_batch_invariance_is_in_the_report(model: Path) -> None:
+    """And is off unless it is asked for."""
+    for options, expected in (((), False), (("--batch-invariant",), True)):
+        assert json.loads(tkc("explain", model, *options, "--json").stdout)["batch_invariant"] is expected
+
+
 def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
     """At a size the model was not exported with; a tolerance nothing meets is exit code 1."""
     result = json.loads(tkc("run", artifact, "--size", "features_0=9", "--compare", model, "--json").stdout)

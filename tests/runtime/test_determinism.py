@@ -12,9 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import tvm
 from torch import nn
+from tvm import tirx
 
 import tkc
+from tkc import compiler
+from tkc.frontend import import_model
+from tkc.kernels import Target
+from tkc.pipeline import StageRunner
+from tkc.schedules import unordered
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -100,6 +107,55 @@ def test_another_build_and_other_threads_repeat_them(executable: tkc.Executable,
             [sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=100, capture_output=True
         )
         assert found.stdout.decode().split() == expected, f"{threads} threads"
+
+
+@pytest.mark.parametrize("kernels", ["all", "none"])
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
+def test_no_operator_is_nondeterministic(target: str, kernels: str) -> None:
+    """Sums at indices that repeat among them; the report has nothing to name."""
+    report = tkc.explain(Everything(), inputs(), target=target, kernels=kernels)
+    assert report.nondeterministic == () and "Not the same bits" not in str(report)
+
+
+def test_what_is_nondeterministic_is_named_by_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if scatters were atomic, which they are not: every node of the model that one function computes."""
+    monkeypatch.setattr(unordered, "unordered", lambda func: "threads race" if "scatter" in func.script() else None)
+    report = tkc.explain(Everything(), inputs(), target="cuda:sm_90a")
+    (found,) = report.nondeterministic
+    assert [node.split(".")[1] for node in found.nodes] == ["index_put", "scatter_add"]
+    assert found.function in str(report) and "threads race" in str(report)
+    assert tkc.report.Report.from_json(report.to_json()) == report
+
+
+def test_atomic_sums_of_floats_are_found() -> None:
+    """As CUDA's functions and as TVM's; those of integers repeat their bits."""
+
+    def adding(dtype: str) -> tirx.PrimFunc:
+        total = tirx.decl_buffer((1,), dtype, "total")
+        handle = tirx.Var("total_handle", "handle")
+        added = tirx.call_extern(dtype, "atomicAdd", total.access_ptr("rw"), tirx.const(1, dtype))
+        return tirx.PrimFunc([handle], tirx.Evaluate(added), None, {handle: total})
+
+    found: list[unordered.UnorderedFunction] = []
+    module = tvm.IRModule({dtype: adding(dtype) for dtype in ("float32", "float16", "int32", "int64")})
+    unordered.NoteUnordered(found)(module)
+    assert [each.function for each in found] == ["float16", "float32"]
+    assert "atomicAdd" in found[0].reason
+
+
+@pytest.mark.nvcc
+def test_generated_cuda_has_no_atomics() -> None:
+    """Nothing that TVM writes for a model with sums, scans and scatters is in the order in which threads come."""
+    target = Target.parse("cuda:sm_90a")
+    compiler.prepare_toolchain(target)
+    settings, runner = compiler.CompileOptions(kernels="none"), StageRunner()
+    imported = import_model(Everything(), inputs(), None, None, "inputs", None)
+    front = compiler._substituted(runner, imported.module, target, settings)
+    module = compiler._generated(runner, front.module, target, settings).module
+    (host,) = compiler._built(module, target).mod.imports
+    (device,) = host.imports
+    source = device.inspect_source()
+    assert "__global__" in source and "atomic" not in source.lower()
 
 
 @pytest.mark.gpu

@@ -48,6 +48,9 @@ def test_a_tuned_model_of_symbolic_sizes_is_compiled_by_its_own_records(tmp_path
     executable = tkc.compile(model, (_IDS,), dynamic_shapes=_SHAPES, database=tmp_path, kernels="none")
     by_others = [each for each in executable.report.scheduled if each.scheduled_by != "database"]
     assert executable.report.coverage.exact == pytest.approx(1), by_others
+    options = {"dynamic_shapes": _SHAPES, "database": tmp_path, "kernels": "none"}
+    invariant = tkc.explain(model, (_IDS,), batch_invariant=True, **options)
+    assert "database" not in {each.scheduled_by for each in invariant.scheduled}
     ids = torch.randint(0, 32, (5, 9))
     for result, expected in zip(executable(ids), model(ids), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5, equal_nan=True)

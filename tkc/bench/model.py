@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
 
 _REASON_WIDTH = 200  # characters
+_TURNS = 5  # of contenders that differ by little
 
 PYTORCH = {"eager": None, "compile": "default", "max-autotune": "max-autotune"}
 """PyTorch's ways to run a model, by the mode of ``torch.compile``; kernels have the same names for them."""
@@ -41,24 +43,27 @@ def bench_model(
     kernels: Sequence[Kernels],
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
+    batch_invariant: bool = False,
 ) -> Iterator[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
     ``references`` are keys of :data:`PYTORCH`; the ratio is to the fastest of them. Errors are those of each contender
     against a float32 run of PyTorch, by the norm of the difference over the norm. A decode step, whose caches have one
     size, is compiled for each number of tokens; its error is the larger of that of its result and those of the caches,
-    relative to the row that the step writes.
+    relative to the row that the step writes. ``batch_invariant``: also compile each setting so, and measure all
+    contenders by turns.
     """
     if name not in (*MODELS, *DECODE_STEPS):
         known = ", ".join((*MODELS, *DECODE_STEPS))
         raise UsageError(f"there is no benchmark model {name!r}; choose one of {known}")
     known_references(references)
     if name in MODELS:
-        yield from _rows(MODELS[name](layers, device, dtype), tokens, batch, device, kernels, references, database)
+        case = MODELS[name](layers, device, dtype)
+        yield from _rows(case, tokens, batch, device, kernels, references, database, batch_invariant)
         return
     for count in tokens:
         step = DECODE_STEPS[name](layers, device, dtype, batch, count)
-        yield from _rows(step, [count], batch, device, kernels, references, database)
+        yield from _rows(step, [count], batch, device, kernels, references, database, batch_invariant)
 
 
 def _rows(
@@ -69,24 +74,34 @@ def _rows(
     kernels: Sequence[Kernels],
     references: Sequence[str],
     database: Path | None,
+    batch_invariant: bool,
 ) -> Iterator[Row]:
     exact = copy.deepcopy(case.model).float()
     contenders, notes = compiled(case, device, kernels, database)
+    if batch_invariant:
+        others, their_notes = compiled(case, device, kernels, database, batch_invariant=True)
+        contenders, notes = contenders | others, notes | their_notes
+    turns = _TURNS if batch_invariant else 1
     for count in tokens:
         name = f"{case.name}, {batch} × {count} tokens"
-        inputs = case.inputs(batch, count)
-        yield compared(name, case, exact, contenders | pytorch(case.model, references), inputs, notes, device)
+        inputs, everyone = case.inputs(batch, count), contenders | pytorch(case.model, references)
+        yield compared(name, case, exact, everyone, inputs, notes, device, turns)
 
 
 def compiled(
-    case: Benchmarked, device: torch.device, kernels: Sequence[Kernels], database: Path | None
+    case: Benchmarked,
+    device: torch.device,
+    kernels: Sequence[Kernels],
+    database: Path | None,
+    batch_invariant: bool = False,
 ) -> tuple[dict[str, Contender], dict[str, float | str]]:
     """The model under each of the substitution settings ``kernels``, and notes of how long that took."""
     contenders: dict[str, Contender] = {}
     notes: dict[str, float | str] = {}
     for choice in kernels:
         start = time.perf_counter()
-        contenders[f"tkc {choice}"] = compile(
+        name = f"tkc {choice}" + (", batch-invariant" if batch_invariant else "")
+        contenders[name] = compile(
             case.model,
             (),
             case.kwargs,
@@ -94,8 +109,9 @@ def compiled(
             dynamic_shapes=case.dynamic_shapes,
             kernels=choice,
             database=database,
+            batch_invariant=batch_invariant,
         )
-        notes[f"tkc {choice} compile s"] = time.perf_counter() - start
+        notes[f"{name} compile s"] = time.perf_counter() - start
     return contenders, notes
 
 
@@ -116,17 +132,19 @@ def compared(
     inputs: dict[str, Any],
     notes: Mapping[str, float | str],
     device: torch.device,
+    turns: int = 1,
 ) -> Row:
     """The row ``name``: what each contender takes for ``inputs``, and its error against ``exact``, the float32 model.
 
-    The first contender is ours; the ratio is to the fastest of those that are keys of :data:`PYTORCH`.
+    The first contender is ours; the ratio is to the fastest of those that are keys of :data:`PYTORCH`. Of several
+    ``turns``, in which each is measured once, the median counts.
     """
     notes = dict(notes)
     widened = {
         name: value.float() if torch.is_tensor(value) and value.is_floating_point() else value
         for name, value in inputs.items()
     }
-    milliseconds: dict[str, float] = {}
+    measured: dict[str, list[float]] = {}
     errors: dict[str, float] = {}
     with torch.no_grad():
         reference = exact(**widened)[0]
@@ -142,8 +160,12 @@ def compared(
             if contender_name in PYTORCH:
                 notes.setdefault(f"{contender_name} first call s", time.perf_counter() - start)
             with watched(device) as state:
-                milliseconds[contender_name] = median_milliseconds(partial(contender, **inputs), device)
+                measured[contender_name] = [median_milliseconds(partial(contender, **inputs), device)]
             notes |= {f"{contender_name} {unit}": value for unit, value in state.items()}
+        for _ in range(turns - 1):
+            for contender_name, times in measured.items():
+                times.append(median_milliseconds(partial(contenders[contender_name], **inputs), device))
+    milliseconds = {contender_name: statistics.median(times) for contender_name, times in measured.items()}
     ours = next(iter(contenders))
     others = [time for contender, time in milliseconds.items() if contender in PYTORCH]
     notes |= {f"{contender} error": error for contender, error in errors.items()}

@@ -41,6 +41,10 @@ DatabaseOption = Annotated[
 NoDatabaseOption = Annotated[
     bool, typer.Option("--no-database", help="Schedule by rules alone, without your tuning records or tkc's.")
 ]
+BatchInvariantOption = Annotated[
+    bool,
+    typer.Option("--batch-invariant", help="Give a row the same bits whatever else is in the batch, at some cost."),
+]
 DumpOption = Annotated[Path | None, typer.Option("--dump", help="Write the module after each stage into this folder.")]
 
 
@@ -52,6 +56,7 @@ def compile(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    batch_invariant: BatchInvariantOption = False,
     checks: ChecksOption = False,
     size_names: SizeNamesOption = None,
     dump: DumpOption = None,
@@ -71,6 +76,7 @@ def compile(
             target=target,
             kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            batch_invariant=batch_invariant,
             checks=checks,
             size_names=parse_size_names(size_names),
             dump=dump,
@@ -91,6 +97,7 @@ def explain(
     kernels: KernelsOption = "auto",
     database: DatabaseOption = None,
     no_database: NoDatabaseOption = False,
+    batch_invariant: BatchInvariantOption = False,
     checks: ChecksOption = False,
     size_names: SizeNamesOption = None,
     dump: DumpOption = None,
@@ -106,6 +113,7 @@ def explain(
             target=target,
             kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
             database=_database(database, no_database),
+            batch_invariant=batch_invariant,
             checks=checks,
             size_names=parse_size_names(size_names),
             dump=dump,

@@ -121,6 +121,9 @@ def model(
     references: ReferencesOption = None,
     dtype: DtypeOption = None,
     database: DatabaseOption = None,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Also measure what batch_invariant=True costs, by turns.")
+    ] = False,
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
@@ -138,6 +141,7 @@ def model(
         cast("list[Kernels]", kernels or ["auto", "none"]),  # compile() refuses others
         references or ["eager"],
         database,
+        batch_invariant,
     )
     _finish(f"model {name}", rows, on_gpu, output, against)
 
