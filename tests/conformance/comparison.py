@@ -11,7 +11,7 @@ from two measurements instead of a constant:
 An element may be off by ``ULPS`` units of its own last place, and by ``FACTOR`` times the larger of the two (at the
 element, or on average, since either may be zero by chance). NaN and infinity stand where PyTorch has them, or where the
 float64 reference, rounded, has them: TKC may keep in float32 what PyTorch lets overflow in between. Integers and
-booleans are equal; dtypes, shapes and the structure of results too.
+booleans are equal (of equal elements, ``topk`` may choose any); dtypes, shapes and the structure of results too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .samples import DTYPES, Sample, seed
+from .ties import choose_equals
 
 ULPS = 8
 FACTOR = 4
@@ -33,8 +34,8 @@ _PART = 16
 class Expected:
     """What a sample's result is compared with. Raises whatever PyTorch raises for the sample."""
 
-    def __init__(self, sample: Sample, dtype: str, nondeterministic: bool = False) -> None:
-        self._sample, self._dtype = sample, DTYPES[dtype]
+    def __init__(self, sample: Sample, dtype: str, nondeterministic: bool = False, has_ties: bool = False) -> None:
+        self._sample, self._dtype, self._has_ties = sample, DTYPES[dtype], has_ties
         seed(1)
         self.eager = self._run(sample.tensors)
         seed(2)
@@ -74,7 +75,9 @@ class Expected:
             if eager.dtype.is_complex:
                 return None if torch.allclose(value, eager, equal_nan=True) else "complex numbers differ"
             wrong = value != eager
-            return None if not wrong.any() else example(wrong, value, eager)
+            if not wrong.any() or (self._has_ties and choose_equals(self._sample.tensors[0].cpu(), value, eager)):
+                return None
+            return example(wrong, value, eager)
         return difference(value, eager, exact, [each for each in moved if each is not None])
 
     def _exact(self, wanted: list[Any]) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:

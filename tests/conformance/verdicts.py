@@ -13,6 +13,7 @@ import torch
 import tkc
 from tkc.errors import InternalError, KernelBuildError
 
+from . import ties
 from .comparison import Expected
 from .pool import Fate, Job, Watcher
 from .samples import Packed, Sample, groups, named, operators, samples
@@ -72,7 +73,8 @@ def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int)
         watcher.begin([sample.index])
         try:
             nondeterministic = getattr(operators()[case.operator], "has_nondeterministic_output", False)
-            expected[sample.index] = Expected(sample, case.dtype, nondeterministic)
+            has_ties = case.operator in ties.OPERATORS and "stable=True" not in sample.text
+            expected[sample.index] = Expected(sample, case.dtype, nondeterministic, has_ties)
         except Exception as error:
             yield Verdict(sample.index, sample.text, "not exportable", f"PyTorch itself: {first_line(error)}")
     for group in groups(sorted(expected), size):

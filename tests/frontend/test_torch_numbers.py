@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import execution
 import pytest
 import torch
 from side_by_side import Function, Several
+from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
@@ -263,3 +265,92 @@ def test_nan_semantics_on_a_gpu(dtype: torch.dtype) -> None:
     found = tkc.compile(model, (x, y), target="cuda")(x.cuda(), y.cuda())
     for name, expected in model(x, y).items():
         assert not _difference(found[name].cpu(), expected, TOLERANCES[dtype], (x, y)), name
+
+
+def test_ranges_of_whole_numbers() -> None:
+    """Both ends come into the dtype first; what is below zero wraps around where there are no signs."""
+    one = torch.ones(1, dtype=torch.uint8)
+    dtypes = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+    ends = (4.3, 1, 50), (3, 4.5, 1), (0.5, 0.5, 2), (9, 0.9, 12)
+    functions: dict[str, Function] = {}
+    for dtype in dtypes:
+        for begin, end, steps in ends:
+            functions[f"linspace {dtype} {begin} {end} {steps}"] = lambda x, a=begin, b=end, n=steps, dtype=dtype: (
+                torch.linspace(a, b, n, dtype=dtype) + x.to(dtype)
+            )
+        for begin, end, step in (0, 7, 3), (5, -3, -2), (-1, 6, 2):
+            if dtype != torch.uint8 or step > 0:
+                functions[f"arange {dtype} {begin} {end} {step}"] = lambda x, a=begin, b=end, s=step, dtype=dtype: (
+                    torch.arange(a, b, s, dtype=dtype) + x.to(dtype)
+                )
+    check(functions, one)
+
+
+class Written(nn.Module):
+    """A buffer, all of which one statement writes, and what is read of it afterwards."""
+
+    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], None], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.write = write
+        self.register_buffer("buffer", torch.zeros(3, 4, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What is read."""
+        self.write(self.buffer, x)
+        return self.buffer * 2
+
+
+def _assign(target: torch.Tensor, value: Any) -> None:
+    target[:] = value
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "a number": lambda b, x: _assign(b, 1),
+    "a fraction": lambda b, x: _assign(b, 2.5),
+    "fill_ a number": lambda b, x: b.fill_(3),
+    "fill_ a tensor": lambda b, x: b.fill_(x[0]),
+    "fill_ of another dtype": lambda b, x: b.fill_(torch.tensor(2.75, dtype=torch.float64)),
+    "fill_ of rows": lambda b, x: b[1:].fill_(x[1]),
+    "a row for all": lambda b, x: _assign(b, x),
+    "copy_ that broadcasts": lambda b, x: b.copy_(x),
+    "zero_": lambda b, x: b.zero_(),
+    "clamp_": lambda b, x: b.add_(1).clamp_(max=0.5),
+    "add_": lambda b, x: b.add_(x.to(b.dtype)),
+    "masked_fill_": lambda b, x: b.masked_fill_(x > 1, 2),
+    "index_fill_": lambda b, x: b.index_fill_(0, torch.tensor([1]), 2),
+    "a column": lambda b, x: _assign(b[:, 1:2], 5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_written_buffers_keep_shape_and_dtype(name: str, dtype: torch.dtype) -> None:
+    """PyTorch's functional form of ``fill_`` and ``copy_`` has the shape and dtype of what is written."""
+    if name == "clamp_" and dtype == torch.int32:
+        pytest.skip("PyTorch clamps whole numbers by whole numbers only")
+    x = torch.tensor([1.25, 2.25, 0.5, 4.0])
+    model = Written(WRITES[name], dtype)
+    executable = tkc.compile(torch.export.export(Written(WRITES[name], dtype), (x,)), kernels="none", database=False)
+    expected = model(x)
+    assert torch.equal(executable(x), expected)
+    assert torch.equal(executable.state["buffer"], model.buffer)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_whose_head_size_only_calls_know(dtype: torch.dtype, causal: bool) -> None:
+    """Its scale is computed from the size."""
+    size, length = torch.export.Dim("size", max=64), torch.export.Dim("length", max=64)
+
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    shapes = ({2: length, 3: size},) * 3
+    example = tuple(torch.randn(2, 4, 5, 8, dtype=dtype) for _ in range(3))
+    executable = tkc.compile(torch.export.export(Attention(), example, dynamic_shapes=shapes))
+    for queries, width in (7, 24), (3, 1), (6, 64):
+        inputs = [torch.randn(2, 4, queries, width, dtype=dtype) for _ in range(3)]
+        expected = Attention()(*(x.double() for x in inputs)).to(dtype)
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(executable(*inputs), expected, rtol=tolerance, atol=tolerance)

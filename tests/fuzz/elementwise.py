@@ -90,6 +90,12 @@ _FUNCTIONS: dict[str, _Function] = {
     "F.softsign({})": _Function(_ANY, _within(-1, 1)),
     "F.tanhshrink({})": _Function(_ANY, lambda low, high: (min(low, 0), max(high, 0))),
 }
+_INNER: dict[str, str] = {
+    "F.gelu({})": "{x} * 0.5 * {one_and_erf}",
+    'F.gelu({}, approximate="tanh")': "{x} * 0.5 * {one_and_tanh}",
+    "F.tanhshrink({})": "{x} - {tanh}",
+}
+"""Functions of what nearly cancels, by what PyTorch's own formulas round before it does."""
 _GROUPED = len(_FUNCTIONS)
 _UNKNOWN = ("torch.exp2({})", "torch.erfc({})")
 _REFUSED = 0.02
@@ -593,9 +599,28 @@ def _lerp_infer(sizes: Sizes, types: list[Type], attributes: dict[str, Any]) -> 
     return [result(broadcast(a.shape, b.shape), a.dtype, -bound, bound, 0, _mixed(a, b))]
 
 
+def _inner(template: str) -> Callable[[list[str], Callable[[str], str]], str] | None:
+    if template not in _INNER:
+        return None
+
+    def source(args: list[str], moved: Callable[[str], str]) -> str:
+        (x,) = args
+        tanh = f"torch.tanh({math.sqrt(2 / math.pi)} * ({x} + 0.044715 * {x} ** 3))"
+        return _INNER[template].format(
+            x=x,
+            one_and_erf=moved(f"1 + torch.erf({x} * {math.sqrt(0.5)})"),
+            one_and_tanh=moved(f"1 + {tanh}"),
+            tanh=moved(f"torch.tanh({x})"),
+        )
+
+    return source
+
+
 OPERATORS: dict[str, Operator] = {
     **{
-        template.format("").split("(")[0] + ("_tanh" if 'tanh"' in template else ""): _function(template, row)
+        template.format("").split("(")[0] + ("_tanh" if 'tanh"' in template else ""): replace(
+            _function(template, row), inner=_inner(template)
+        )
         for template, row in _FUNCTIONS.items()
     },
     **_EXACT,

@@ -66,8 +66,9 @@ class Operator:
 
     ``shares``: results share the memory of the first argument. ``overlaps``: nothing may be written there afterwards.
     ``writes``: the first argument is updated. ``rounds``: there are roundings within, whose effect is measured by
-    moving the arguments. ``moves``: elements are only moved. ``many``: several results. ``statement``: the source is
-    a statement, and there is no result.
+    moving the arguments. ``moves``: elements are only moved. ``inner``: the source for the reference where values
+    cancel within, from the arguments and a function that spells a value which is rounded there. ``many``: several
+    results. ``statement``: the source is a statement, and there is no result.
     """
 
     draw: Callable[[Draw], Drawn]
@@ -79,6 +80,7 @@ class Operator:
     writes: bool = False
     rounds: bool = False
     moves: bool = False
+    inner: Callable[[list[str], Callable[[str], str]], str] | None = None
     many: bool = False
     statement: bool = False
     motif: bool = field(default=False)

@@ -78,10 +78,18 @@ def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:
     return _with_weights(program, chosen)
 
 
-def with_whole_copies(program: ExportedProgram) -> ExportedProgram:
-    """``program`` in which ``copy_`` takes tensors of the shape and dtype that it writes.
+_COPIES = {
+    torch.ops.aten.copy_.default: torch.ops.aten.copy_.default,
+    torch.ops.aten.fill_.Tensor: torch.ops.aten.copy_.default,
+    torch.ops.aten.fill.Tensor: torch.ops.aten.copy.default,
+}
+"""What writes a whole tensor, and what writes one of the same shape and dtype."""
 
-    PyTorch (2.13) forgets, when it brings ``copy_`` into functional form, that its source broadcasts and is converted:
+
+def with_whole_copies(program: ExportedProgram) -> ExportedProgram:
+    """``program`` in which ``copy_`` and ``fill_`` write tensors of the shape and dtype of what they write into.
+
+    PyTorch (2.13) forgets, when it brings them into functional form, that their source broadcasts and is converted:
     the tensor that was written would have the source's shape and dtype from there on.
     """
     if not any(map(_converts, program.graph.nodes)):
@@ -95,14 +103,14 @@ def with_whole_copies(program: ExportedProgram) -> ExportedProgram:
             expanded = whole.graph.call_function(torch.ops.aten.expand_as.default, (converted, target))
         converted.meta = {**node.meta, "val": source.meta["val"].to(wanted.dtype)}
         expanded.meta = {**node.meta, "val": converted.meta["val"].expand_as(wanted)}
-        node.args = (target, expanded, *node.args[2:])
+        node.target, node.args = _COPIES[node.target], (target, expanded, *node.args[2:])
     whole.graph_module.recompile()
     return whole
 
 
 def _converts(node: fx.Node) -> bool:
-    """Whether ``node`` copies from a tensor of another shape or dtype."""
-    if node.target is not torch.ops.aten.copy_.default:
+    """Whether ``node`` writes a tensor of another shape or dtype."""
+    if node.target not in _COPIES:
         return False
     target, source = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
     # As text: to compare symbolic sizes could add a condition to the program.

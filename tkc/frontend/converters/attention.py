@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tvm import relax
+from tvm import relax, tirx
 
 from tkc.frontend.converters.emitter import Converter, Emitter
 from tkc.frontend.converters.symbols import Size
@@ -49,7 +49,7 @@ def scaled_dot_product_attention(
         # The layers of a model share one mask, and so one bias.
         bias, visible = b.once(("attention", mask, rank), lambda: _bias_and_visible(b, mask, dtype, rank, keys))
     if scale is None:
-        scale = 1 / math.sqrt(int(query.struct_info.shape[3]))
+        query, scale = _scaled(b, query)
     query, key, value = (b.emit(relax.op.permute_dims(x, [0, 2, 1, 3])) for x in (query, key, value))
     causal = "TopLeft" if is_causal else None
     if mask is None:
@@ -59,6 +59,16 @@ def scaled_dot_product_attention(
         out = b.emit(relax.op.where(visible, out, relax.const(0, out.struct_info.dtype)))
     out = b.emit(relax.op.permute_dims(out, [0, 2, 1, 3]))
     return out if rank == 4 else relax.op.reshape(out, b.shape)
+
+
+def _scaled(b: Emitter, query: relax.Expr) -> tuple[relax.Expr, float]:
+    """``query`` and what scores are multiplied by; a scale that only calls know is multiplied into ``query``."""
+    size, dtype = query.struct_info.shape[3], query.struct_info.dtype
+    if isinstance(size, tirx.IntImm):
+        return query, 1 / math.sqrt(int(size)) if int(size) else 1.0
+    wide = b.emit(b.wide(query))
+    root = b.emit(relax.op.rsqrt(b.tensor(size, wide.struct_info.dtype)))
+    return b.cast(b.emit(relax.op.multiply(wide, root)), dtype), 1.0
 
 
 def _of_one_batch(
@@ -87,7 +97,7 @@ def _with_heads(b: Emitter, x: relax.Expr) -> relax.Expr:
 
 def _repeat_heads(b: Emitter, x: relax.Expr, heads: Size) -> relax.Expr:
     batch, kv_heads, sequence, size = x.struct_info.shape
-    if int(kv_heads) == int(heads):
+    if b.equal(kv_heads, heads):
         return x
     grouped = b.emit(relax.op.expand_dims(x, 2))
     repeated = b.emit(relax.op.broadcast_to(grouped, [batch, kv_heads, heads // kv_heads, sequence, size]))

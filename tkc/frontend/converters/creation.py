@@ -38,11 +38,19 @@ def new_full(b: Emitter, _: Any, __: Any, value: Any, *___: Any) -> relax.Expr:
 
 def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
     if "int" in b.dtype and not any(isinstance(bound, float) for bound in (start, end, step)):
+        # What is below zero wraps around in a dtype without signs.
+        dtype = "int64" if b.dtype.startswith("uint") else b.dtype
         # The length is PyTorch's, which for symbolic bounds is simpler than what follows from them.
-        past_last = b.simplified((b.shape[0] - 1) * step + (1 if step > 0 else -1))
-        if isinstance(start, int):
-            return op.arange(start, b.simplified(start + past_last), step, dtype=b.dtype)
-        return op.add(b.emit(op.arange(0, past_last, step, dtype=b.dtype)), b.tensor(start, b.dtype))
+        if isinstance(step, int) and step > 0:
+            past_last = b.simplified((b.shape[0] - 1) * step + 1)
+            if isinstance(start, int):
+                numbers = op.arange(start, b.simplified(start + past_last), step, dtype=dtype)
+            else:
+                numbers = op.add(b.emit(op.arange(0, past_last, step, dtype=dtype)), b.tensor(start, dtype))
+        else:  # which TVM counts wrongly
+            steps = op.multiply(b.emit(op.arange(0, b.shape[0], 1, dtype=dtype)), b.tensor(step, dtype))
+            numbers = op.add(b.emit(steps), b.tensor(start, dtype))
+        return b.cast(b.emit(numbers), b.dtype)
     index = b.emit(op.arange(b.shape[0], dtype="int64"))
     real = "float64" if b.dtype == "float64" else "float32"
     scaled = b.emit(op.multiply(b.cast(index, real), b.tensor(step, real)))
@@ -66,6 +74,8 @@ def arange_step(b: Emitter, start: Any, end: Any, step: Any = 1, *_: Any) -> rel
 
 def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> relax.Expr:
     """``steps`` evenly spaced numbers from ``start`` to ``end``."""
+    if "int" in b.dtype:  # PyTorch brings both ends there first
+        start, end = (int(bound) if isinstance(bound, float) else bound for bound in (start, end))
     index = b.emit(op.arange(b.shape[0], dtype="int64"))
     gaps = steps - 1
     if isinstance(gaps, int):
