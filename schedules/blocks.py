@@ -91,7 +91,8 @@ def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
             continue
         consumers = [sch.get(consumer) for consumer in sch.get_consumers(block)]
         result = original.writes[0].buffer
-        taken = sum(reads.get(load.buffer, 1) for load in _loads(original))
+        # What reads nothing, as of sizes alone, is repeated like what reads one element.
+        taken = sum(reads.get(load.buffer, 1) for load in _loads(original)) or 1
         repeated = any(len(consumer.iter_vars) > len(statement.iter_vars) for consumer in consumers)
         reduced = any(is_reduction(consumer) for consumer in consumers)
         if (
@@ -109,7 +110,7 @@ def doubles_when_inlined(func: tirx.PrimFunc) -> bool:
     reads: dict[tirx.Buffer, int] = {}
     for block in (node for node in nodes(func.body) if isinstance(node, tirx.SBlock) and is_injective(node)):
         taken = [reads.get(load.buffer, 1) for load in _loads(block)]
-        reads[block.writes[0].buffer] = sum(taken)
+        reads[block.writes[0].buffer] = sum(taken) or 1
         if sum(taken) > _MOST_READS and max(taken) > 1:
             return True
     return False

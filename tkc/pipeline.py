@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from tkc.frontend.model import ImportedModel
     from tkc.schedules.database import Lookup
 
+# Operators of one function: of some 200, each reading the one before, code generation overflows the stack. TVM has 256.
+_MOST_FUSED = 100
+
 Observer = Callable[[str], None]
 """Is told the name of each stage as it begins."""
 
@@ -231,6 +234,7 @@ class StageRunner:
 
     def run_passes(self, module: IRModule, stages: list[PassStage]) -> IRModule:
         """``module`` after every stage, in order."""
-        for stage in stages:
-            module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module), module)
+        with tvm.transform.PassContext(config={"relax.FuseOps.max_depth": _MOST_FUSED}):
+            for stage in stages:
+                module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module), module)
         return module

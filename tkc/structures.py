@@ -26,6 +26,21 @@ def read_structure(text: str) -> pytree.TreeSpec:
     already, and be what they should be. Raises :class:`UnknownClassError` for a class that is not registered,
     :class:`ValueError` for anything else that is no structure.
     """
+    check_structure(text)
+    try:
+        return pytree.treespec_loads(text)
+    except (UnknownClassError, NotImplementedError) as error:
+        raise UnknownClassError(str(error)) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        raise ValueError(f"no structure of inputs or outputs: {error}") from None
+
+
+def check_structure(text: str) -> None:
+    """See to it that PyTorch imports and calls nothing when it reads ``text``; errors are those of
+    :func:`read_structure`.
+    """
     if len(text) > MOST_TEXT:
         raise ValueError(f"a structure of {len(text)} characters")
     try:
@@ -33,12 +48,11 @@ def read_structure(text: str) -> pytree.TreeSpec:
         if protocol != 1:
             raise ValueError(f"protocol {protocol!r}")
         _check(root)
-        return pytree.treespec_loads(text)
-    except (UnknownClassError, NotImplementedError) as error:
-        raise UnknownClassError(str(error)) from None
+    except UnknownClassError:
+        raise
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no structure of inputs or outputs: {error}") from None
 
 

@@ -70,7 +70,33 @@ def _foreign(graph: dict[str, Any]) -> None:
     graph["nodes"].append({"type": "node.Function", "data": {"name": "system"}})
 
 
+def _without(kind: str, field: str) -> Callable[[dict[str, Any]], None]:
+    """A part of the function in whose ``field`` there is nothing."""
+
+    def change(graph: dict[str, Any]) -> None:
+        nothing = next(place for place, node in enumerate(graph["nodes"]) if node["type"] == "None")
+        next(node["data"] for node in graph["nodes"] if node["type"] == kind)[field] = nothing
+
+    return change
+
+
+def _of_another_kind(kind: str, field: str) -> Callable[[dict[str, Any]], None]:
+    """A part of the function in whose ``field`` there is something that stands earlier and is no statement."""
+
+    def change(graph: dict[str, Any]) -> None:
+        other = next(place for place, node in enumerate(graph["nodes"]) if node["type"] == "ffi.Array")
+        next(node["data"] for node in graph["nodes"] if node["type"] == kind)[field] = other
+
+    return change
+
+
+_HELD = (("tirx.SBlock", "body"), ("tirx.SBlockRealize", "block"), ("tirx.For", "body"), ("tirx.PrimFunc", "body"))
+
 WORKLOADS = {
+    **{f"without {kind}'s {field}": lambda k=kind, f=field: _graph(_without(k, f)) for kind, field in _HELD},
+    "without functions": lambda: _graph(_without("ir.IRModule", "functions")),
+    "without names": lambda: _graph(_without("ir.IRModule", "global_var_map_")),
+    **{f"{kind}'s {field} an array": lambda k=kind, f=field: _graph(_of_another_kind(k, f)) for kind, field in _HELD},
     "deep": lambda: _graph(_deeper),
     "deep and in order": lambda: _graph(_deep_and_ordered),
     "cyclic": lambda: _graph(_cyclic),

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,15 +82,39 @@ def test_a_killed_job_loses_nothing_and_goes_on(model: Path, tmp_path: Path) -> 
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interrupted_job_says_what_it_gained(model: Path, tmp_path: Path) -> None:
-    """``Ctrl-C`` ends it at once, with the exit code that shells expect."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Path, tmp_path: Path) -> None:
+    """``Ctrl-C``, a request to end or a closed terminal end it at once, with the exit code that shells expect."""
     job = _start(model, tmp_path, "--trials", "1000")
     _wait_for_records(job, tmp_path, 2)
-    job.send_signal(signal.SIGINT)
+    job.send_signal(sent)
+    # The output ends when the last process does that has it open: no process of the job outlives it.
     _, errors = job.communicate(timeout=20)
     assert job.returncode == 130
     assert "times the default rules' speed" in errors and "--resume" in errors
     assert len(_records(tmp_path)) >= 2
+
+
+def test_tuning_kernels_tells_how_far_it_is_where_there_is_no_terminal(tmp_path: Path) -> None:
+    """A line when something changes, and others in between."""
+    program = (
+        "import sys, time, tkc.cli.live, tkc.kernel_tuning as tuning\n"
+        "from types import SimpleNamespace as Case\n"
+        "tkc.cli.live._LINE_EVERY = 0.2\n"
+        "def slowly(names, target, folder, progress, dtype):\n"
+        "    time.sleep(1)\n"
+        "    progress(Case(kernel='matmul', sizes={'m': 8}), None)\n"
+        "    return []\n"
+        "tuning.tune_kernels = slowly\n"
+        f"sys.argv = ['tkc', 'tune', 'kernels', '--target', 'cpu', '--database', {str(tmp_path)!r}]\n"
+        "from tkc.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=_PATIENCE)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert sum("building every configuration" in line for line in lines) >= 3
+    assert "matmul {'m': 8} · 1 sizes measured" in lines[-1]
 
 
 def test_two_jobs_on_one_database_lose_nothing(model: Path, tmp_path: Path) -> None:

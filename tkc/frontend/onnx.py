@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,24 @@ import tvm
 from google.protobuf.message import DecodeError
 from tvm import relax
 
-from tkc.errors import UnsupportedModelError, UsageError
+from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel, IndexBound
 from tkc.frontend.onnx_converters import CONVERTERS
-from tkc.frontend.onnx_graph import MOST_ELEMENTS, GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx_sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.onnx_untrusted import (
+    MOST_ELEMENTS,
+    LimitError,
+    check_dimensions,
+    check_structure,
+    nodes_of,
+    short,
+    told,
+    within_limits,
+)
 from tkc.frontend.sources import SourceBuilder
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
@@ -44,6 +54,8 @@ OLDEST_OPSET = 7
 _BETTER_EXPANDED = frozenset({"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
+
+_LISTED = 50  # nodes that an error lists
 
 _TORCH_ONLY_DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -71,9 +83,10 @@ def import_onnx(
     Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
     for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
     """
-    proto, directory = _read(model)
+    proto, path = _read(model)
     _check_opset(proto)
-    weights, proto = _separate_weights(proto, directory)
+    check_structure(proto)
+    weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
@@ -88,13 +101,14 @@ def import_onnx(
 
 
 def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """The model without what stands in other files, and its path."""
     if isinstance(model, onnx.ModelProto):
-        proto, source, directory = model, "The ModelProto", None
+        proto, source, path = model, "The ModelProto", None
     elif isinstance(model, str | os.PathLike):
         path = Path(model)
         if not path.is_file():
             raise UsageError(f"There is no ONNX file at {str(path)!r}; check the path.")
-        source, directory = f"The file {str(path)!r}", path.parent
+        source = f"The file {str(path)!r}"
         try:
             proto = onnx.load(path, load_external_data=False)
         except (DecodeError, ValueError) as error:
@@ -103,7 +117,7 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelPr
         raise UsageError(f"An ONNX model is a path or an onnx.ModelProto, not {type(model).__name__}.")
     if not (proto.ir_version and proto.HasField("graph") and proto.graph.output):
         raise UnsupportedModelError(f"{source} holds no ONNX graph with outputs: it is not ONNX, or was cut short.")
-    return proto, directory
+    return proto, path
 
 
 def _check_opset(proto: onnx.ModelProto) -> None:
@@ -123,7 +137,7 @@ def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
 # Weights
 
 
-def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
+def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
     """The large initializers as arrays, and the model with graph inputs in their place."""
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
@@ -139,7 +153,7 @@ def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[d
     initialized = {tensor.name for tensor in proto.graph.initializer}
     light.graph.input.extend(with_positive_sizes(value) for value in proto.graph.input if value.name not in initialized)
     for tensor in proto.graph.initializer:
-        array = _read_tensor(tensor, directory)
+        array = _read_tensor(tensor, path)
         if array.nbytes < CONSTANT_BYTES:
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
             # The inliner looks for types among the values alone.
@@ -152,53 +166,96 @@ def _separate_weights(proto: onnx.ModelProto, directory: Path | None) -> tuple[d
     return weights, light
 
 
-def _read_tensor(tensor: onnx.TensorProto, directory: Path | None) -> np.ndarray:
+def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
     """The array of a tensor, mapped from its file where it is external."""
     element_type(tensor.name, tensor.data_type)
+    check_dimensions(tensor)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if onnx.external_data_helper.uses_external_data(tensor):
-        return _map_external(tensor, dtype, directory)
+        return _map_external(tensor, dtype, path)
     try:
         if tensor.HasField("raw_data") and dtype.itemsize * math.prod(tensor.dims) == len(tensor.raw_data):
             return _aligned(np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims))
         return _aligned(onnx.numpy_helper.to_array(tensor))
-    except (ValueError, TypeError) as error:
-        raise UnsupportedModelError(f"Initializer {tensor.name!r} is damaged ({error}); export it again.") from error
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} is damaged ({told(error)}); export it again."
+        ) from error
 
 
-def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, directory: Path | None) -> np.ndarray:
-    info = onnx.external_data_helper.ExternalDataInfo(tensor)
-    if directory is None:
+def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None) -> np.ndarray:
+    name = short(tensor.name)
+    try:
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"Initializer {name} says wrongly where it stands ({told(error)}); export it again."
+        ) from error
+    if place is None:
         raise UsageError(
-            f"Initializer {tensor.name!r} stands in the file {info.location!r}, and a ModelProto does not say "
+            f"Initializer {name} stands in the file {short(info.location)}, and a ModelProto does not say "
             "where that is; pass the path of the model instead."
         )
-    location = Path(info.location)
-    if location.is_absolute() or ".." in location.parts:
-        raise UnsupportedModelError(f"Initializer {tensor.name!r} is outside the model's folder: {info.location!r}.")
-    path = directory / location
-    if not path.is_file():
-        raise UnsupportedModelError(
-            f"Initializer {tensor.name!r} stands in the file {info.location!r}, which is not beside the model; "
-            f"copy it to {str(directory)!r}."
-        )
+    path = _external_file(tensor, info.location, place)
     offset, size = info.offset or 0, math.prod(tensor.dims) * dtype.itemsize
+    if info.length is not None and info.length != size:
+        raise UnsupportedModelError(
+            f"Initializer {name} needs {size} bytes, and is said to have {info.length} in {short(info.location)}; "
+            "export it again."
+        )
     available = path.stat().st_size - offset
     if available < size:
         raise UnsupportedModelError(
-            f"Initializer {tensor.name!r} needs {size} bytes at offset {offset} of {info.location!r}, which has "
+            f"Initializer {name} needs {size} bytes at offset {offset} of {short(info.location)}, which has "
             f"{max(available, 0)} there: the file was cut short; copy or export it again."
         )
     if not size:
         return np.empty(tuple(tensor.dims), dtype)
-    # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
-    mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)
+    try:
+        # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
+        mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"Initializer {name} takes {size} bytes of {short(info.location)}, which cannot be mapped "
+            f"({error.strerror}); give the machine more memory."
+        ) from error
     return _aligned(mapped) if mapped.ctypes.data % ALIGNMENT else mapped
+
+
+def _external_file(tensor: onnx.TensorProto, location: str, model: Path) -> Path:
+    """The file of an initializer, which is in the folder of the model's file.
+
+    Where links lead is what counts: of a model that is a link itself, as in the cache of the Hugging Face Hub, its data
+    may be one into the same folder.
+    """
+    relative = Path(location)
+    outside = relative.is_absolute() or ".." in relative.parts
+    try:
+        path = (model.parent / relative).resolve()
+        outside |= not any(path.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
+        found = not outside and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a null character; links in a circle
+        found = False
+    if outside:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} is outside the model's folder: {short(location)}; copy the file itself "
+            "into it, and export the model with that name."
+        )
+    if not found:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} stands in the file {short(location)}, which is not beside the model; "
+            f"copy it to {str(model.parent)!r}."
+        )
+    return path
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
     """A copy that is writable and aligned as PyTorch and TVM align their tensors."""
-    copy = torch.empty(array.nbytes, dtype=torch.uint8).numpy().view(array.dtype).reshape(array.shape)
+    try:
+        memory = torch.empty(array.nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OutOfMemoryError(f"there is not enough memory for a tensor of {array.nbytes} bytes") from error
+    copy = memory.numpy().view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
 
@@ -219,11 +276,11 @@ def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
     if version >= OLDEST_OPSET:
         return proto
     try:
-        return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
+        return within_limits(lambda: onnx.version_converter.convert_version(proto, OLDEST_OPSET), proto)
     except RuntimeError as error:
         raise UnsupportedModelError(
-            f"The model uses ONNX opset {version}, older than {OLDEST_OPSET}, and onnx cannot convert it ({error}); "
-            "export it with a newer opset."
+            f"The model uses ONNX opset {version}, older than {OLDEST_OPSET}, and onnx cannot convert it "
+            f"({told(error)}); export it with a newer opset."
         ) from error
 
 
@@ -234,20 +291,37 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     _refuse_unknown(proto.graph, local | expandable)
     _refuse_impossible_fills(proto.graph)
     try:
-        onnx.checker.check_model(proto)
-        inlined = onnx.inliner.inline_local_functions(proto) if local else proto
-        inlined = onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=True)
-        inlined = onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
+        inlined = _inlined_within_limits(proto, bool(local), expandable)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
-        raise UnsupportedModelError(f"The model is no valid ONNX: {str(error).strip()}") from error
+        raise UnsupportedModelError(f"The model is no valid ONNX: {told(error)}; export it again.") from error
     _refuse_unknown(inlined.graph, set())
     return inlined
+
+
+def _inlined_within_limits(
+    proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]]
+) -> onnx.ModelProto:
+    try:
+        return within_limits(lambda: _inlined(proto, has_functions, expandable), proto)
+    except LimitError:
+        # To propagate what constants hold is what takes more than anything else. Without it, the node that makes too
+        # large a tensor is found, and named, when it is converted.
+        return within_limits(lambda: _inlined(proto, has_functions, expandable, data_prop=False), proto)
+
+
+def _inlined(
+    proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]], data_prop: bool = True
+) -> onnx.ModelProto:
+    onnx.checker.check_model(proto)
+    inlined = onnx.inliner.inline_local_functions(proto) if has_functions else proto
+    inlined = onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=data_prop)
+    return onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
 
 
 def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
     """Refuse a ConstantOfShape of more elements than any tensor has: onnx's inference of shapes counts them out."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         if node.op_type == "Constant":
             for attribute in node.attribute:
                 if attribute.name == "value":
@@ -265,7 +339,7 @@ def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
 def _with_defaults(proto: onnx.ModelProto, operators: set[tuple[str, str]]) -> onnx.ModelProto:
     """The model with the default attributes of these operators written out, which the inliner leaves away."""
     versions = _opsets(proto)
-    for node in _nodes(proto.graph):
+    for node in nodes_of(proto.graph):
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (domain, node.op_type) in operators:
             given = {attribute.name for attribute in node.attribute}
@@ -291,9 +365,11 @@ def _has_converter(domain: str, operator: str) -> bool:
 
 def _refuse_unknown(graph: onnx.GraphProto, known: set[tuple[str, str]]) -> None:
     """Raise :class:`tkc.errors.UnsupportedModelError` with every node that nothing can import."""
-    unknown = [node for node in _nodes(graph) if not _is_known(node, known)]
+    unknown = [node for node in nodes_of(graph) if not _is_known(node, known)]
     if unknown:
-        listed = "\n".join(f"  {describe(node)}" for node in unknown)
+        listed = "\n".join(f"  {describe(node)}" for node in unknown[:_LISTED])
+        if unknown[_LISTED:]:
+            listed += f"\n  and {len(unknown) - _LISTED} more"
         raise UnsupportedModelError(
             f"{len(unknown)} nodes of the model have operators that cannot be imported:\n{listed}\n"
             "Export the model with other operators, or give these as ONNX functions (local functions of the model)."
@@ -305,15 +381,6 @@ def _is_known(node: onnx.NodeProto, known: set[tuple[str, str]]) -> bool:
     if not domain and node.op_type in _CONTROL_FLOW:
         return True
     return (domain, node.op_type) in known or _has_converter(domain, node.op_type)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph and of the graphs nested in it."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for nested in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _nodes(nested)
 
 
 # Building

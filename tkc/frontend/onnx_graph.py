@@ -19,6 +19,7 @@ from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx_signature import DTYPES
 from tkc.frontend.onnx_sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
+from tkc.frontend.onnx_untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -55,10 +56,6 @@ _BROADCASTING = frozenset(
         *("Max", "Mean", "Min", "Sum", "Where"),
     }
 )
-
-
-# Tensors of more elements are a mistake, or an attack: as float32 they would take 256 GiB.
-MOST_ELEMENTS = 1 << 36
 
 
 class ConversionError(Exception):
@@ -169,6 +166,10 @@ class Node:
         A call fails before memory is taken for them where one is negative, where they make too large a tensor, or where
         ``fits``, a truth value, does not hold.
         """
+        if count > MOST_RANK:
+            raise ConversionError(
+                f"makes a tensor of {count} dimensions; expected up to {MOST_RANK}: correct the model"
+            )
         holds = [] if fits is None else [fits]
         if count:
             wide = relax.op.astype(relax.op.maximum(tensor, relax.const(1, "int64")), "float64")
@@ -253,10 +254,12 @@ class GraphImporter:
                 raise UnsupportedModelError(f"{describe(node)} {error}.") from error
             except Exception as error:  # whatever a converter of Apache TVM raises, it is about this node
                 reason = str(error).strip().splitlines() or [type(error).__name__]
-                raise UnsupportedModelError(f"{describe(node)} cannot be converted: {reason[-1].strip()}") from error
+                raise UnsupportedModelError(f"{describe(node)} cannot be converted: {told(reason[-1])}") from error
 
     def tensor(self, name: str) -> relax.Expr:
         """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
+        if name not in self.values:
+            raise UnsupportedModelError(f"Output {short(name)} is computed by no node; export the model again.")
         try:
             tensor = expression_of(self.values[name], self.builder)
         except ConversionError as error:
@@ -393,4 +396,4 @@ def describe(node: onnx.NodeProto) -> str:
     """A node's operator, domain and name, as errors give them."""
     operator = f"{node.domain}.{node.op_type}" if node.domain not in STANDARD_DOMAINS else node.op_type
     name = node.name or next(filter(None, node.output), "")
-    return f"ONNX node {name!r} ({operator})"
+    return f"ONNX node {short(name)} ({short(operator)[1:-1]})"

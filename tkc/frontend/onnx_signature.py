@@ -27,6 +27,14 @@ _OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
     ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv,
 }
+_DIVISIONS = (ast.Div, ast.FloorDiv)
+
+# What an exporter writes is far below these; Python's parser and TVM follow a formula as deep as it is.
+_LONGEST_FORMULA = 200
+_LARGEST_NUMBER = 1 << 40
+
+# Of each pair that must be equal the graph is built once more.
+_MOST_SIZES = 500
 
 
 def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> list[relax.TensorStructInfo]:
@@ -34,11 +42,13 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
     shapes = [_declared_shape(value) for value in inputs]
     plain = {dim for shape in shapes for dim in shape if isinstance(dim, str) and dim.isidentifier()}
     sizes: dict[str, tirx.Var] = {}
+    taken = set(plain)
 
     def size(name: str) -> tirx.Var:
         if name not in sizes:
-            taken = plain - {name} | {variable.name for variable in sizes.values()}
+            taken.discard(name)
             sizes[name] = tirx.Var(identifier(name, taken), "int64")
+            taken.add(sizes[name].name)
             algebra.declare_input(sizes[name])
         return sizes[name]
 
@@ -51,6 +61,12 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
         names = {part.id for part in ast.walk(expression) if isinstance(part, ast.Name)}
         return _evaluate_dimension(expression, size) if names and names <= plain else size(dim)
 
+    names = {dim for shape in shapes for dim in shape if isinstance(dim, str)}
+    if len(names) > _MOST_SIZES:
+        raise UnsupportedModelError(
+            f"The inputs of the model have {len(names)} symbolic sizes, and {_MOST_SIZES} are the most; give those "
+            "that are always equal one name, or make them fixed."
+        )
     # Plain names first: Relax reads a size off the dimension that is nothing else.
     for name in (dim for shape in shapes for dim in shape if dim in plain):
         size(name)
@@ -101,7 +117,10 @@ def with_positive_sizes(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 
 def element_type(name: str, data_type: int) -> str:
     """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use."""
-    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
+    except KeyError:
+        dtype = f"number {data_type}"
     if dtype not in DTYPES:
         known = ", ".join(DTYPES)
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
@@ -110,14 +129,21 @@ def element_type(name: str, data_type: int) -> str:
 
 def _parse_dimension(text: str) -> ast.expr | None:
     """The expression of names, integers and ``+ - * / //`` that a dimension spells; ``None`` if it is none."""
+    if len(text) > _LONGEST_FORMULA:
+        return None
     try:
         expression = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of Python's parser, for its own depth
         return None
     allowed = (ast.Name, ast.Load, ast.Constant, ast.BinOp, *_OPERATORS)
     parts = list(ast.walk(expression))
     numbers = [part.value for part in parts if isinstance(part, ast.Constant)]
-    fits = all(isinstance(part, allowed) for part in parts) and all(isinstance(number, int) for number in numbers)
+    divisors = [part.right for part in parts if isinstance(part, ast.BinOp) and isinstance(part.op, _DIVISIONS)]
+    fits = (
+        all(isinstance(part, allowed) for part in parts)
+        and all(isinstance(number, int) and number < _LARGEST_NUMBER for number in numbers)
+        and all(isinstance(divisor, ast.Constant) and divisor.value != 0 for divisor in divisors)
+    )
     return expression if fits else None
 
 

@@ -29,6 +29,10 @@ _UNFOLDABLE = frozenset(
         *("STFT", "Upsample", "AveragePool", "LpPool", "MaxPool", "MaxUnpool", "MaxRoiPool", "Col2Im"),
     }
 )
+# Terms of a formula of sizes. TVM simplifies by visiting each as often as it stands there, in time that grows faster
+# than their number; the longest that is known has some tens.
+_MOST_TERMS = 100
+
 _UNFOLDABLE_KINDS = "OSU"  # objects and strings have no tensor type in Relax
 
 
@@ -127,6 +131,8 @@ class SizeAlgebra:
         """The simplest equal expression, a Python integer where the value is fixed."""
         if isinstance(size, int):
             return size
+        if _is_long(size):
+            raise UndecidedError(f"a size is a formula of more than {_MOST_TERMS} terms")
         simple = self._analyzer.simplify(size)
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
 
@@ -310,6 +316,22 @@ def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
     if isinstance(size, tirx.Min) and isinstance(size.a, tirx.Var) and isinstance(size.b, tirx.IntImm):
         return [(size.a, int(size.b))]
     return []
+
+
+def _is_long(size: tirx.PrimExpr) -> bool:
+    """Whether a formula has more than :data:`_MOST_TERMS` terms, where those that stand in it twice count twice."""
+    stack: list[object] = [size]
+    terms = 0
+    while stack and terms <= _MOST_TERMS:
+        term = stack.pop()
+        terms += 1
+        if isinstance(term, tirx.Call):
+            stack += term.args
+        elif isinstance(term, tirx.Cast):
+            stack.append(term.value)
+        elif hasattr(term, "a"):
+            stack += [term.a, term.b] if hasattr(term, "b") else [term.a]
+    return terms > _MOST_TERMS
 
 
 def _variables(size: Size) -> list[tirx.Var]:

@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.torch_untrusted import check_members, harmless_guards
 
 _LONGEST_CAUSE = 400  # characters; PyTorch's errors may print whole programs
 
@@ -30,9 +31,10 @@ def load_program(model: str | PathLike[str]) -> ExportedProgram:
     if not path.is_file():
         raise UsageError(f"There is no file {path}.")
     _check_archive(path)
+    check_members(path)
     with _logged_causes() as causes:
         try:
-            return torch.export.load(path)
+            program = torch.export.load(path)
         except Exception as error:
             cause = str(_innermost(causes[0] if causes else error)).partition("\n")[0]
             raise UnsupportedModelError(
@@ -40,6 +42,10 @@ def load_program(model: str | PathLike[str]) -> ExportedProgram:
                 "Write it with torch.export.save, by this version or an older one. If the model uses custom operators "
                 "or classes, import the modules that register them first (on the command line: --import MODULE)."
             ) from error
+    guards = getattr(program, "_guards_code", None)
+    if guards:
+        program._guards_code = harmless_guards(guards)
+    return program
 
 
 def _check_archive(path: Path) -> None:

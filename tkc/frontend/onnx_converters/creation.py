@@ -16,8 +16,9 @@ from tkc.frontend.onnx_converters.shared import (
     normalized_axis,
     scalar,
 )
-from tkc.frontend.onnx_graph import MOST_ELEMENTS, ConversionError, Node
+from tkc.frontend.onnx_graph import ConversionError, Node
 from tkc.frontend.onnx_sizes import Size
+from tkc.frontend.onnx_untrusted import MOST_ELEMENTS
 
 # TVM counts them out while it compiles.
 MOST_CLASSES = 1 << 24

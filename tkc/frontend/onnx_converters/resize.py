@@ -133,6 +133,9 @@ def _roi(node: Node, count: int) -> np.ndarray:
     return whole if roi is None or not roi.size else roi.astype("float64")
 
 
+_MOST_SAMPLES = 1 << 22  # of one axis: where each is taken from, and by what weights, is a part of the compiled model
+
+
 def _is_legacy(node: Node) -> bool:
     return node.proto.op_type == "Upsample" or node.opset < _FIRST_OPSET_WITH_COORDINATES
 
@@ -151,6 +154,11 @@ def _fitted(old: np.ndarray, sizes: np.ndarray, policy: str) -> tuple[np.ndarray
 
 
 def _samples(node: Node, axis: Axis) -> Samples:
+    if not 0 <= axis.new <= _MOST_SAMPLES or axis.old > _MOST_SAMPLES:
+        raise ConversionError(
+            f"makes an axis of {axis.new} from one of {axis.old}; expected up to {_MOST_SAMPLES}: correct its sizes or "
+            "scales"
+        )
     mode = _option(node, "coordinate_transformation_mode", "half_pixel")
     points = _coordinates(axis, mode)
     outside = np.zeros(axis.new, "bool")

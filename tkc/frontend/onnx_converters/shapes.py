@@ -119,6 +119,9 @@ def _unsqueeze(node: Node) -> Converted:
     axes = node.axes(1)
     if axes is None:
         raise ConversionError("lacks its axes")
+    rank = node.rank(0) + len(axes)
+    if len({axis % rank for axis in axes if -rank <= axis < rank}) != len(axes):
+        raise ConversionError(f"has the axes {axes[:8]}; expected different ones, from {-rank} to {rank - 1}")
     return relax.op.expand_dims(node.tensor(0), axes)
 
 
