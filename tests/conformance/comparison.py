@@ -7,10 +7,12 @@ from two measurements instead of a constant:
 - The operator's condition: how far the float64 result moves when the inputs move by the dtype's precision, in random
   directions. It is measured with a sixteenth of that and scaled, and counts for nothing where the result does not
   shrink with the perturbation: there the operator jumps (``floor``, ``sign``), and a jump is no rounding error.
+  For results in float64 it is measured with larger steps, which the reference's own precision resolves, and
+  PyTorch's own error is that in float32, scaled.
 
 An element may be off by ``ULPS`` units of its own last place, and by ``FACTOR`` times the larger of the two (at the
-element, or on average, since either may be zero by chance). NaN and infinity stand where PyTorch has them, or where the
-float64 reference, rounded, has them: TKC may keep in float32 what PyTorch lets overflow in between. Integers and
+element, or on average, since either may be small by chance). NaN and infinity stand where PyTorch has them, or where
+the float64 reference, rounded, has them: TKC may keep in float32 what PyTorch lets overflow in between. Integers and
 booleans are equal (of equal elements, ``topk`` may choose any); dtypes, shapes and the structure of results too.
 """
 
@@ -29,6 +31,8 @@ ULPS = 8
 FACTOR = 4
 _DIRECTIONS = 3
 _PART = 16
+_STEP = 2.0**-26
+"""The least that inputs are moved by, relative to them: the result's change is then well above float64's precision."""
 
 
 class Expected:
@@ -49,16 +53,14 @@ class Expected:
         values, found_spec = pytree.tree_flatten(found)
         if len(values) != len(wanted):
             return f"{len(values)} results instead of {len(wanted)} ({found_spec} instead of {spec})"
-        exact, moved = self._exact(wanted)
+        exact = self._exact(wanted)
+        spread = self._spread(wanted, exact)
         for position, (value, eager) in enumerate(zip(values, wanted, strict=True)):
-            bound = [case[position] for case in moved]
-            if reason := self._leaf(value, eager, exact[position], bound):
+            if reason := self._leaf(value, eager, exact[position], spread[position]):
                 return reason if len(wanted) == 1 else f"result {position}: {reason}"
         return None
 
-    def _leaf(
-        self, value: Any, eager: Any, exact: torch.Tensor | None, moved: Sequence[torch.Tensor | None]
-    ) -> str | None:
+    def _leaf(self, value: Any, eager: Any, exact: torch.Tensor | None, spread: torch.Tensor | None) -> str | None:
         if not isinstance(eager, torch.Tensor):
             same = value == eager or (value != value and eager != eager)
             return None if self.random or same else f"{value!r} instead of {eager!r}"
@@ -78,38 +80,50 @@ class Expected:
             if not wrong.any() or (self._has_ties and choose_equals(self._sample.tensors[0].cpu(), value, eager)):
                 return None
             return example(wrong, value, eager)
-        return difference(value, eager, exact, [each for each in moved if each is not None])
+        return compare(value, eager, exact, torch.zeros(()) if spread is None else spread)
 
-    def _exact(self, wanted: list[Any]) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:
-        """The leaves in float64, and those of inputs that were moved; ``None`` for those that are no float64 there."""
-        dtypes = [leaf.dtype for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
-        if not dtypes or self.random:
-            return [None] * len(wanted), []
-        tensors = [_wide(tensor) for tensor in self._sample.tensors]
-        exact = self._wide_leaves(tensors, wanted)
+    def _exact(self, wanted: list[Any]) -> list[torch.Tensor | None]:
+        """The leaves in float64; ``None`` for those that are no float64 there."""
+        if self.random or not any(map(_is_real, wanted)):
+            return [None] * len(wanted)
+        return self._leaves(self._sample.tensors, torch.float64, wanted)
+
+    def _spread(self, wanted: list[Any], exact: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """How far each leaf moves with its inputs' last places; ``None`` where there is no exact one."""
         if all(leaf is None for leaf in exact):
-            return exact, []
-        eps = max(
-            _eps(leaf.dtype) for leaf in wanted if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
-        )
+            return exact
+        eps = max(_eps(leaf.dtype) for leaf in wanted if _is_real(leaf))
+        step = max(eps, _STEP)
+        tensors = [_in(torch.float64, tensor) for tensor in self._sample.tensors]
         generator = torch.Generator().manual_seed(3)
-        cases = []
+        spread = [None if leaf is None else torch.zeros_like(leaf) for leaf in exact]
         for _ in range(_DIRECTIONS):
-            signs = [torch.randint(0, 2, t.shape, generator=generator).mul(2).sub(1).to(t.device) for t in tensors]
-            for part in (eps, eps / _PART):
-                moved = [
-                    tensor * (1 + part * sign) if tensor.dtype == torch.float64 else tensor
-                    for tensor, sign in zip(tensors, signs, strict=True)
-                ]
-                cases.append(self._wide_leaves(moved, wanted))
-        return exact, cases
+            signs = [
+                torch.randint(0, 2, t.shape, generator=generator).mul(2.0).sub(1).to(t.device, torch.float64)
+                for t in tensors
+            ]
+            whole, part = (self._leaves(_moved(tensors, signs, s), torch.float64, wanted) for s in (step, step / _PART))
+            for leaf, like, far, near, own in zip(exact, wanted, whole, part, spread, strict=True):
+                if own is not None and leaf is not None and far is not None and near is not None:
+                    moved = _condition(_reference(like.cpu(), leaf), far, near) * (eps / step)
+                    torch.maximum(own, moved, out=own)
+        if eps == _eps(torch.float64):
+            narrow = self._leaves(self._sample.tensors, torch.float32, wanted)
+            for leaf, single, own in zip(exact, narrow, spread, strict=True):
+                if own is not None and leaf is not None and single is not None:
+                    error = (single.double() - leaf).abs().nan_to_num(0, 0, 0) * (eps / _eps(torch.float32))
+                    torch.maximum(own, error, out=own)
+        return spread
 
-    def _wide_leaves(self, tensors: Sequence[torch.Tensor], wanted: list[Any]) -> list[torch.Tensor | None]:
+    def _leaves(
+        self, tensors: Sequence[torch.Tensor], dtype: torch.dtype, wanted: list[Any]
+    ) -> list[torch.Tensor | None]:
+        """The leaves computed in ``dtype``; ``None`` for those that are not of it."""
         default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(dtype)
         try:
-            leaves = pytree.tree_leaves(self._run(tensors))
-        except Exception:  # not every operator takes float64, and then PyTorch's own result is the reference
+            leaves = pytree.tree_leaves(self._run([_in(dtype, tensor) for tensor in tensors]))
+        except Exception:  # not every operator takes the dtype, and then PyTorch's own result is the reference
             return [None] * len(wanted)
         finally:
             torch.set_default_dtype(default)
@@ -117,7 +131,7 @@ class Expected:
             return [None] * len(wanted)
         return [
             leaf.cpu()
-            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 and leaf.shape == like.shape
+            if isinstance(leaf, torch.Tensor) and leaf.dtype == dtype and _is_real(like) and leaf.shape == like.shape
             else None
             for leaf, like in zip(leaves, wanted, strict=True)
         ]
@@ -126,14 +140,6 @@ class Expected:
         with torch.no_grad():
             result = self._sample.call(*(tensor.clone() for tensor in tensors))
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
-
-
-def difference(
-    value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, moved: Sequence[torch.Tensor]
-) -> str | None:
-    """What is wrong with an operator's floating-point ``value``, in words; ``None`` if nothing is."""
-    reference = _reference(eager, exact)
-    return compare(value, eager, exact, _condition(reference, moved))
 
 
 def compare(value: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, spread: torch.Tensor) -> str | None:
@@ -171,22 +177,27 @@ def _special(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (value.isnan() & other.isnan()) | (value == other)
 
 
-def _condition(exact: torch.Tensor, moved: Sequence[torch.Tensor]) -> torch.Tensor:
-    """How far each element moves with its inputs' last places; 0 where it jumps."""
-    spread = torch.zeros_like(exact)
-    for whole, part in zip(moved[::2], moved[1::2], strict=True):
-        far, near = (whole - exact).abs().nan_to_num(0, 0, 0), (part - exact).abs().nan_to_num(0, 0, 0)
-        smooth = near * (_PART / 4) <= far
-        spread = torch.maximum(spread, torch.where(smooth, near * _PART, 0.0))
-    return spread
+def _condition(exact: torch.Tensor, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """How far each element moves with a step of its inputs, by a part of that step; 0 where it jumps."""
+    far, near = (whole - exact).abs().nan_to_num(0, 0, 0), (part - exact).abs().nan_to_num(0, 0, 0)
+    return torch.where(near * (_PART / 4) <= far, near * _PART, 0.0)
+
+
+def _moved(tensors: Sequence[torch.Tensor], signs: Sequence[torch.Tensor], step: float) -> list[torch.Tensor]:
+    pairs = zip(tensors, signs, strict=True)
+    return [tensor * (1 + step * sign) if tensor.dtype == torch.float64 else tensor for tensor, sign in pairs]
+
+
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
 
 
 def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.double() if tensor.dtype.is_floating_point else tensor
+def _in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
 
 
 def _identical(first: Any, second: Any) -> bool:
