@@ -122,7 +122,7 @@ class Expected:
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            leaves = pytree.tree_leaves(self._run([_in(dtype, tensor) for tensor in tensors]))
+            leaves = pytree.tree_leaves(self._run([_in(dtype, tensor) for tensor in tensors], dtype))
         except Exception:  # not every operator takes the dtype, and then PyTorch's own result is the reference
             return [None] * len(wanted)
         finally:
@@ -136,9 +136,9 @@ class Expected:
             for leaf, like in zip(leaves, wanted, strict=True)
         ]
 
-    def _run(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def _run(self, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None) -> Any:
         with torch.no_grad():
-            result = self._sample.call(*(tensor.clone() for tensor in tensors))
+            result = self._sample.call(*(tensor.clone() for tensor in tensors), dtype=dtype)
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 

@@ -32,7 +32,8 @@ _SMALL, _LARGE = 3, 64
 class Sample:
     """One call of an operator: ``index`` counts the database's samples, ``tensors`` are the inputs among its arguments.
 
-    ``call`` computes the operator of other tensors in their place.
+    ``call`` computes the operator of other tensors in their place; with ``dtype=``, wherever an argument names a dtype
+    of floats, in that one.
     """
 
     index: int
@@ -118,10 +119,13 @@ def seed(value: int) -> None:
 def _sample(index: int, op: Callable[..., Any], leaves: list[Any], spec: pytree.TreeSpec) -> Sample:
     inputs = [_is_input(leaf) for leaf in leaves]
 
-    def call(*tensors: torch.Tensor) -> Any:
+    def call(*tensors: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         given = iter(tensors)
+        chosen = [
+            dtype if dtype and isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf for leaf in leaves
+        ]
         args, kwargs = pytree.tree_unflatten(
-            [next(given) if is_input else leaf for leaf, is_input in zip(leaves, inputs, strict=True)], spec
+            [next(given) if is_input else leaf for leaf, is_input in zip(chosen, inputs, strict=True)], spec
         )
         return op(*args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from .comparison import Expected
 from .samples import samples
@@ -30,12 +31,9 @@ def test_a_narrower_computation_is_wrong(operator: str, dtype: str) -> None:
         expected = Expected(sample, dtype)
         narrow = [t.to(NARROWER[dtype]) if t.is_floating_point() else t for t in sample.tensors]
         results = sample.call(*narrow)
-        whole = isinstance(results, torch.Tensor)
-        wide = [
-            r.to(e.dtype)
-            for r, e in zip([results] if whole else results, [expected.eager] if whole else expected.eager)
-        ]
-        found.append(expected.difference(wide[0] if whole else tuple(wide)))
+        pairs = zip(pytree.tree_leaves(results), pytree.tree_leaves(expected.eager), strict=True)
+        wide = tuple(narrow.to(like.dtype) for narrow, like in pairs)
+        found.append(expected.difference(wide if len(wide) > 1 else wide[0]))
     assert any(found)
 
 

@@ -278,7 +278,7 @@ def test_ranges_of_whole_numbers() -> None:
             functions[f"linspace {dtype} {begin} {end} {steps}"] = lambda x, a=begin, b=end, n=steps, dtype=dtype: (
                 torch.linspace(a, b, n, dtype=dtype) + x.to(dtype)
             )
-        for begin, end, step in (0, 7, 3), (5, -3, -2), (-1, 6, 2):
+        for begin, end, step in (0, 7, 3), (5, -3, -2), (-1, 6, 2), (0.1, -7.9, -4.0), (0.9, 7.9, 2.0):
             if dtype != torch.uint8 or step > 0:
                 functions[f"arange {dtype} {begin} {end} {step}"] = lambda x, a=begin, b=end, s=step, dtype=dtype: (
                     torch.arange(a, b, s, dtype=dtype) + x.to(dtype)

@@ -37,7 +37,8 @@ def new_full(b: Emitter, _: Any, __: Any, value: Any, *___: Any) -> relax.Expr:
 
 
 def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
-    if "int" in b.dtype and not any(isinstance(bound, float) for bound in (start, end, step)):
+    if "int" in b.dtype:  # PyTorch counts with the numbers as they are, and computes with what is left of them there
+        start, step = (int(number) if isinstance(number, float) else number for number in (start, step))
         # What is below zero wraps around in a dtype without signs.
         dtype = "int64" if b.dtype.startswith("uint") else b.dtype
         # The length is PyTorch's, which for symbolic bounds is simpler than what follows from them.
@@ -52,9 +53,8 @@ def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
             numbers = op.add(b.emit(steps), b.tensor(start, dtype))
         return b.cast(b.emit(numbers), b.dtype)
     index = b.emit(op.arange(b.shape[0], dtype="int64"))
-    real = "float64" if b.dtype == "float64" else "float32"
-    scaled = b.emit(op.multiply(b.cast(index, real), b.tensor(step, real)))
-    return op.astype(op.add(scaled, b.tensor(start, real)), b.dtype)
+    scaled = b.emit(op.multiply(b.cast(index, "float64"), b.tensor(step, "float64")))
+    return op.astype(op.add(scaled, b.tensor(start, "float64")), b.dtype)
 
 
 def arange(b: Emitter, end: Size | float, *_: Any) -> relax.Expr:
