@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.pure_functions import register_pure
@@ -40,10 +40,11 @@ def shown(call: tirx.Call) -> tirx.PrimExpr | None:
     """What ``call`` was, a floor spelled out; ``None`` for any other call."""
     if not _is_hidden(call):
         return None
-    kind = _SHOWN[call.op.name]
-    if kind in _FLOORS:
-        return _floor(call.args[0], call.args[1], kind)
-    return kind(*call.args)
+    kind, (*others, a, b) = _SHOWN[call.op.name], call.args
+    if a.dtype != b.dtype:  # TVM narrows integers, one by one where it does not know the function
+        wider = max(a.dtype, b.dtype, key=lambda dtype: DataType(dtype).bits)
+        a, b = a.astype(wider), b.astype(wider)
+    return _floor(a, b, kind) if kind in _FLOORS else kind(*others, a, b)
 
 
 def _floor(a: tirx.PrimExpr, b: tirx.PrimExpr, kind: type[tirx.PrimExpr]) -> tirx.PrimExpr:
