@@ -6,8 +6,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+import tvm_ffi
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
+from tvm.relax.expr import _update_struct_info
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.converters.symbols import Size, Symbols
@@ -101,7 +103,24 @@ class Emitter:
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
-        return value if isinstance(value, relax.Var | relax.Constant) else self.builder.emit(value)
+        if isinstance(value, relax.Var | relax.Constant):
+            return value
+        return self.builder.emit(self._with_simple_sizes(self.builder.normalize(value)))
+
+    def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
+        """``value``, its sizes in their simplest form.
+
+        TVM leaves the sum of sizes that a concatenation has as it is, but simplifies the sizes of functions' results:
+        where one tensor has both forms, ``FuseTIR`` fails.
+        """
+        info = value.struct_info
+        is_sized = isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr)
+        if is_sized and isinstance(value, relax.Call):
+            sizes = [self._analyzer.simplify(size) for size in info.shape]
+            if not all(map(tvm_ffi.structural_equal, sizes, info.shape)):
+                value = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
+                _update_struct_info(value, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
+        return value
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
