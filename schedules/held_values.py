@@ -53,7 +53,7 @@ class _Values:
 
     def __init__(self) -> None:
         self.statements: list[tirx.Stmt] = []
-        self._loads: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._loads: dict[tirx.Var, tirx.PrimExpr] = {}  # a load, or another variable, for each one
         self._lazy = False
         self._conditional = False
 
@@ -79,7 +79,9 @@ class _Values:
         if _is_of_data(value):
             self._loads[expr.var] = self._hold(expr.var.name, value)
         else:
-            self.statements.append(tirx.Bind(expr.var, value))  # what is held may be made of it
+            # What is held may be made of it. An expression that stands twice has two such variables.
+            self._loads[expr.var] = bound = tirx.Var(expr.var.name, expr.var.dtype)
+            self.statements.append(tirx.Bind(bound, value))
         return self.rewritten(expr.body)
 
     def _selection(self, expr: tirx.Select) -> tirx.PrimExpr:
