@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 from filelock import FileLock
 from pydantic_core import from_json, to_json
+from tvm import tirx
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
 from tkc.schedules.database.provenance import Provenance
@@ -282,7 +283,8 @@ def parse_workload(line: str) -> Workload | None:
     if workload_problem(content) is not None:
         return None
     try:
-        return Workload.from_json(content)
+        workload = Workload.from_json(content)
+        return workload if isinstance(workload.mod["main"], tirx.PrimFunc) else None
     except Exception:  # TVM raises whatever its parser stumbles over
         return None
 
