@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
-from tvm import tirx
 
 from tkc.schedules.default_record import MARK
 
@@ -30,27 +29,6 @@ _LIBRARIES = ("ir.", "tirx.", "relax.", "s_tir.", "ffi.")
 _PLAIN = {"None", "bool", "int", "float"}
 # Integers that are no references to other nodes.
 _NUMBERS = {"data_alignment", "ndim", "kind", "iter_type", "buffer_type", "lanes", "bits"}
-
-
-def _is_statement(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, tirx.Stmt)
-
-
-# The fields of a function that may be absent; TVM follows any other without asking.
-_OPTIONAL = frozenset(
-    """
-    attrs derive_func dom else_case global_infos init layout predicate shape span step struct_info_ thread_binding
-    values vdevice
-    """.split()  # noqa: SIM905
-)
-# The fields that hold a statement, whose kind TVM does not ask for either.
-_STATEMENTS = frozenset(f"tirx.{name}" for name, kind in vars(tirx).items() if _is_statement(kind))
-_HOLDERS = {
-    ("tirx.SBlockRealize", "block"): frozenset({"tirx.SBlock"}),
-    ("tirx.SBlock", "init"): _STATEMENTS | {"None"},
-    ("tirx.IfThenElse", "then_case"): _STATEMENTS,
-    ("tirx.IfThenElse", "else_case"): _STATEMENTS | {"None"},
-}
 # The primitives that MetaSchedule's search, and this project, schedule with. Those that may change what a function
 # computes (UnsafeSetDType, AnnotateBufferAccess, UnsafeHideBufferAccess) are not among them.
 _PRIMITIVES = frozenset(
@@ -141,11 +119,6 @@ def _graph_problem(text: bytes) -> str | None:
                 continue
             if not 0 <= value < place:
                 return "a part of it refers to one that comes later, or to none"
-            held = _STATEMENTS if name == "body" and kind.startswith("tirx.") else _HOLDERS.get((kind, name))
-            if held is not None and nodes[value].get("type") not in held:
-                return f"a {kind[:40]} in it holds what is no statement ({name})"
-            if name not in _OPTIONAL and nodes[value].get("type") == "None":
-                return f"a {kind[:40]} in it lacks what it is made of{name and f' ({name[:40]})'}"
             depth = max(depth, depths[value])
         depths.append(depth + 1)
         if depth >= _MOST_DEPTH:

@@ -18,8 +18,7 @@ from types import FrameType
 from tkc.errors import Error
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells count
-# The last is sent when a terminal is closed; nohup has it ignored, which it stays.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Seconds within which a second signal is the same wish: a terminal sends one to all, and who started us may pass it on.
 _SAME = 2.0
 _ROOM = "make room there, or name another place (TMPDIR is that of temporary files)"
@@ -48,11 +47,7 @@ class Interrupt:
         self.happened = False
         self._at = 0.0
         self._first = threading.Event()
-        self._before = {
-            number: signal.signal(number, self._handle)
-            for number in _SIGNALS
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-        }
+        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         sys.unraisablehook = self._report_unraisable
 
     def end_within(self, seconds: float) -> None:
@@ -68,8 +63,7 @@ class Interrupt:
 
     def restore(self) -> None:
         """Requests to end are again answered as before; ``Ctrl-C`` is still noted."""
-        for number in self._before.keys() - {signal.SIGINT}:
-            signal.signal(number, self._before[number])
+        signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])
 
     def _handle(self, _signal: int, _frame: FrameType | None) -> None:
         if self.happened and time.monotonic() < self._at + _SAME:
@@ -116,8 +110,7 @@ def main() -> None:
         app()  # exits by itself, with 2 and a message for a wrong option
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if process.interrupt.happened:
-            with suppress(OSError):  # the terminal may be closed
-                print("interrupted", file=sys.stderr)
+            print("interrupted", file=sys.stderr)
             code = _INTERRUPTED
         elif isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else int(error.code is not None)

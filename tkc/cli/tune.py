@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +33,6 @@ from tkc.cli.process import this_process
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
-    from tkc.bench.kernel_cases import Case
     from tkc.schedules.tuning.progress import Progress
 
 _SHOWN_TASKS = 20
@@ -132,8 +130,7 @@ def model(
                 started=process.started,
             )
     except KeyboardInterrupt:
-        with suppress(OSError):  # the terminal may be closed
-            _say_what_is_kept(shown.progress)
+        _say_what_is_kept(shown.progress)
         raise
     path = plot or result.folder / "gain.png"
     draw(result.progress, path)
@@ -177,17 +174,10 @@ def kernels(
     if reason := runs_here(resolved):
         raise UsageError(f"cannot measure for {resolved} here: {reason}")
     folder = target_folder(database or user_database(), resolved)
-    process = this_process()
-    process.interrupt.end_within(_MOST_SECONDS_TO_END)
-    shown = _Kernels(process.started)
-    view = LiveView(shown, Console(stderr=True))
-
-    def show(case: Case, _: object) -> None:
-        shown.done(case)
-        view.update()
-
-    with view:
-        records = tune_kernels(names or [], resolved, folder, show, dtype)
+    with Console(stderr=True).status("building every configuration") as status:
+        records = tune_kernels(
+            names or [], resolved, folder, lambda case, _: status.update(f"{case.kernel} {dict(case.sizes)}"), dtype
+        )
     if as_json:
         print(json.dumps([dataclasses.asdict(record) for record in records], indent=1))
         return
@@ -268,33 +258,6 @@ class _Job:
     def phase(self) -> str:
         """What it is doing."""
         return "starting" if self.progress is None else self.progress.activity
-
-
-class _Kernels:
-    """What is shown while kernels are measured."""
-
-    def __init__(self, started: float) -> None:
-        self._started = started
-        self._phase = "building every configuration"
-        self._count = 0
-
-    def done(self, case: Case) -> None:
-        """``case`` was measured."""
-        self._count += 1
-        self._phase = f"{case.kernel} {dict(case.sizes)}"
-
-    def table(self) -> RenderableType:
-        """One line."""
-        return escape(self.line())
-
-    def line(self) -> str:
-        """How far it is."""
-        counted = f" · {self._count} sizes measured" if self._count else ""
-        return f"{time.monotonic() - self._started:.0f} s · {self._phase}{counted}"
-
-    def phase(self) -> str:
-        """What was measured last."""
-        return self._phase
 
 
 def _say_what_is_kept(progress: Progress | None) -> None:
