@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-import tvm_ffi
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
+from tvm.ir import Op
 from tvm.relax.expr import _update_struct_info
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
@@ -20,6 +20,7 @@ Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
 
+_CONCAT = Op.get("relax.concat")
 _LOW_PRECISION = frozenset({"float16", "bfloat16"})
 
 
@@ -108,19 +109,18 @@ class Emitter:
         return self.builder.emit(self._with_simple_sizes(self.builder.normalize(value)))
 
     def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
-        """``value``, its sizes in their simplest form.
+        """``value``; a concatenation with its sizes in their simplest form.
 
-        TVM leaves the sum of sizes that a concatenation has as it is, but simplifies the sizes of functions' results:
-        where one tensor has both forms, ``FuseTIR`` fails.
+        TVM leaves the sum of sizes that it has as it is, but simplifies the sizes of functions' results: where one
+        tensor has both forms, ``FuseTIR`` fails.
         """
         info = value.struct_info
-        is_sized = isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr)
-        if is_sized and isinstance(value, relax.Call):
-            sizes = [self._analyzer.simplify(size) for size in info.shape]
-            if not all(map(tvm_ffi.structural_equal, sizes, info.shape)):
-                value = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
-                _update_struct_info(value, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
-        return value
+        if not (isinstance(value, relax.Call) and value.op == _CONCAT and isinstance(info.shape, relax.ShapeExpr)):
+            return value
+        sizes = [self._analyzer.simplify(size) for size in info.shape]
+        simple = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
+        _update_struct_info(simple, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
+        return simple
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
