@@ -13,10 +13,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
 
-_COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos")
+_COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos", "call_pure_extern")
 
 
 _MOST_READS = 256
+_MOST_NARROW_READS = 8
 _MOST_PADDING = 128  # Rules pad to whole vectors, tiles and panels, all of which are narrower.
 
 
@@ -76,15 +77,18 @@ def nodes(statement: tirx.Stmt | tirx.PrimExpr) -> Iterator[object]:
     return iter(found)
 
 
-def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
+def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV], *, merged: bool = True) -> None:
     """Inline those of ``blocks`` that are injective into their consumers, wherever that repeats no costly work.
 
     ``blocks`` are in program order. What is used several times is repeated, so a chain of squares would double at each
-    step; a block whose repetitions would read more than ``_MOST_READS`` elements stays.
+    step; a block whose repetitions would read more than ``_MOST_READS`` elements stays. Where what is repeated is not
+    ``merged`` when code is generated, as nvcc leaves arithmetic of 16 bits, which is assembly to it, it is evaluated
+    again and again; of costly functions ``_MOST_NARROW_READS`` are enough then.
     """
     uses = Counter(load.buffer for block in child_blocks(sch) for load in _loads(sch.get(block)))
     originals = [sch.get(block) for block in blocks]
     reads: dict[tirx.Buffer, int] = {}  # how many elements one element of an inlined block takes
+    costly: set[tirx.Buffer] = set()
     for block, original in zip(blocks, originals, strict=True):
         statement = sch.get(block)
         if not is_injective(statement):
@@ -95,9 +99,12 @@ def inline_injective(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> None:
         taken = sum(reads.get(load.buffer, 1) for load in _loads(original)) or 1
         repeated = any(len(consumer.iter_vars) > len(statement.iter_vars) for consumer in consumers)
         reduced = any(is_reduction(consumer) for consumer in consumers)
+        if is_costly(original) or any(load.buffer in costly for load in _loads(original)):
+            costly.add(result)
+        narrow = not merged and result in costly and result.dtype in ("float16", "bfloat16")
         if (
             consumers
-            and taken * uses[result] <= _MOST_READS
+            and taken * uses[result] <= (_MOST_NARROW_READS if narrow else _MOST_READS)
             and not (repeated and is_costly(statement))
             and not (reduced and divides_by_sizes(statement))
             and attempt(sch.compute_inline, block)

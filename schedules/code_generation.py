@@ -7,6 +7,7 @@ from tvm import tirx
 from tkc.kernels.target import Target
 from tkc.schedules.bfloat16_arithmetic import compute_in_float32
 from tkc.schedules.byte_intermediates import store_bytes
+from tkc.schedules.data_conditions import hide_conditions
 from tkc.schedules.float_algebra import guard_floats
 from tkc.schedules.launch_guards import guard_empty_launches
 from tkc.schedules.scalar_calls import scalar_where_called
@@ -17,5 +18,6 @@ from tkc.schedules.wide_intermediates import widen_intermediates
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
-        return guard_empty_launches(guard_floats(widen_intermediates(func)))
-    return scalar_where_called(guard_floats(compare_for_nan(vectorize_math(compute_in_float32(store_bytes(func))))))
+        return guard_empty_launches(hide_conditions(guard_floats(widen_intermediates(func))))
+    func = compare_for_nan(vectorize_math(compute_in_float32(store_bytes(func))))
+    return scalar_where_called(hide_conditions(guard_floats(func)))

@@ -27,7 +27,7 @@ def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Sched
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None or not all(is_injective(sch.get(block)) for block in child_blocks(sch)):
         return None
-    inline_injective(sch, child_blocks(sch))
+    inline_injective(sch, child_blocks(sch), merged=False)
     for block in child_blocks(sch):
         bind_elementwise(sch, block)
     return sch

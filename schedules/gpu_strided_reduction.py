@@ -43,7 +43,7 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     sch = s_tir.Schedule(func)
     if normalize_prim_func(sch) is None:
         return None
-    inline_injective(sch, child_blocks(sch))
+    inline_injective(sch, child_blocks(sch), merged=False)
     reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
     if len(reductions) != 1 or not _reads_lines(sch, reductions[0]):
         return None

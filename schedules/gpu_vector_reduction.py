@@ -37,7 +37,7 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     (reduction,) = reductions
     padding = _padding(sch, reduction)
     kept = {sch.get(block).name_hint for block in padding}
-    inline_injective(sch, [block for block in child_blocks(sch) if sch.get(block).name_hint not in kept])
+    inline_injective(sch, [block for block in child_blocks(sch) if sch.get(block).name_hint not in kept], merged=False)
     if not _reads_vectors(sch.get(reduction)):
         return None
     if not sch.get_consumers(reduction):

@@ -1,4 +1,4 @@
-"""Values that variables hold within an expression of floats, in memory of a function's own, where TVM sees no further.
+"""Values that variables hold within an expression of data, in memory of a function's own, where TVM sees no further.
 
 When LLVM code is generated, TVM's analyzer replaces each variable by its value, simplifies the result, and visits the
 conditions of selections several times. Where values are computed from values (a GELU of a GELU), time then grows
@@ -12,6 +12,8 @@ from tvm import tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.blocks import nodes
 
 _LAZY = Op.get("tirx.if_then_else")
 _VALUES = ["tirx.Let", "tirx.Var", "tirx.Select", "tirx.Call", "tirx.And", "tirx.Or"]
@@ -51,7 +53,7 @@ class _Values:
 
     def __init__(self) -> None:
         self.statements: list[tirx.Stmt] = []
-        self._loads: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._loads: dict[tirx.Var, tirx.PrimExpr] = {}  # a load, or another variable, for each one
         self._lazy = False
         self._conditional = False
 
@@ -72,9 +74,14 @@ class _Values:
 
     def _let(self, expr: tirx.Let) -> tirx.PrimExpr:
         value = self.rewritten(expr.value)
-        if self._lazy or not _is_of_floats(value):
+        if self._lazy:
             return tirx.Let(expr.var, value, self.rewritten(expr.body))
-        self._loads[expr.var] = self._hold(expr.var.name, value)
+        if _is_of_data(value):
+            self._loads[expr.var] = self._hold(expr.var.name, value)
+        else:
+            # What is held may be made of it. An expression that stands twice has two such variables.
+            self._loads[expr.var] = bound = tirx.Var(expr.var.name, expr.var.dtype)
+            self.statements.append(tirx.Bind(bound, value))
         return self.rewritten(expr.body)
 
     def _selection(self, expr: tirx.Select) -> tirx.PrimExpr:
@@ -134,8 +141,6 @@ def _memory(name: str, dtype: str) -> tuple[tirx.Buffer, list[tirx.PrimExpr]]:
     ]
 
 
-def _is_of_floats(value: tirx.PrimExpr) -> bool:
-    """Whether ``value`` is a float, or an integer made of one: other integers index, and TVM is to know them."""
-    if "float" in value.dtype:
-        return True
-    return isinstance(value, tirx.Cast) and "float" in value.value.dtype
+def _is_of_data(value: tirx.PrimExpr) -> bool:
+    """Whether ``value`` is a float, or an integer that is loaded or made of a float: TVM is to know other indices."""
+    return any(isinstance(node, tirx.BufferLoad) or "float" in getattr(node, "dtype", "") for node in nodes(value))

@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tkc.kernels import reducers
+from tkc.schedules.data_conditions import without_conditions
 from tkc.schedules.float_algebra import with_guards
 from tkc.schedules.held_values import HoldValues
 from tkc.schedules.nan_semantics import NanSemantics
@@ -33,7 +34,11 @@ def _followed(finalize: _Finalize) -> _Finalize:
 
 def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:
     """Have lowering divide a reduction among threads also when its comparisons are guarded."""
-    reducers.register(f"{name}.guarded", 2, lambda x, y: [with_guards(value) for value in combined(x, y)], identity)
+
+    def guarded(x: reducers.Numbers, y: reducers.Numbers) -> list[tirx.PrimExpr]:
+        return [without_conditions(with_guards(value)) for value in combined(x, y)]
+
+    reducers.register(f"{name}.guarded", 2, guarded, identity)
 
 
 for _name, (_combined, _identity) in reducers.POSITIONS.items():

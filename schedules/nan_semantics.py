@@ -17,6 +17,7 @@ from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.cuda_extrema import cuda_extremum
+from tkc.schedules.data_conditions import shown
 from tkc.schedules.float_algebra import unguarded
 
 _NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
@@ -46,12 +47,15 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
-            return unguarded(found)
+            condition = shown(found)
+            if not isinstance(condition, tirx.NE):
+                return unguarded(found) if condition is None else condition
+            found = condition
         if isinstance(found, tirx.FloatImm):
             return _written(found) if on_cuda else None
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
-            return None if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
+            return found if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
         if "float" not in found.dtype:
             return None
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")

@@ -107,14 +107,11 @@ def test_sizes_known_at_the_call_and_empty_batches() -> None:
     compare(functions, *calls, dynamic_shapes=[{0: Dim("batch", max=8), 2: height, 3: width}])
 
 
-def test_nan_reaches_what_reads_it() -> None:
-    """And nothing else."""
-    x = torch.randn(1, 4, 9, 8)
-    x[0, 1, 4, 4] = float("nan")
-    weight = _weight(2, 4, 6)
-    functions = {
-        "plain": _convolutions(2)["same"],
-        "transposed": lambda x: F.conv_transpose2d(x, weight, stride=(2, 3), padding=1),
-        "transposed_dilated": lambda x: F.conv_transpose2d(x, weight, dilation=2),
-    }
-    compare(functions, (x,))
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_what_reads_it(rank: int, value: float) -> None:
+    """And nothing else: no output is multiplied by a zero between strides or dilated weights."""
+    x = _image(rank, 1)
+    x[(0, 1, *(size // 2 for size in x.shape[2:]))] = value
+    compare({f"transposed_{name}": call for name, call in _transposed(rank).items()}, (x,))
+    compare({name: _convolutions(rank)[name] for name in ("same",)}, (x,))

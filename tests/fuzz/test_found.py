@@ -45,3 +45,16 @@ def test_attention_over_a_symbolic_number_of_heads() -> None:
         ],
         [{"n0": 5}, {"n0": 1}],
     )
+
+
+def test_sizes_of_concatenations() -> None:
+    """Internal: "Inconsistent buffers T_multiply and lv19 mapped to the same relax var"."""
+
+    class Model(nn.Module):
+        def forward(self, v0, v1):
+            rolled = F.elu(torch.sqrt(torch.roll(v0, 5, 1)))
+            halves = torch.cat((v1[:, : v1.shape[1] // 2], v1[:, v1.shape[1] // 2 :]), 1)
+            return rolled, F.elu(halves * 2), torch.expm1(halves) + halves
+
+    inputs = [tensor(0, (1, "n0", 1), "int64", "integers"), tensor(1, (3, "n1"), "float32", "plain")]
+    check(Model, inputs, [{"n0": 2, "n1": 4}, {"n0": 17, "n1": 5}])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import product
+from math import gcd, prod
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -99,10 +101,11 @@ def _biased(b: Emitter, out: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
 
 @dataclass(frozen=True)
 class _TransposedAxis:
-    """One axis of a transposed convolution, as a plain one that computes ``stride`` neighbours as channels.
+    """One axis of a transposed convolution, as plain ones that compute neighbours as channels.
 
-    Output ``stride * q + r`` sums the weights at ``stride * a + r`` times the inputs at ``q - a``. A plain convolution
-    of ``taps`` weights, the last first, computes all ``r`` of one ``q``: no input is multiplied by a zero in between.
+    Output ``stride * q + phase - padding`` sums the weights at each ``tap`` where ``dilation * tap`` is ``phase`` and
+    ``a`` times the stride, times the inputs at ``q - a``. A plain convolution computes all phases that have as
+    many weights: no input is multiplied by a zero, which would make a NaN of one that is not finite.
     """
 
     kernel: int
@@ -113,46 +116,122 @@ class _TransposedAxis:
 
     @property
     def step(self) -> int:
-        """How far the plain convolution's weights are apart: only a stride of 1 keeps the dilation."""
-        return self.dilation if self.stride == 1 else 1
+        """How far the inputs of one output are apart."""
+        return self.dilation // gcd(self.dilation, self.stride)
 
     @property
-    def taps(self) -> int:
-        """How many weights each neighbour has; with a stride, the dilation's zeros are among them."""
-        return self.kernel if self.stride == 1 else -(-self._extent // self.stride)
+    def tap_step(self) -> int:
+        """How far the weights of one output are apart."""
+        return self.stride // gcd(self.dilation, self.stride)
 
     @property
-    def _extent(self) -> int:
-        return self.dilation * (self.kernel - 1) + 1
+    def phases(self) -> dict[int, list[int]]:
+        """The phases by how many weights they have."""
+        found: dict[int, list[int]] = {}
+        for phase in range(self.stride):
+            found.setdefault(self._taps(phase), []).append(phase)
+        return found
 
-    @property
-    def before(self) -> int:
-        """Zeros in front of the input; what the padding cuts off whole is not computed."""
-        return max(self.step * (self.taps - 1) - self.padding // self.stride, 0)
+    def first_tap(self, phase: int) -> int:
+        """The first weight of ``phase``, which has one."""
+        return next(tap for tap in range(self.kernel) if self._meets(tap, phase))
 
-    @property
-    def after(self) -> int:
+    def first_input(self, phase: int) -> int:
+        """How many inputs before ``q`` the first weight reads."""
+        return (self.dilation * self.first_tap(phase) - phase) // self.stride
+
+    def before(self, taps: int) -> int:
+        """Zeros in front of the input for the phases of so many ``taps``."""
+        reach = self.step * (taps - 1)
+        first = {phase: -((phase - self.padding) // self.stride) for phase in self.phases[taps]}
+        return max(0, *(self.first_input(phase) + reach - q for phase, q in first.items()))
+
+    def after(self, taps: int) -> int:
         """Zeros behind the input, so that the last output is computed."""
-        return max((self._extent + self.output_padding - 1 - self.padding) // self.stride, 0)
-
-    @property
-    def skipped(self) -> int:
-        """How many computed outputs stand before the first that is asked for."""
-        return self.padding - self.stride * (self.step * (self.taps - 1) - self.before)
+        return max(0, *(self._last(phase) - self.first_input(phase) for phase in self.phases[taps]))
 
     @property
     def is_direct(self) -> bool:
-        """Whether the plain convolution computes the outputs themselves."""
-        exact = (self._extent + self.output_padding - 1 - self.padding) >= 0
-        return self.stride == 1 and self.skipped == 0 and exact
+        """Whether one plain convolution computes the outputs themselves."""
+        cut = self.dilation * (self.kernel - 1) - self.padding
+        return self.stride == 1 and cut >= 0 and cut + self.output_padding >= 0
 
-    def weight_at(self, tap: tirx.PrimExpr, neighbour: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-        """Which of the kernel's weights the plain convolution has at ``tap``, and whether there is one."""
-        if self.stride == 1:
-            return self.kernel - 1 - tap, tirx.const(True)
-        offset = self.stride * (self.taps - 1 - tap) + neighbour
-        exists = tirx.all(offset % self.dilation == 0, offset < self._extent)
-        return tirx.min(offset // self.dilation, tirx.const(self.kernel - 1, "int64")), exists
+    def _last(self, phase: int) -> int:
+        """How far behind the last input the last ``q`` is."""
+        return (self.dilation * (self.kernel - 1) + self.output_padding - self.padding - phase) // self.stride
+
+    def _meets(self, tap: int, phase: int) -> bool:
+        return (self.dilation * tap - phase) % self.stride == 0
+
+    def _taps(self, phase: int) -> int:
+        return sum(self._meets(tap, phase) for tap in range(self.kernel))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The outputs that have so many ``taps`` along each axis."""
+
+    axes: list[_TransposedAxis]
+    taps: tuple[int, ...]
+
+    @property
+    def phases(self) -> list[list[int]]:
+        """Which outputs these are, along each axis."""
+        return [axis.phases[taps] for axis, taps in zip(self.axes, self.taps, strict=True)]
+
+    def padding(self) -> tuple[list[int], list[int]]:
+        """Zeros before and behind the input."""
+        pairs = list(zip(self.axes, self.taps, strict=True))
+        return [axis.before(taps) for axis, taps in pairs], [axis.after(taps) for axis, taps in pairs]
+
+    def weight(self, weight: te.Tensor, groups: int) -> te.Tensor:
+        """``weight [channels, out / groups, ...]`` as ``[out * phases, channels / groups, taps ...]``."""
+        channels, out = (int(size) for size in weight.shape[:2])
+        own, counts = channels // groups, [len(phases) for phases in self.phases]
+        neighbours = prod(counts)
+
+        def element(filter_: tirx.Var, channel: tirx.Var, *taps: tirx.Var) -> tirx.PrimExpr:
+            out_channel, neighbour = filter_ // neighbours, filter_ % neighbours
+            places: list[tirx.PrimExpr] = []
+            for count in reversed(counts):
+                places.insert(0, neighbour % count)
+                neighbour = neighbour // count
+            found = [
+                _chosen(place, {i: axis.first_tap(phase) for i, phase in enumerate(phases)})
+                + (count - 1 - tap) * axis.tap_step
+                for place, phases, tap, count, axis in zip(places, self.phases, taps, self.taps, self.axes, strict=True)
+            ]
+            return weight(out_channel // out * own + channel, out_channel % out, *found)
+
+        return te.compute(extents([out * groups * neighbours, own, *self.taps]), element)
+
+    def element(
+        self, computed: te.Tensor, item: tirx.Var, channel: tirx.Var, places: Sequence[tirx.PrimExpr]
+    ) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Whether the output is of this part, and what it is; ``places`` count the padding."""
+        neighbour, windows, conditions = tirx.const(0, "int64"), [], []
+        for axis, taps, place in zip(self.axes, self.taps, places, strict=True):
+            phases, phase = axis.phases[taps], place % axis.stride
+            neighbour = neighbour * len(phases) + _chosen(phase, {phase: i for i, phase in enumerate(phases)})
+            shift = {phase: axis.before(taps) - axis.step * (taps - 1) - axis.first_input(phase) for phase in phases}
+            windows.append(place // axis.stride + _chosen(phase, shift))
+            if len(phases) < axis.stride:
+                conditions.append(tirx.any(*(phase == each for each in phases)))
+        count = prod(len(phases) for phases in self.phases)
+        condition = tirx.all(*conditions) if conditions else tirx.const(True)
+        return condition, computed(item, channel * count + neighbour, *windows)
+
+
+def _chosen(key: tirx.PrimExpr, values: dict[int, int]) -> tirx.PrimExpr:
+    """What ``values`` has for ``key``, which is among them where it matters."""
+    if len(set(values.values())) == 1:
+        return tirx.const(next(iter(values.values())), "int64")
+    if all(value == number for number, value in values.items()):
+        return key
+    result = tirx.const(0, "int64")
+    for number, value in values.items():
+        result = tirx.Select(key == number, tirx.const(value, "int64"), result)
+    return result
 
 
 def conv_transpose(
@@ -168,53 +247,40 @@ def conv_transpose(
 ) -> relax.Expr:
     """The transpose of a convolution: ``weight [channels, out / groups, ...]``, each input spread over a window.
 
-    It becomes a plain convolution and, where there are strides, a function that puts neighbours side by side.
+    It becomes plain convolutions, one where the stride divides the window, and a function that puts their outputs side
+    by side where there are strides.
     """
     rank = weight.struct_info.ndim - 2
     options = (for_each_axis(values, rank) for values in (stride, padding, dilation, output_padding))
     axes = [_TransposedAxis(*values) for values in zip(_kernel(b, weight), *options, strict=True)]
-    plain = b.emit_te("transposed_weight", lambda tensor: _plain_weight(tensor, axes, groups), weight)
-    before, after, steps = [a.before for a in axes], [a.after for a in axes], [a.step for a in axes]
-    out = _convolved(b, batched(b, x, rank), plain, [1] * rank, before, after, steps, groups)
+    x = batched(b, x, rank)
+    parts = [_Part(axes, taps) for taps in product(*(axis.phases for axis in axes)) if all(taps)]
+    steps, computed = [axis.step for axis in axes], []
+    for part in parts:
+        plain = b.emit_te("transposed_weight", lambda tensor, part=part: part.weight(tensor, groups), weight)
+        computed.append(_convolved(b, x, plain, [1] * rank, *part.padding(), steps, groups))
+    out = computed[0]
     if not all(axis.is_direct for axis in axes):
-        sizes = b.shape[-rank:]
-        out = b.emit_te("interleaved", lambda tensor: _interleaved(tensor, axes, sizes), out)
+        channels = int(weight.struct_info.shape[1]) * groups
+        sizes = [channels, *b.shape[-rank:]]
+        out = b.emit_te("interleaved", lambda *tensors: _interleaved(tensors, parts, sizes), *computed)
     return unbatched(b, _biased(b, out, bias))
 
 
-def _plain_weight(weight: te.Tensor, axes: list[_TransposedAxis], groups: int) -> te.Tensor:
-    """``weight [channels, out / groups, ...]`` as ``[out * strides, channels / groups, taps ...]``."""
-    channels, out = (int(size) for size in weight.shape[:2])
-    own, strides = channels // groups, [axis.stride for axis in axes]
-    neighbours = prod(strides)
-
-    def element(filter_: tirx.Var, channel: tirx.Var, *taps: tirx.Var) -> tirx.PrimExpr:
-        out_channel, neighbour = filter_ // neighbours, filter_ % neighbours
-        places: list[tirx.PrimExpr] = []
-        for stride in reversed(strides):
-            places.insert(0, neighbour % stride)
-            neighbour = neighbour // stride
-        found = [axis.weight_at(tap, place) for axis, tap, place in zip(axes, taps, places, strict=True)]
-        value = weight(out_channel // out * own + channel, out_channel % out, *(position for position, _ in found))
-        return tirx.if_then_else(tirx.all(*(exists for _, exists in found)), value, tirx.const(0, value.dtype))
-
-    return te.compute(extents([out * groups * neighbours, own, *(axis.taps for axis in axes)]), element)
-
-
-def _interleaved(computed: te.Tensor, axes: list[_TransposedAxis], sizes: list[Size]) -> te.Tensor:
-    """``computed [batch, out * strides, ...]`` as ``[batch, out, sizes ...]``, neighbours side by side."""
-    batch, channels, *_ = computed.shape
-    neighbours = prod(axis.stride for axis in axes)
+def _interleaved(computed: Sequence[te.Tensor], parts: list[_Part], sizes: list[Size]) -> te.Tensor:
+    """What the parts computed side by side, and zero where no weight is."""
 
     def element(item: tirx.Var, channel: tirx.Var, *index: tirx.Var) -> tirx.PrimExpr:
-        places = [position + axis.skipped for position, axis in zip(index, axes, strict=True)]
-        neighbour: tirx.PrimExpr = tirx.const(0, "int64")
-        for place, axis in zip(places, axes, strict=True):
-            neighbour = neighbour * axis.stride + place % axis.stride
-        windows = [place // axis.stride for place, axis in zip(places, axes, strict=True)]
-        return computed(item, channel * neighbours + neighbour, *windows)
+        places = [position + axis.padding for position, axis in zip(index, parts[0].axes, strict=True)]
+        found = [part.element(each, item, channel, places) for part, each in zip(parts, computed, strict=True)]
+        if len(found) == 1 and isinstance(found[0][0], tirx.IntImm):
+            return found[0][1]
+        value = tirx.const(0, computed[0].dtype)
+        for condition, number in found:
+            value = tirx.if_then_else(condition, number, value)
+        return value
 
-    return te.compute(extents([batch, channels // neighbours, *sizes]), element)
+    return te.compute(extents([computed[0].shape[0], *sizes]), element)
 
 
 CONVERTERS: dict[str, Converter] = {

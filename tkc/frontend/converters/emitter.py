@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
+from tvm.ir import Op
+from tvm.relax.expr import _update_struct_info
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.converters.symbols import Size, Symbols
@@ -18,6 +20,7 @@ Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
 
+_CONCAT = Op.get("relax.concat")
 _LOW_PRECISION = frozenset({"float16", "bfloat16"})
 
 
@@ -101,7 +104,23 @@ class Emitter:
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
-        return value if isinstance(value, relax.Var | relax.Constant) else self.builder.emit(value)
+        if isinstance(value, relax.Var | relax.Constant):
+            return value
+        return self.builder.emit(self._with_simple_sizes(self.builder.normalize(value)))
+
+    def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
+        """``value``; a concatenation with its sizes in their simplest form.
+
+        TVM leaves the sum of sizes that it has as it is, but simplifies the sizes of functions' results: where one
+        tensor has both forms, ``FuseTIR`` fails.
+        """
+        info = value.struct_info
+        if not (isinstance(value, relax.Call) and value.op == _CONCAT and isinstance(info.shape, relax.ShapeExpr)):
+            return value
+        sizes = [self._analyzer.simplify(size) for size in info.shape]
+        simple = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
+        _update_struct_info(simple, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
+        return simple
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""

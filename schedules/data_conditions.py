@@ -1,0 +1,93 @@
+"""Comparisons, selections and whole quotients of what a model computes, hidden from TVM's simplifier.
+
+It visits the condition of a selection several times, to learn from it for each branch, and the operands of a
+comparison again as their difference. Where conditions contain selections (an ELU of an ELU), its time is exponential.
+Of data there is nothing to learn: as arguments of functions that TVM does not know they are visited once.
+Quotients rounded down, and what remains, TVM lowers to expressions in which the dividend stands several times, also
+exponentially. Here it is bound to a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import DataType, tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.pure_functions import register_pure
+
+_FLOORS = (tirx.FloorDiv, tirx.FloorMod)
+_KINDS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, *_FLOORS)
+_NODES = [f"tirx.{kind.__name__}" for kind in _KINDS]
+_HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in _KINDS}
+_SHOWN = {op.name: kind for kind, op in _HIDDEN.items()}
+
+
+def hide_conditions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with such expressions of data as calls; :func:`shown` takes them back.
+
+    Those of positions stay: bounds of loads and of loops follow from them.
+    """
+    return func.with_body(_hidden_where(func.body, _is_on_data))
+
+
+def without_conditions(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``expr``, all of which is of data, as :func:`hide_conditions` writes it."""
+    return _hidden_where(tirx.Evaluate(expr), lambda _: True).value
+
+
+def shown(call: tirx.Call) -> tirx.PrimExpr | None:
+    """What ``call`` was, a floor spelled out; ``None`` for any other call."""
+    if not _is_hidden(call):
+        return None
+    kind, (*others, a, b) = _SHOWN[call.op.name], call.args
+    if a.dtype != b.dtype:  # TVM narrows integers, one by one where it does not know the function
+        wider = max(a.dtype, b.dtype, key=lambda dtype: DataType(dtype).bits)
+        a, b = a.astype(wider), b.astype(wider)
+    return _floor(a, b, kind) if kind in _FLOORS else kind(*others, a, b)
+
+
+def _floor(a: tirx.PrimExpr, b: tirx.PrimExpr, kind: type[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """The quotient of ``a`` and ``b`` rounded down, or what remains, by those rounded towards zero."""
+    if a.dtype.startswith("uint"):
+        return tirx.Div(a, b) if kind is tirx.FloorDiv else tirx.Mod(a, b)
+    x, y = tirx.Var("dividend", a.dtype), tirx.Var("divisor", b.dtype)
+    rest = tirx.Var("rest", a.dtype)
+    zero = tirx.const(0, a.dtype)
+    differs = tirx.And(tirx.NE(rest, zero), tirx.LT(tirx.bitwise_xor(rest, y), zero))
+    if kind is tirx.FloorDiv:
+        quotient = tirx.Div(x, y)
+        result = tirx.Select(differs, quotient - tirx.const(1, a.dtype), quotient)
+    else:
+        result = tirx.Select(differs, rest + y, rest)
+    return tirx.Let(x, a, tirx.Let(y, b, tirx.Let(rest, tirx.Mod(x, y), result)))
+
+
+def _hidden_where(body: tirx.Stmt, wanted: Callable[[tirx.PrimExpr], bool]) -> tirx.Stmt:
+    def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        return tirx.call_intrin(expr.dtype, _HIDDEN[type(expr)], *_operands(expr)) if wanted(expr) else None
+
+    return ir_transform(body, None, hidden, _NODES)
+
+
+def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    if isinstance(expr, tirx.Select):
+        return [expr.condition, expr.true_value, expr.false_value]
+    return [expr.a, expr.b]
+
+
+def _is_on_data(expr: tirx.PrimExpr) -> bool:
+    """Whether something is loaded, or is a float, in what decides ``expr``; its own conditions are hidden already."""
+    undecided = [expr.condition] if isinstance(expr, tirx.Select) else [expr.a, expr.b]
+    while undecided:
+        node = undecided.pop()
+        if isinstance(node, tirx.BufferLoad) or "float" in node.dtype or _is_hidden(node):
+            return True
+        parts = [getattr(node, name, None) for name in ("a", "b", "value", "body", "base")]
+        undecided += [part for part in parts if isinstance(part, tirx.PrimExpr)]
+        undecided.extend(node.args if isinstance(node, tirx.Call) else ())
+    return False
+
+
+def _is_hidden(node: tirx.PrimExpr) -> bool:
+    return isinstance(node, tirx.Call) and getattr(node.op, "name", None) in _SHOWN

@@ -1,0 +1,14 @@
+"""Functions of which TVM's passes know only that they have no effects, and exist of vectors too."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+from tvm.ir import Op
+
+
+def register_pure(name: str) -> Op:
+    """The operator ``name``, registered as such a function."""
+    tvm.ir.register_op_attr(name, "TCallEffectKind", tirx.CallEffectKind.Pure.value)
+    tvm.ir.register_op_attr(name, "TVectorizable", True)
+    return Op.get(name)
