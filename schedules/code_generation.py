@@ -9,6 +9,7 @@ from tkc.schedules.bfloat16_arithmetic import compute_in_float32
 from tkc.schedules.byte_intermediates import store_bytes
 from tkc.schedules.data_conditions import hide_conditions
 from tkc.schedules.float_algebra import guard_floats
+from tkc.schedules.index_divisions import hide_failing_divisions
 from tkc.schedules.launch_guards import guard_empty_launches
 from tkc.schedules.scalar_calls import scalar_where_called
 from tkc.schedules.vector_math import compare_for_nan, vectorize_math
@@ -18,6 +19,7 @@ from tkc.schedules.wide_intermediates import widen_intermediates
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
-        return guard_empty_launches(hide_conditions(guard_floats(widen_intermediates(func))))
+        func = hide_conditions(guard_floats(widen_intermediates(func)))
+        return guard_empty_launches(hide_failing_divisions(func))
     func = compare_for_nan(vectorize_math(compute_in_float32(store_bytes(func))))
-    return scalar_where_called(hide_conditions(guard_floats(func)))
+    return hide_failing_divisions(scalar_where_called(hide_conditions(guard_floats(func))))

@@ -36,6 +36,11 @@ def without_conditions(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     return _hidden_where(tirx.Evaluate(expr), lambda _: True).value
 
 
+def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``expr``, a comparison, selection or floor, as such a call."""
+    return tirx.call_intrin(expr.dtype, _HIDDEN[type(expr)], *_operands(expr))
+
+
 def shown(call: tirx.Call) -> tirx.PrimExpr | None:
     """What ``call`` was, a floor spelled out; ``None`` for any other call."""
     if not _is_hidden(call):
@@ -64,10 +69,7 @@ def _floor(a: tirx.PrimExpr, b: tirx.PrimExpr, kind: type[tirx.PrimExpr]) -> tir
 
 
 def _hidden_where(body: tirx.Stmt, wanted: Callable[[tirx.PrimExpr], bool]) -> tirx.Stmt:
-    def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
-        return tirx.call_intrin(expr.dtype, _HIDDEN[type(expr)], *_operands(expr)) if wanted(expr) else None
-
-    return ir_transform(body, None, hidden, _NODES)
+    return ir_transform(body, None, lambda expr: hidden(expr) if wanted(expr) else None, _NODES)
 
 
 def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:

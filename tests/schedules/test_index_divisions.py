@@ -1,0 +1,52 @@
+"""Tensors whose rows have ``n + 2`` elements, or other sums, made flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tkc
+
+CASES: dict[str, Callable[[Tensor], Tensor]] = {
+    "padded": lambda x: F.pad(x.t(), (1, 1)).cumsum(1).reshape(-1),
+    "sorted": lambda x: F.pad(x.t(), (1, 1, 0, 1)).sort(1)[0].reshape(-1),
+    "transposed": lambda x: F.pad(x, (0, 0, 1, 1)).cumsum(0).t().reshape(-1),
+    "twice and one": lambda x: F.pad(torch.cat([x, x]).t(), (0, 1)).cumsum(1).reshape(-1),
+    "a column": lambda x: F.pad(x.t(), (1, 1)).cumsum(1).reshape(-1, 1) * 2,
+    "joined": lambda x: torch.cat([x, x[:1]]).t().softmax(1).reshape(-1),
+}
+
+
+class Case(nn.Module):
+    """One of the functions."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of ``x [n, 3]``."""
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flat_rows_of_a_sum(name: str) -> None:
+    """TVM's analysis of the positions fails on some of these; results are PyTorch's at any size."""
+    sizes = ({0: torch.export.Dim("n", max=5000)},)
+    program = torch.export.export(Case(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
+    executable = tkc.compile(program)
+    for rows in (2, 9, 257):
+        x = torch.rand(rows, 3)
+        torch.testing.assert_close(executable(x), CASES[name](x))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flat_rows_of_a_sum_compile_for_a_gpu(name: str) -> None:
+    """The same for CUDA."""
+    sizes = ({0: torch.export.Dim("n", max=5000)},)
+    program = torch.export.export(Case(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
+    tkc.compile(program, target="cuda:sm_90a")
