@@ -48,6 +48,17 @@ def source_of(node: fx.Node) -> str:
     return ", ".join(part for part in (path and f"module {path!r}", line) if part) or f"node {node.name!r}"
 
 
+_BROADCASTING = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "power", "floor_divide", "mod", "floor_mod", "atan2", "where"),
+        *("maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+        *("left_shift", "right_shift"),
+    )
+)
+
+
 class Emitter:
     """Emits Relax for one graph, node by node; :attr:`node` is the one being converted."""
 
@@ -106,7 +117,30 @@ class Emitter:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
         if isinstance(value, relax.Var | relax.Constant):
             return value
-        return self.builder.emit(self._with_simple_sizes(self.builder.normalize(value)))
+        value = self.builder.normalize(value)
+        if _has_unknown_shape(value):
+            value = self.builder.normalize(self._with_equal_sizes(value))
+        return self.builder.emit(self._with_simple_sizes(value))
+
+    def _with_equal_sizes(self, call: relax.Call) -> relax.Expr:
+        """``call`` of operands whose sizes are the same where they broadcast.
+
+        PyTorch has proved that they are, or made it a condition of calls: ``n * m`` and 35 of a vector that was given.
+        """
+        shapes = [list(arg.struct_info.shape.values) for arg in call.args]
+        for axis in range(1, max(map(len, shapes)) + 1):
+            sizes = [shape[-axis] for shape in shapes if len(shape) >= axis and not self.equal(shape[-axis], 1)]
+            chosen = next((size for size in sizes if isinstance(size, tirx.IntImm)), sizes[0] if sizes else None)
+            for shape in shapes:
+                if len(shape) >= axis and not self.equal(shape[-axis], 1):
+                    shape[-axis] = chosen
+        operands = [
+            arg
+            if self.has_shape(arg, shape)
+            else self.builder.match_cast(arg, relax.TensorStructInfo(shape, arg.struct_info.dtype))
+            for arg, shape in zip(call.args, shapes, strict=True)
+        ]
+        return relax.Call(call.op, operands, call.attrs, call.sinfo_args)
 
     def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
         """``value``; a concatenation with its sizes in their simplest form.
@@ -234,6 +268,16 @@ class Emitter:
                 f"where PyTorch has {shape}. Please report this model."
             )
         return self.builder.match_cast(value, relax.TensorStructInfo(shape, dtype))
+
+
+def _has_unknown_shape(value: relax.Expr) -> bool:
+    """Whether ``value`` broadcasts operands of known shapes to one that is not known."""
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", None) not in _BROADCASTING:
+        return False
+    found = value.struct_info
+    if not isinstance(found, relax.TensorStructInfo) or found.ndim < 0 or found.shape is not None:
+        return False
+    return all(isinstance(arg.struct_info.shape, relax.ShapeExpr) for arg in value.args)
 
 
 def _example(argument: Any) -> Any:
