@@ -9,7 +9,7 @@ from tkc.schedules.bfloat16_arithmetic import compute_in_float32
 from tkc.schedules.byte_intermediates import store_bytes
 from tkc.schedules.float_algebra import guard_floats
 from tkc.schedules.launch_guards import guard_empty_launches
-from tkc.schedules.long_sums import sum_in_parts
+from tkc.schedules.long_sums import sum_in_parts, sum_threads_in_parts
 from tkc.schedules.scalar_calls import scalar_where_called
 from tkc.schedules.vector_math import compare_for_nan, vectorize_math
 from tkc.schedules.wide_intermediates import widen_intermediates
@@ -18,6 +18,6 @@ from tkc.schedules.wide_intermediates import widen_intermediates
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
-        return guard_empty_launches(guard_floats(widen_intermediates(func)))
+        return guard_empty_launches(guard_floats(sum_threads_in_parts(widen_intermediates(func))))
     func = sum_in_parts(compute_in_float32(store_bytes(func)))
     return scalar_where_called(guard_floats(compare_for_nan(vectorize_math(func))))

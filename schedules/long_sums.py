@@ -6,40 +6,77 @@ parts it is as many as there are numbers in a part, whatever n is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm import arith, tirx
+import tvm
+from tvm import arith, s_tir, tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import static
-from tkc.schedules.sum_nests import SumNest, known_product, sum_nest
+from tkc.schedules.blocks import nodes, static
+from tkc.schedules.sum_nests import SumNest, adds_in, known_product, sum_nest
 
-_SHORT = 1024
-_PART = 256
+_MOST_TOTALS = 16
 _WIDE = "float64"
 _ALWAYS = tirx.const(True, "bool")
 
 
-def sum_in_parts(func: tirx.PrimFunc, short: int = _SHORT, most_totals: int | None = None) -> tirx.PrimFunc:
-    """``func``, scheduled, with its long sums of float32 in parts.
+@dataclass(frozen=True)
+class _Lengths:
+    """Sums of up to ``short`` numbers stay as they are; parts of longer ones have up to ``part``."""
 
-    What is known to add up to ``short`` numbers stays as it is. So do loops that compute more than ``most_totals`` sums
-    at once, if that is given: the totals of others are then kept in registers.
+    short: int
+    part: int
+
+
+_ON_CPU = _Lengths(short=1024, part=256)
+_IN_THREAD = _Lengths(short=4096, part=512)  # TVM would write out the loops of parts that DLight has it unroll: of 256
+
+
+def sum_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func``, scheduled for the CPU, with its long sums of float32 in parts.
+
+    What is known to add up few numbers stays as it is.
     """
+    return _with_parts(func, lambda nest: _is_long(nest, _ON_CPU), _ON_CPU, "global")
 
+
+def sum_threads_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func``, scheduled for a GPU, with what single threads sum in parts, if that is long.
+
+    Totals take registers. So the tiles of matrix products stay as they are.
+    """
+    if not any(isinstance(node, tirx.For) and _is_long_among_threads(node) for node in nodes(func.body)):
+        return func
+    lowered = s_tir.transform.LowerCrossThreadReduction()(tvm.IRModule({"main": func}))["main"]
+    return _with_parts(
+        lowered,
+        lambda nest: (
+            _is_long(nest, _IN_THREAD)
+            and (known_product(nest.spatial) or _MOST_TOTALS + 1) <= _MOST_TOTALS
+            and nest.is_perfect()
+        ),
+        _IN_THREAD,
+        "local",
+    )
+
+
+def _is_long_among_threads(loop: tirx.For) -> bool:
+    length = static(loop.extent)
+    return loop.kind == tirx.ForKind.SERIAL and (length is None or length > _IN_THREAD.short) and adds_in(loop)
+
+
+def _with_parts(func: tirx.PrimFunc, chosen: Callable[[SumNest], bool], lengths: _Lengths, scope: str) -> tirx.PrimFunc:
     def in_parts(loop: tirx.For) -> tirx.Stmt | None:
         nest = sum_nest(loop)
-        if nest is None:
-            return None
-        steps = nest.steps()
-        if steps is not None and steps <= short:
-            return None
-        if most_totals is not None and (known_product(nest.spatial) or most_totals + 1) > most_totals:
-            return None
-        return _Parts(nest, "global" if most_totals is None else "local").statement()
+        return None if nest is None or not chosen(nest) else _Parts(nest, lengths.part, scope).statement()
 
     return func.with_body(ir_transform(func.body, in_parts, None, ["tirx.For"]))
+
+
+def _is_long(nest: SumNest, lengths: _Lengths) -> bool:
+    steps = known_product(nest.reducing)
+    return steps is None or steps > lengths.short
 
 
 @dataclass(frozen=True)
@@ -54,12 +91,12 @@ class _Division:
 class _Parts:
     """The loops of a nest, one of them divided, so that what its iterations sum is added to totals in between."""
 
-    def __init__(self, nest: SumNest, scope: str) -> None:
+    def __init__(self, nest: SumNest, part: int, scope: str) -> None:
         self._nest = nest
         self._sums = nest.store.buffer
         shape = [loop.extent for loop in nest.spatial] or [tirx.const(1, "int64")]
         self._totals = tirx.decl_buffer(shape, _WIDE, f"{self._sums.name}_total", scope=scope)
-        *self._inner, self._outermost = _divisions(nest)
+        *self._inner, self._outermost = _divisions(nest, part)
 
     def statement(self) -> tirx.Stmt:
         """All of it, in a block that holds the totals."""
@@ -128,7 +165,7 @@ class _Parts:
         return [loop.loop_var for loop in self._nest.spatial] or [tirx.const(0, "int64")]
 
 
-def _divisions(nest: SumNest) -> list[_Division]:
+def _divisions(nest: SumNest, part: int) -> list[_Division]:
     """Which loops may be divided, from the innermost on; one of them must be, by their lengths at run time.
 
     It is the first which, with the loops in it, adds more than a part. Where the last does not, there is one part.
@@ -138,11 +175,11 @@ def _divisions(nest: SumNest) -> list[_Division]:
     for loop in reversed(nest.reducing):
         steps = arith.Analyzer().simplify(inside * loop.extent)
         known, length = static(steps), static(loop.extent)
-        if known is None or (known > _PART and (loop.kind == tirx.ForKind.SERIAL or _is_same(loop, nest.reducing[0]))):
-            each = arith.Analyzer().simplify(tirx.max(tirx.floordiv(_PART, tirx.max(inside, 1)), 1))
+        if known is None or (known > part and (loop.kind == tirx.ForKind.SERIAL or _is_same(loop, nest.reducing[0]))):
+            each = arith.Analyzer().simplify(tirx.max(tirx.floordiv(part, tirx.max(inside, 1)), 1))
             if length is not None and static(each) is not None:
                 each = tirx.const(_even(length, int(each)), each.dtype)
-            found.append(_Division(loop, each.astype(loop.loop_var.dtype), steps > _PART))
+            found.append(_Division(loop, each.astype(loop.loop_var.dtype), steps > part))
         if known is not None and found:
             break
         inside = steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from tvm import tirx
@@ -54,9 +55,9 @@ class SumNest:
         parts = [part for part in _conjuncts(self.realize.predicate) if not reducing & _variables([part])]
         return tirx.all(*parts) if parts else tirx.const(True, "bool")
 
-    def steps(self) -> int | None:
-        """How many numbers are added to one sum, if that is known."""
-        return known_product(self.reducing)
+    def is_perfect(self) -> bool:
+        """Whether the loops do nothing else."""
+        return all(inner.same_as(outer.body) for outer, inner in pairwise([*self.loops, self.realize]))
 
 
 def sum_nest(outermost: tirx.For) -> SumNest | None:
@@ -64,21 +65,27 @@ def sum_nest(outermost: tirx.For) -> SumNest | None:
 
     Nothing else in the loops touches the sums, and the order of the additions is that of the loops.
     """
-    summing = [
-        SumNest(loops, realize)
-        for loops, realize in _blocks(outermost)
-        if outermost.loop_var in _variables(_values(realize, reducing=True))
-    ]
+    summing = _reducing_over(outermost)
     if len(summing) != 1:
         return None
     (nest,) = summing
     return nest if _adds(nest.realize.block) and _loops_are_simple(nest) and _is_alone(nest) else None
 
 
+def adds_in(loop: tirx.For) -> bool:
+    """Whether there is a block of which this loop runs over what is added to sums of float32."""
+    return any(_adds(nest.realize.block) for nest in _reducing_over(loop))
+
+
 def known_product(loops: list[tirx.For]) -> int | None:
     """How many iterations loops have together, if that is known."""
     extents = [static(loop.extent) for loop in loops]
     return None if None in extents else prod(extent or 0 for extent in extents)
+
+
+def _reducing_over(loop: tirx.For) -> list[SumNest]:
+    found = [SumNest(loops, realize) for loops, realize in _blocks(loop)]
+    return [nest for nest in found if any(loop.same_as(other) for other in nest.reducing)]
 
 
 def _blocks(
