@@ -167,14 +167,22 @@ _CONDITIONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.Or, ti
 
 
 def _guards_padding(comparison: tirx.PrimExpr, block: tirx.SBlock) -> bool:
-    """Whether ``comparison`` says that an iterator of ``block`` is below a bound which is nearly its extent."""
+    """Whether ``comparison`` says that an iterator of ``block`` is below a bound which is nearly its extent.
+
+    It may be an iterator over vectors, times their lanes, and one over the lanes.
+    """
     if not isinstance(comparison, tirx.LT):
         return False
-    for iterator in block.iter_vars:
-        if iterator.var.same_as(comparison.a):
-            padding = iterator.dom.extent - comparison.b
-            return bool(arith.Analyzer().can_prove(tirx.all(padding >= 0, padding < _MOST_PADDING)))
-    return False
+    extents = {iterator.var: iterator.dom.extent for iterator in block.iter_vars}
+    place, lanes = comparison.a, tirx.const(1, comparison.a.dtype)
+    if isinstance(place, tirx.Add) and isinstance(place.a, tirx.Mul) and extents.get(place.b) is not None:
+        place, lanes = place.a.a, place.a.b
+        if not arith.Analyzer().can_prove_equal(lanes, extents[comparison.a.b]):
+            return False
+    if not isinstance(place, tirx.Var) or place not in extents:
+        return False
+    padding = extents[place] * lanes - comparison.b
+    return bool(arith.Analyzer().can_prove(tirx.all(padding >= 0, padding < _MOST_PADDING)))
 
 
 def divides_by_sizes(block: tirx.SBlock) -> bool:

@@ -11,6 +11,7 @@ from tkc.schedules.data_conditions import hide_conditions
 from tkc.schedules.float_algebra import guard_floats
 from tkc.schedules.index_divisions import hide_failing_divisions
 from tkc.schedules.launch_guards import guard_empty_launches
+from tkc.schedules.long_sums import sum_in_parts, sum_threads_in_parts
 from tkc.schedules.scalar_calls import scalar_where_called
 from tkc.schedules.vector_math import compare_for_nan, vectorize_math
 from tkc.schedules.wide_intermediates import widen_intermediates
@@ -19,7 +20,8 @@ from tkc.schedules.wide_intermediates import widen_intermediates
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
-        func = hide_conditions(guard_floats(widen_intermediates(func)))
+        func = hide_conditions(guard_floats(sum_threads_in_parts(widen_intermediates(func))))
         return guard_empty_launches(hide_failing_divisions(func))
-    func = compare_for_nan(vectorize_math(compute_in_float32(store_bytes(func))))
-    return hide_failing_divisions(scalar_where_called(hide_conditions(guard_floats(func))))
+    func = sum_in_parts(compute_in_float32(store_bytes(func)))
+    func = hide_conditions(guard_floats(compare_for_nan(vectorize_math(func))))
+    return hide_failing_divisions(scalar_where_called(func))

@@ -74,7 +74,8 @@ def schedule_gpu_strided_reduction(func: tirx.PrimFunc, target: Target) -> s_tir
     loops = list(zip(sch.get_loops(reduction), loop_kinds(sch, reduction), strict=True))
     reducing = [loop for loop, kind in loops if kind == "R"]
     if together > 1:
-        _, part = sch.split(sch.fuse(*reducing), [None, together])
+        steps, part = sch.split(sch.fuse(*reducing), [None, together])
+        sch.reorder(part, steps)  # where threads are outermost, what one of them adds is a loop of its own
         sch.bind(part, "threadIdx.y")
         return sch
     for loop in reducing:
