@@ -3,8 +3,7 @@
 It visits the condition of a selection several times, to learn from it for each branch, and the operands of a
 comparison again as their difference. Where conditions contain selections (an ELU of an ELU), its time is exponential.
 Of data there is nothing to learn: as arguments of functions that TVM does not know they are visited once.
-Quotients rounded down, and what remains, TVM lowers to expressions in which the dividend stands several times, also
-exponentially. Here it is bound to a variable.
+Quotients of positions rounded down, and what remains, are hidden where ``index_divisions`` asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tkc.schedules.pure_functions import register_pure
 
 _FLOORS = (tirx.FloorDiv, tirx.FloorMod)
 _KINDS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, *_FLOORS)
-_NODES = [f"tirx.{kind.__name__}" for kind in _KINDS]
+_NODES = [f"tirx.{kind.__name__}" for kind in _KINDS if kind not in _FLOORS]
 _HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in _KINDS}
 _SHOWN = {op.name: kind for kind, op in _HIDDEN.items()}
 

@@ -91,7 +91,7 @@ def check(
         result.device = device  # type: ignore[assignment]
         return result.eval()
 
-    def call(*tensors: torch.Tensor) -> Any:
+    def call(*tensors: torch.Tensor, dtype: torch.dtype | None = None) -> Any:  # no dtype stands among arguments
         module = made([tensor.clone() for tensor in tensors[len(given) :]])
         outputs = module(*tensors[: len(given)])
         return outputs, updated_by(given, held, updated, tensors, dict(module.named_buffers()))

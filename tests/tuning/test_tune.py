@@ -89,7 +89,7 @@ def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Pat
     _wait_for_records(job, tmp_path, 2)
     job.send_signal(sent)
     # The output ends when the last process does that has it open: no process of the job outlives it.
-    _, errors = job.communicate(timeout=20)
+    _, errors = job.communicate(timeout=60)
     assert job.returncode == 130
     assert "times the default rules' speed" in errors and "--resume" in errors
     assert len(_records(tmp_path)) >= 2
