@@ -1,0 +1,197 @@
+"""Sums of millions of numbers, to what float32 can hold.
+
+256 numbers at a time are added in float32: 256 roundings at the most, of half an ``EPSILON`` of what is summed so far,
+half of which on average. Constants are the worst case, in which most roundings go the same way: 64 ``EPSILON``
+at the very most, and few in fact. What comes after is of float64, but for the sum of some ten lanes. PyTorch's own
+error, by cascades, is of the same size; that of its matrix products and norms is thousands of times larger. Added one
+by one, each of these results is off by hundreds of ``EPSILON``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+import tvm
+from graphs import CPU, build, error, fused, graph, on_cpu, size
+from random_schedules import the_function
+from torch import Tensor, nn
+from tvm import relax, tirx
+from tvm.relax import op
+
+import tkc
+from tkc.kernels.target import Target
+from tkc.schedules.blocks import nodes
+from tkc.schedules.code_generation import for_code_generation
+from tkc.schedules.long_sums import sum_in_parts
+from tkc.schedules.schedule_module import ScheduleModule, schedule_by_rules
+from tkc.schedules.target import tvm_target
+
+EPSILON = 2.0**-23
+MOST = 32 * EPSILON
+HOPPER = Target("cuda", "sm_90a")
+ANY = torch.export.Dim.AUTO
+
+
+def same(*shape: int) -> Tensor:
+    """A number that float32 does not hold exactly, everywhere."""
+    return torch.full(shape, 0.3)
+
+
+def spread(*shape: int) -> Tensor:
+    """Numbers as far below one as above, all equally."""
+    above = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    return torch.where(above, 1.3, 0.7)
+
+
+def one_above(*shape: int) -> Tensor:
+    """Numbers of which one is the largest, so that the exponentials of the others' distances to it are 0.3."""
+    x = torch.zeros(shape)
+    x[..., 0] = 1.2039728
+    return x
+
+
+def wide_squares(x: Tensor) -> Tensor:
+    """The sums of squares of columns, in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of one tensor. The sizes of ``unknown`` dimensions are known only at run time."""
+
+    function: Callable[[Tensor], Tensor]
+    x: Callable[[], Tensor]
+    unknown: Sequence[int] = ()
+
+
+LINE, ROWS, COLUMNS = (lambda: same(2**22)), (lambda: same(2, 2**21)), (lambda: same(2**20, 4))
+IMAGE, PIXELS = (lambda: same(2, 2, 1024, 1024)), (lambda: spread(2, 2, 1024, 1024))
+
+CASES = {
+    "sum": Case(lambda x: x.sum(), LINE),
+    "sum, symbolic": Case(lambda x: x.sum(), LINE, [0]),
+    "sum of odd length": Case(lambda x: x.sum(), lambda: same(2**22 - 5)),
+    "sum of all dimensions": Case(lambda x: x.sum(), lambda: same(2048, 2048)),
+    "sum of all dimensions, symbolic": Case(lambda x: x.sum(), lambda: same(2048, 2047), [0, 1]),
+    "sum of rows": Case(lambda x: x.sum(1, keepdim=True), ROWS),
+    "sum of rows, symbolic": Case(lambda x: x.sum(1), ROWS, [0, 1]),
+    "sum of columns": Case(lambda x: x.sum(0), COLUMNS),
+    "sum of columns, symbolic": Case(lambda x: x.sum(0, keepdim=True), COLUMNS, [0]),
+    "sum of columns of any number": Case(lambda x: x.sum(0), lambda: same(2**17, 40), [0, 1]),
+    "sum over the middle": Case(lambda x: x.sum(1), lambda: same(2, 2**19, 3)),
+    "sum over all but the middle": Case(lambda x: x.sum((0, 2)), lambda: same(1024, 2, 1024), [0, 2]),
+    "squares of float16": Case(wide_squares, lambda: COLUMNS().half()),
+    "squares of bfloat16, symbolic": Case(wide_squares, lambda: COLUMNS().bfloat16(), [0]),
+    "mean": Case(lambda x: x.mean(), LINE, [0]),
+    "variance": Case(lambda x: x.var(), lambda: spread(2**22)),
+    "deviation, symbolic": Case(lambda x: x.std(0), lambda: spread(2**21, 2), [0]),
+    "norm": Case(torch.linalg.vector_norm, LINE),
+    "norm of columns": Case(lambda x: torch.linalg.vector_norm(x, dim=0), COLUMNS),
+    "sum of magnitudes": Case(lambda x: torch.linalg.vector_norm(x, ord=1), LINE),
+    "pool": Case(lambda x: F.adaptive_avg_pool2d(x, 1), IMAGE),
+    "pool, symbolic": Case(lambda x: F.adaptive_avg_pool2d(x, 1), IMAGE, [2, 3]),
+    "pool of a window": Case(lambda x: F.avg_pool2d(x, 1024), IMAGE),
+    "batch norm": Case(lambda x: F.batch_norm(x, None, None, training=True)[0, :, :2, :2], PIXELS),
+    "instance norm": Case(lambda x: F.instance_norm(x)[0, :, :2, :2], PIXELS),
+    "group norm": Case(lambda x: F.group_norm(x, 1)[0, :, :2, :2], PIXELS),
+    "layer norm": Case(lambda x: F.layer_norm(x, (2**19,))[:, :3], lambda: spread(8, 2**19)),
+    "RMS norm": Case(lambda x: F.rms_norm(x, (2**18,))[:, :3], lambda: same(8, 2**18)),
+    "softmax": Case(lambda x: x.softmax(1)[:, :3], lambda: one_above(8, 2**18)),
+    "softmax, symbolic": Case(lambda x: x.softmax(1)[:, :3], lambda: one_above(8, 2**18), [1]),
+    "logsumexp": Case(lambda x: x.logsumexp(1), lambda: one_above(2, 2**21), [1]),
+    "product": Case(lambda x: x @ x.T, ROWS),
+    "product, symbolic": Case(lambda x: x @ x.T, lambda: same(17, 2**17), [1]),
+    "product with a vector": Case(lambda x: x @ x[0], ROWS, [1]),
+    "product of columns": Case(lambda x: x.T @ x, COLUMNS),
+    "einsum": Case(lambda x: torch.einsum("bij,bij->b", x, x), lambda: same(2, 1024, 1024)),
+}
+
+
+class Model(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the function makes of ``x``."""
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_long_sums_are_accurate(name: str) -> None:
+    """The result is that of float64, to some roundings."""
+    case = CASES[name]
+    model, x = Model(case.function), case.x()
+    program = torch.export.export(model, (x,), dynamic_shapes=({d: ANY for d in case.unknown},))
+    found, expected = tkc.compile(program)(x), model(x.double())
+    assert error(found.double(), expected) <= MOST
+
+
+N, M = size("n"), size("m")
+LENGTHS = (0, 1, 31, 256, 257, 8192, 8193, 2**20 + 7)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sums_of_any_length(axis: int) -> None:
+    """One function sums nothing, a part, what is a little more, and many parts."""
+    shapes = {length: (length, 3) if axis == 0 else (3, length) for length in LENGTHS}
+    run, _ = on_cpu(graph([((N, 3) if axis == 0 else (3, N), "float32")], lambda b, x: op.sum(x, axis)))
+    for shape in shapes.values():
+        assert error(run(same(*shape)).double(), same(*shape).double().sum(axis)) <= MOST
+
+
+@pytest.mark.parametrize("other", [5, size("k")])
+def test_sums_over_loops_of_any_lengths(other: int | tirx.Var) -> None:
+    """Parts are of some iterations of the innermost loop, of an outer one, or everything is one."""
+    run, _ = on_cpu(graph([((N, other, M, 2), "float32")], lambda b, x: op.sum(x, [0, 1, 2])))
+    for rows, columns in ((3, 7), (2**16, 3), (3, 2**16), (300, 300), (1, 2**18), (2**18, 1), (0, 300), (300, 0)):
+        x = same(rows, 5, columns, 2)
+        assert error(run(x).double(), x.double().sum((0, 1, 2))) <= MOST
+
+
+BodyOf = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
+SUMS: dict[str, BodyOf] = {
+    "columns": lambda b, x: op.sum(x, 0),
+    "rows": lambda b, x: op.sum(x, 1),
+    "all": lambda b, x: op.sum(x),
+    "softmax": lambda b, x: op.nn.softmax(x, -1),
+    "product": lambda b, x: op.matmul(x, op.permute_dims(x)),
+}
+
+
+def scheduled_by_rules(shape: tuple[int, int], body: BodyOf, target: Target) -> tirx.PrimFunc:
+    """The function of a graph as the rules schedule it."""
+    with tvm_target(target):
+        function = the_function(fused(graph([(shape, "float32")], body), target))[1]
+        return schedule_by_rules(function, target, tvm_target(target)).scheduled
+
+
+@pytest.mark.parametrize("name", ["columns", "rows", "softmax", "product"])
+def test_short_sums_stay(name: str) -> None:
+    """What is known to add up to 1024 numbers one by one is as it was."""
+    func = scheduled_by_rules((1024, 1024), SUMS[name], CPU)
+    tvm.ir.assert_structural_equal(sum_in_parts(func), func)
+
+
+@pytest.mark.parametrize("name", ["columns", "rows", "all", "softmax"])
+@pytest.mark.parametrize("length", [2048, 2**23])
+def test_threads_sum_in_parts(name: str, length: int) -> None:
+    """Threads of a GPU that would add many numbers one by one keep totals; code is generated for all."""
+    shape = (length, 8) if name == "columns" else (8, length)
+    func = scheduled_by_rules(shape, SUMS[name], HOPPER)
+    totals = [
+        buffer.scope()
+        for node in nodes(for_code_generation(func, HOPPER).body)
+        if isinstance(node, tirx.SBlock)
+        for buffer in node.alloc_buffers
+        if buffer.dtype == "float64"
+    ]
+    assert totals == (["local"] if length > 2048 else [])
+    module = ScheduleModule(HOPPER, tvm_target(HOPPER))(fused(graph([(shape, "float32")], SUMS[name]), HOPPER))
+    build(module, HOPPER)
