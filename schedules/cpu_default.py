@@ -25,6 +25,7 @@ from tkc.schedules.blocks import (
     static,
 )
 from tkc.schedules.cpu_matmul import is_matmul, schedule_matmul
+from tkc.schedules.merge_reductions import merge_reductions
 from tkc.schedules.pad_reduction import pad_reductions
 from tkc.schedules.target import vector_lanes
 
@@ -63,7 +64,9 @@ def _normalized(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     blocks = [sch.get(block) for block in child_blocks(sch)]
     if not blocks or not all(is_injective(block) or is_reduction(block) for block in blocks):
         return None
-    return s_tir.Schedule(pad_reductions(sch.mod["main"], 2 * vector_lanes(target, "float32"), is_matmul))
+    lanes = 2 * vector_lanes(target, "float32")
+    merged = merge_reductions(sch.mod["main"], lanes, is_matmul)
+    return s_tir.Schedule(pad_reductions(merged, lanes, is_matmul))
 
 
 def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:

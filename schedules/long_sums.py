@@ -17,6 +17,7 @@ from tkc.schedules.blocks import nodes, static
 from tkc.schedules.sum_nests import SumNest, adds_in, known_product, sum_nest
 
 _MOST_TOTALS = 16
+_SHORT_ROW = 16
 _WIDE = "float64"
 _ALWAYS = tirx.const(True, "bool")
 
@@ -30,6 +31,7 @@ class _Lengths:
 
 
 _ON_CPU = _Lengths(short=1024, part=256)
+_OF_ROWS = _Lengths(short=4096, part=256)
 _IN_THREAD = _Lengths(short=4096, part=512)  # TVM would write out the loops of parts that DLight has it unroll: of 256
 
 
@@ -38,7 +40,9 @@ def sum_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     What is known to add up few numbers stays as it is.
     """
-    return _with_parts(func, lambda nest: _is_long(nest, _ON_CPU), _ON_CPU, "global")
+    return _with_parts(
+        func, lambda nest: _is_long(nest, _OF_ROWS if _has_short_rows(nest) else _ON_CPU), _ON_CPU, "global"
+    )
 
 
 def sum_threads_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -72,6 +76,12 @@ def _with_parts(func: tirx.PrimFunc, chosen: Callable[[SumNest], bool], lengths:
         return None if nest is None or not chosen(nest) else _Parts(nest, lengths.part, scope).statement()
 
     return func.with_body(ir_transform(func.body, in_parts, None, ["tirx.For"]))
+
+
+def _has_short_rows(nest: SumNest) -> bool:
+    """Whether one sum is of rows that LLVM writes out, to add up several rows at once, which parts would hinder."""
+    length = static(nest.reducing[-1].extent)
+    return not nest.spatial and len(nest.reducing) > 1 and length is not None and length < _SHORT_ROW
 
 
 def _is_long(nest: SumNest, lengths: _Lengths) -> bool:

@@ -94,6 +94,8 @@ CASES = {
     "sum of magnitudes": Case(lambda x: torch.linalg.vector_norm(x, ord=1), LINE),
     "pool": Case(lambda x: F.adaptive_avg_pool2d(x, 1), IMAGE),
     "pool, symbolic": Case(lambda x: F.adaptive_avg_pool2d(x, 1), IMAGE, [2, 3]),
+    "pool of short rows": Case(lambda x: x.mean((2, 3)), lambda: same(2, 2, 2**15, 28)),
+    "pool of very short rows": Case(lambda x: x.mean((2, 3)), lambda: same(2, 2, 2**18, 3)),
     "pool of a window": Case(lambda x: F.avg_pool2d(x, 1024), IMAGE),
     "batch norm": Case(lambda x: F.batch_norm(x, None, None, training=True)[0, :, :2, :2], PIXELS),
     "instance norm": Case(lambda x: F.instance_norm(x)[0, :, :2, :2], PIXELS),
