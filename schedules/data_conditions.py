@@ -1,4 +1,4 @@
-"""Comparisons, selections and whole quotients of what a model computes, hidden from TVM's simplifier.
+"""Comparisons and selections of what a model computes, hidden from TVM's simplifier.
 
 It visits the condition of a selection several times, to learn from it for each branch, and the operands of a
 comparison again as their difference. Where conditions contain selections (an ELU of an ELU), its time is exponential.
@@ -15,10 +15,10 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.pure_functions import register_pure
 
-_FLOORS = (tirx.FloorDiv, tirx.FloorMod)
-_KINDS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, *_FLOORS)
-_NODES = [f"tirx.{kind.__name__}" for kind in _KINDS if kind not in _FLOORS]
-_HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in _KINDS}
+FLOORS = (tirx.FloorDiv, tirx.FloorMod)
+_CONDITIONS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+_NODES = [f"tirx.{kind.__name__}" for kind in _CONDITIONS]
+_HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS)}
 _SHOWN = {op.name: kind for kind, op in _HIDDEN.items()}
 
 
@@ -48,23 +48,19 @@ def shown(call: tirx.Call) -> tirx.PrimExpr | None:
     if a.dtype != b.dtype:  # TVM narrows integers, one by one where it does not know the function
         wider = max(a.dtype, b.dtype, key=lambda dtype: DataType(dtype).bits)
         a, b = a.astype(wider), b.astype(wider)
-    return _floor(a, b, kind) if kind in _FLOORS else kind(*others, a, b)
+    return _floor(a, b, kind) if kind in FLOORS else kind(*others, a, b)
 
 
 def _floor(a: tirx.PrimExpr, b: tirx.PrimExpr, kind: type[tirx.PrimExpr]) -> tirx.PrimExpr:
     """The quotient of ``a`` and ``b`` rounded down, or what remains, by those rounded towards zero."""
     if a.dtype.startswith("uint"):
         return tirx.Div(a, b) if kind is tirx.FloorDiv else tirx.Mod(a, b)
-    x, y = tirx.Var("dividend", a.dtype), tirx.Var("divisor", b.dtype)
-    rest = tirx.Var("rest", a.dtype)
-    zero = tirx.const(0, a.dtype)
-    differs = tirx.And(tirx.NE(rest, zero), tirx.LT(tirx.bitwise_xor(rest, y), zero))
+    # No variables: where an expression is looked at in two contexts, the analyzer would bind one to two ranges.
+    rest, zero = tirx.Mod(a, b), tirx.const(0, a.dtype)
+    differs = tirx.And(tirx.NE(rest, zero), tirx.LT(tirx.bitwise_xor(rest, b), zero))
     if kind is tirx.FloorDiv:
-        quotient = tirx.Div(x, y)
-        result = tirx.Select(differs, quotient - tirx.const(1, a.dtype), quotient)
-    else:
-        result = tirx.Select(differs, rest + y, rest)
-    return tirx.Let(x, a, tirx.Let(y, b, tirx.Let(rest, tirx.Mod(x, y), result)))
+        return tirx.Div(a, b) - differs.astype(a.dtype)
+    return tirx.Select(differs, rest + b, rest)
 
 
 def _hidden_where(body: tirx.Stmt, wanted: Callable[[tirx.PrimExpr], bool]) -> tirx.Stmt:

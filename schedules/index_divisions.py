@@ -11,9 +11,8 @@ from tvm import s_tir, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.blocks import nodes
-from tkc.schedules.data_conditions import hidden
+from tkc.schedules.data_conditions import FLOORS, hidden
 
-_FLOORS = (tirx.FloorDiv, tirx.FloorMod)
 _FLATTEN = tvm.transform.Sequential(
     [
         s_tir.transform.LowerInitBlock(),
@@ -35,13 +34,13 @@ def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             func.body,
             None,
             lambda expr: hidden(expr) if _is_by_a_formula(expr) else None,
-            [f"tirx.{kind.__name__}" for kind in _FLOORS],
+            [f"tirx.{kind.__name__}" for kind in FLOORS],
         )
     )
 
 
 def _is_by_a_formula(node: object) -> bool:
-    return isinstance(node, _FLOORS) and not isinstance(node.b, tirx.IntImm | tirx.Var)
+    return isinstance(node, FLOORS) and not isinstance(node.b, tirx.IntImm | tirx.Var)
 
 
 def _becomes_flat(func: tirx.PrimFunc) -> bool:

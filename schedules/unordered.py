@@ -25,21 +25,14 @@ class UnorderedFunction:
     reason: str
 
 
-@tvm.transform.module_pass(opt_level=0, name="NoteUnordered")
-class NoteUnordered:
-    """Fills ``found`` with the functions of a module whose results depend on the order in which threads come."""
-
-    def __init__(self, found: list[UnorderedFunction]) -> None:
-        self.found = found
-
-    def transform_module(self, module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        """``module`` as it is."""
-        for name, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
-            reason = unordered(func) if isinstance(func, tirx.PrimFunc) else None
-            if reason is not None:
-                variables = _computed_by(module, name.name_hint)
-                self.found.append(UnorderedFunction(name.name_hint, variables, reason))
-        return module
+def unordered_functions(module: tvm.IRModule) -> tuple[UnorderedFunction, ...]:
+    """The functions of a scheduled ``module`` whose results depend on the order in which threads come, by name."""
+    found = []
+    for name, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
+        reason = unordered(func) if isinstance(func, tirx.PrimFunc) else None
+        if reason is not None:
+            found.append(UnorderedFunction(name.name_hint, _computed_by(module, name.name_hint), reason))
+    return tuple(found)
 
 
 def unordered(func: tirx.PrimFunc) -> str | None:

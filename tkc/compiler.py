@@ -274,17 +274,19 @@ class _Generated:
 def _generated(runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions) -> _Generated:
     from tkc.pipeline import generation_stages
     from tkc.schedules.target import tvm_target
+    from tkc.schedules.unordered import unordered_functions
 
     scheduled: list[ScheduledFunction] = []
-    unordered: list[UnorderedFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
         # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
         # of random ones for products on the CPU a third did. The rules' do not.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
-        stages = generation_stages(target, generated_for, lookup, scheduled, unordered)
+        *stages, lowering = generation_stages(target, generated_for, lookup, scheduled)
         module = runner.run_passes(module, stages)
-    return _Generated(module, tuple(scheduled), tuple(unordered))
+        unordered = unordered_functions(module)  # lowering leaves no variables by which to name nodes
+        module = runner.run_passes(module, [lowering])
+    return _Generated(module, tuple(scheduled), unordered)
 
 
 def _lookup(settings: CompileOptions, target: Target) -> Lookup:

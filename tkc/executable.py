@@ -361,7 +361,7 @@ class Executable(SurvivesFork):
         import tvm
 
         return [
-            tvm.runtime.from_dlpack(aligned(self.state.get(name, weight.detach().to(self._device))))
+            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
             for name, weight in self.parameters.items()
         ]
 
@@ -503,7 +503,7 @@ def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
 
 def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(tensor.detach())
+    return aligned(torch.empty(tensor.shape, dtype=tensor.dtype, device=device)).copy_(tensor.detach())
 
 
 def _torch(output: Any) -> torch.Tensor:

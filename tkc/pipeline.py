@@ -50,7 +50,6 @@ from tkc.passes.widen_products import WidenProducts
 from tkc.passes.write_rows import WriteRows
 from tkc.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
-from tkc.schedules.unordered import NoteUnordered, UnorderedFunction
 
 if TYPE_CHECKING:
     from tkc.frontend.model import ImportedModel
@@ -166,26 +165,13 @@ def lowering_stage(target: Target) -> PassStage:
 
 
 def generation_stages(
-    target: Target,
-    tvm_target: tvm.target.Target,
-    database: Lookup | None,
-    scheduled: list[ScheduledFunction],
-    unordered: list[UnorderedFunction] | None = None,
+    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, scheduled: list[ScheduledFunction]
 ) -> list[PassStage]:
-    """From what substitution left to a program of scheduled functions.
-
-    ``scheduled`` is filled with what scheduled each, ``unordered`` with those that do not repeat their bits.
-    """
+    """From what substitution left to a program of scheduled functions; the last stage lowers the graph."""
     return [
         *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's.
-        PassStage(
-            "schedule",
-            (
-                ScheduleModule(target, tvm_target, database, scheduled),
-                NoteUnordered([] if unordered is None else unordered),
-            ),
-        ),
+        PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
         lowering_stage(target),
     ]
 

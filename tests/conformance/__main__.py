@@ -23,8 +23,6 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 def main() -> int:
     """Run what was asked for; 1 if anything was wrong, crashed, hung, or failed inside."""
     options = _options()
-    from tkc.child import in_child
-
     from . import record, results
     from .run import load, run
     from .samples import operators, supported
@@ -35,9 +33,7 @@ def main() -> int:
     names = [name for name in operators() if not options.only or name in options.only]
     if unknown := set(options.only or ()) - set(names):
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
-    # In a child: which dtypes an operator takes may depend on the GPU, and who has asked one can fork no more.
-    taken = in_child(lambda: {name: supported(name, device) for name in names})
-    cases = [Case(name, dtype, options.target, options.most) for name in names for dtype in taken[name]]
+    cases = [Case(name, dtype, options.target, options.most) for name in names for dtype in supported(name, device)]
     cases = [case for case in cases if not options.dtype or case.dtype in options.dtype]
     if options.slice:
         cases = record.slice_of(options.slice, cases)

@@ -136,9 +136,8 @@ def test_atomic_sums_of_floats_are_found() -> None:
         added = tirx.call_extern(dtype, "atomicAdd", total.access_ptr("rw"), tirx.const(1, dtype))
         return tirx.PrimFunc([handle], tirx.Evaluate(added), None, {handle: total})
 
-    found: list[unordered.UnorderedFunction] = []
     module = tvm.IRModule({dtype: adding(dtype) for dtype in ("float32", "float16", "int32", "int64")})
-    unordered.NoteUnordered(found)(module)
+    found = unordered.unordered_functions(module)
     assert [each.function for each in found] == ["float16", "float32"]
     assert "atomicAdd" in found[0].reason
 

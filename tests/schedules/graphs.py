@@ -20,6 +20,18 @@ Dimension = int | tirx.Var
 Input = tuple[tuple[Dimension, ...], str]
 
 
+class Model(torch.nn.Module):
+    """A function of one tensor as a model."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the function makes of ``x``."""
+        return self.function(x)
+
+
 def size(name: str) -> tirx.Var:
     """A dimension known only at run time."""
     return tirx.Var(name, "int64")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from graphs import Model
+from torch import Tensor
 from torch.nn import functional as F
 
 import tkc
@@ -21,23 +22,11 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Case(nn.Module):
-    """One of the functions."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of ``x [n, 3]``."""
-        return self.function(x)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_flat_rows_of_a_sum(name: str) -> None:
     """TVM's analysis of the positions fails on some of these; results are PyTorch's at any size."""
     sizes = ({0: torch.export.Dim("n", max=5000)},)
-    program = torch.export.export(Case(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
+    program = torch.export.export(Model(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
     executable = tkc.compile(program)
     for rows in (2, 9, 257):
         x = torch.rand(rows, 3)
@@ -48,5 +37,5 @@ def test_flat_rows_of_a_sum(name: str) -> None:
 def test_flat_rows_of_a_sum_compile_for_a_gpu(name: str) -> None:
     """The same for CUDA."""
     sizes = ({0: torch.export.Dim("n", max=5000)},)
-    program = torch.export.export(Case(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
+    program = torch.export.export(Model(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
     tkc.compile(program, target="cuda:sm_90a")

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import tvm
-from graphs import CPU, build, error, fused, graph, on_cpu, size
+from graphs import CPU, Model, build, error, fused, graph, on_cpu, size
 from random_schedules import the_function
-from torch import Tensor, nn
+from torch import Tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -111,18 +111,6 @@ CASES = {
     "product of columns": Case(lambda x: x.T @ x, COLUMNS),
     "einsum": Case(lambda x: torch.einsum("bij,bij->b", x, x), lambda: same(2, 1024, 1024)),
 }
-
-
-class Model(nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What the function makes of ``x``."""
-        return self.function(x)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -36,7 +36,7 @@ def new_full(b: Emitter, _: Any, __: Any, value: Any, *___: Any) -> relax.Expr:
     return full(b, value)
 
 
-def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
+def _arange(b: Emitter, start: Any, step: Any) -> relax.Expr:
     if "int" in b.dtype:  # PyTorch counts with the numbers as they are, and computes with what is left of them there
         start, step = (int(number) if isinstance(number, float) else number for number in (start, step))
         # What is below zero wraps around in a dtype without signs.
@@ -59,17 +59,17 @@ def _arange(b: Emitter, start: Any, end: Any, step: Any) -> relax.Expr:
 
 def arange(b: Emitter, end: Size | float, *_: Any) -> relax.Expr:
     """``0, 1, ...`` before ``end``."""
-    return _arange(b, 0, end, 1)
+    return _arange(b, 0, 1)
 
 
 def arange_start(b: Emitter, start: Size | float, end: Size | float, *_: Any) -> relax.Expr:
     """``start, start + 1, ...`` before ``end``."""
-    return _arange(b, start, end, 1)
+    return _arange(b, start, 1)
 
 
 def arange_step(b: Emitter, start: Any, end: Any, step: Any = 1, *_: Any) -> relax.Expr:
     """``start, start + step, ...`` before ``end``."""
-    return _arange(b, start, end, step)
+    return _arange(b, start, step)
 
 
 def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> relax.Expr:
