@@ -31,3 +31,36 @@ def test_activations_of_one_value(dtype: torch.dtype) -> None:
     executable = tkc.compile(torch.export.export(Activated(), inputs))
     for found, expected in zip(executable(*inputs), Activated()(*inputs), strict=True):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+class Chain(nn.Module):
+    """A function of itself, eight times."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last result."""
+        for _ in range(8):
+            x = self.function(x)
+        return x
+
+
+CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "remainder": lambda x: torch.remainder(x * 0.75, 2.5),
+    "fmod": lambda x: torch.fmod(x * 0.75, 2.5),
+    "expm1": lambda x: F.silu(torch.expm1(x * 0.5)),
+    "log1p": lambda x: torch.sigmoid(torch.log1p(x)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(name: str, dtype: torch.dtype) -> None:
+    """Of such calls, each on what is made of the one before."""
+    x = (torch.linspace(0, 2, 37)).to(dtype)
+    found = tkc.compile(torch.export.export(Chain(CHAINS[name]), (x,)))(x)
+    exact = Chain(CHAINS[name])(x.double())
+    own = (Chain(CHAINS[name])(x).double() - exact).abs().max()
+    assert (found.double() - exact).abs().max() <= 2 * own + 8 * torch.finfo(dtype).eps
