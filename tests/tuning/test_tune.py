@@ -45,7 +45,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _start(model: Path, database: Path, *options: str) -> subprocess.Popen[str]:
     command = [*COMMAND, "tune", str(model), "--database", str(database), "--json", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Tests that run under nohup would hand on that SIGHUP is ignored, which a job respects.
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_a_closed_terminal
+    )
+
+
+def _heed_a_closed_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _records(database: Path) -> list[str]:
@@ -89,7 +96,7 @@ def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Pat
     _wait_for_records(job, tmp_path, 2)
     job.send_signal(sent)
     # The output ends when the last process does that has it open: no process of the job outlives it.
-    _, errors = job.communicate(timeout=60)
+    _, errors = job.communicate(timeout=20)
     assert job.returncode == 130
     assert "times the default rules' speed" in errors and "--resume" in errors
     assert len(_records(tmp_path)) >= 2
