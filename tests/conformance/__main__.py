@@ -28,8 +28,8 @@ def main() -> int:
     from .samples import operators, supported
     from .verdicts import FAULTS, KINDS, Case
 
-    load()
     device = "cuda" if options.target.startswith("cuda") else "cpu"
+    load(device)
     names = [name for name in operators() if not options.only or name in options.only]
     if unknown := set(options.only or ()) - set(names):
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")

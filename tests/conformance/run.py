@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 
 import tkc
 from tkc.builder import KernelBuilder
 
+from .before_forks import capability_of_the_driver, without_cuda
 from .pool import Limits, Pool
 from .results import Result, code_version
 from .samples import Packed, operators, samples
 from .verdicts import Case, fallen, judge
 
 
-def load() -> None:
-    """Load, before anything is forked, what every case needs: PyTorch's database and exporter, and the compiler."""
+def load(device: str) -> None:
+    """Load, before anything is forked, what cases on ``cpu`` or ``cuda`` need: PyTorch's database and exporter, TKC."""
     torch.set_num_threads(1)
     # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
     KernelBuilder.load = lambda self: None  # type: ignore[method-assign]
-    operators()
-    for operator in ("nn.functional.softsign", "nn.functional.huber_loss"):  # the second is decomposed
-        sample = samples(operator, "float32", "cpu")[0]
-        tkc.compile(torch.export.export(Packed([sample]), sample.tensors, strict=False))
+    with capability_of_the_driver() if device == "cuda" else nullcontext():
+        operators()
+    with without_cuda():
+        for name in ("nn.functional.softsign", "nn.functional.huber_loss"):  # the second is decomposed
+            sample = samples(name, "float32", "cpu")[0]
+            tkc.compile(torch.export.export(Packed([sample]), sample.tensors, strict=False), target="cpu")
     gc.collect()
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
 

@@ -1,0 +1,35 @@
+"""Loading PyTorch's parts in a process that is to fork: one that has a CUDA context could not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pynvml
+import torch
+
+
+@contextmanager
+def without_cuda() -> Iterator[None]:
+    """What runs inside is told that there is no GPU: exporting a graph would save the GPU's random state."""
+    with patch.object(torch.cuda, "is_available", lambda: False):
+        yield
+
+
+@contextmanager
+def capability_of_the_driver() -> Iterator[None]:
+    """Inside, the GPU's compute capability comes from its driver, which needs no context.
+
+    PyTorch's operator database asks for it when it is imported, and lists dtypes by it.
+    """
+    with patch.object(torch.cuda, "get_device_capability", _capability):
+        yield
+
+
+def _capability(device: object = None) -> tuple[int, int]:
+    pynvml.nvmlInit()
+    try:
+        return pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+    finally:
+        pynvml.nvmlShutdown()
