@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pynvml
 import torch
+import torch.utils._triton
 
 
 @contextmanager
@@ -21,10 +22,20 @@ def without_cuda() -> Iterator[None]:
 def capability_of_the_driver() -> Iterator[None]:
     """Inside, the GPU's compute capability comes from its driver, which needs no context.
 
-    PyTorch's operator database asks for it when it is imported, and lists dtypes by it.
+    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there is Triton, for
+    which its import asks the GPU too, matters to none of its samples.
     """
-    with patch.object(torch.cuda, "get_device_capability", _capability):
+    with (
+        patch.object(torch.cuda, "get_device_capability", _capability),
+        patch.object(torch.utils._triton, "has_triton", lambda: False),
+    ):
         yield
+
+
+def check() -> None:
+    """Raise :class:`RuntimeError` if this process has a CUDA context, with which no forked one could use a GPU."""
+    if torch.cuda.is_initialized():
+        raise RuntimeError("something initialized CUDA in the process that is to fork; find it by patching _cuda_init")
 
 
 def _capability(device: object = None) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 import tkc
 from tkc.builder import KernelBuilder
 
-from .before_forks import capability_of_the_driver, without_cuda
+from . import before_forks
 from .pool import Limits, Pool
 from .results import Result, code_version
 from .samples import Packed, operators, samples
@@ -23,12 +23,13 @@ def load(device: str) -> None:
     torch.set_num_threads(1)
     # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
     KernelBuilder.load = lambda self: None  # type: ignore[method-assign]
-    with capability_of_the_driver() if device == "cuda" else nullcontext():
+    with before_forks.capability_of_the_driver() if device == "cuda" else nullcontext():
         operators()
-    with without_cuda():
+    with before_forks.without_cuda():
         for name in ("nn.functional.softsign", "nn.functional.huber_loss"):  # the second is decomposed
             sample = samples(name, "float32", "cpu")[0]
             tkc.compile(torch.export.export(Packed([sample]), sample.tensors, strict=False), target="cpu")
+    before_forks.check()
     gc.collect()
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
 
