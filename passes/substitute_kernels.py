@@ -14,11 +14,11 @@ from tvm.ir.transform import PassContext
 
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
-from tkc.passes.block_rewrite import BlockRewrite, Replacement
-from tkc.passes.graph import Graph
-from tkc.passes.kernel_call import UnfitInput, bound_sizes, kernel_dispatch, kernel_prim_func, output_types
-from tkc.passes.rule import KernelCall, Refusal, Rule
-from tkc.passes.rules import RULES
+from tkc.passes.graph.bindings import Graph
+from tkc.passes.graph.block_rewrite import BlockRewrite, Replacement
+from tkc.passes.graph.kernel_call import UnfitInput, bound_sizes, kernel_dispatch, kernel_prim_func, output_types
+from tkc.passes.rules.rule import KernelCall, Refusal, Rule
+from tkc.passes.rules.table import RULES
 
 Choice = Literal["auto", "all", "none"]
 Configure = Callable[[KernelSpec[Any, Any], Any, Target], tuple[KernelChoice[Any], ...]]

@@ -12,19 +12,19 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
 from tkc.kernels.target import Target
-from tkc.schedules import fallback
 from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
-from tkc.schedules.code_generation import for_code_generation
 from tkc.schedules.coverage import Cost
-from tkc.schedules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
-from tkc.schedules.empty import schedule_empty
 from tkc.schedules.estimate import estimated_seconds
-from tkc.schedules.gpu_elementwise import schedule_gpu_elementwise
-from tkc.schedules.gpu_matmul import SizedMatmul
-from tkc.schedules.gpu_strided_reduction import schedule_gpu_strided_reduction
-from tkc.schedules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
+from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.refusals import DoesNotApplyError, last_line
+from tkc.schedules.rules import fallback
+from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
+from tkc.schedules.rules.empty import schedule_empty
+from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
+from tkc.schedules.rules.gpu_matmul import SizedMatmul
+from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
+from tkc.schedules.rules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.tuned import recorded_seconds, schedule_found
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
-from tkc.report import KernelUse, Report
+from tkc.runtime.report import KernelUse, Report
 
 
 def test_parameters_at_their_defaults_are_not_printed() -> None:

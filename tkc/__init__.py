@@ -24,12 +24,12 @@ from tkc.errors import (
 )
 
 if TYPE_CHECKING:
-    from tkc.artifact import load
     from tkc.compiler import compile, explain
-    from tkc.debugging import debug
-    from tkc.executable import Executable
-    from tkc.report import Report
-    from tkc.tuning import TuningResult, tune
+    from tkc.diagnosis.debugging import debug
+    from tkc.runtime.artifact import load
+    from tkc.runtime.executable import Executable
+    from tkc.runtime.report import Report
+    from tkc.tuning.functions import TuningResult, tune
 
 __version__ = "0.1.0"
 
@@ -57,14 +57,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Executable": "tkc.executable",
-    "Report": "tkc.report",
+    "Executable": "tkc.runtime.executable",
+    "Report": "tkc.runtime.report",
     "compile": "tkc.compiler",
     "explain": "tkc.compiler",
-    "load": "tkc.artifact",
-    "TuningResult": "tkc.tuning",
-    "debug": "tkc.debugging",
-    "tune": "tkc.tuning",
+    "load": "tkc.runtime.artifact",
+    "TuningResult": "tkc.tuning.functions",
+    "debug": "tkc.diagnosis.debugging",
+    "tune": "tkc.tuning.functions",
 }
 
 

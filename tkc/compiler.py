@@ -19,13 +19,13 @@ from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
 from tkc.child import ChildStuckError, can_fork, in_child
 from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
-from tkc.executable import Executable
 from tkc.failures import Circumstances
 from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.spec import as_json
-from tkc.machines import checked_concurrency
-from tkc.report import KernelUse, Nondeterministic, Refused, Report, Scheduled
+from tkc.runtime.executable import Executable
+from tkc.runtime.machines import checked_concurrency
+from tkc.runtime.report import KernelUse, Nondeterministic, Refused, Report, Scheduled
 from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.indices import CheckedInGraph
-    from tkc.passes.join_weights import JoinedWeights
+    from tkc.passes.canonical.join_weights import JoinedWeights
     from tkc.passes.substitute_kernels import SubstitutionReport
     from tkc.pipeline import StageRunner
     from tkc.schedules.database import Lookup
@@ -339,7 +339,7 @@ def _export_in_child(module: IRModule, target: Target, path: Path) -> None:
     from tvm import relax  # noqa: F401
 
     from tkc.builder.runtime_objects import runtime_objects
-    from tkc.schedules import lowering  # noqa: F401
+    from tkc.schedules.lowering import pipeline as lowering  # noqa: F401
 
     runtime_objects(target)
     try:
@@ -358,7 +358,7 @@ def _export(module: IRModule, target: Target, path: Path) -> None:
 def _built(module: IRModule, target: Target) -> Any:
     from tvm import relax
 
-    from tkc.schedules.lowering import LOWERING
+    from tkc.schedules.lowering.pipeline import LOWERING
     from tkc.schedules.target import tvm_target
 
     generated_for = tvm_target(target)

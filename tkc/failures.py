@@ -27,8 +27,8 @@ from tkc.errors import Error, InternalError, UsageError
 if TYPE_CHECKING:
     from tvm import IRModule
 
+    from tkc.diagnosis.segments import Segment
     from tkc.frontend.model import ImportedModel
-    from tkc.segments import Segment
 
 _LOG = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _told(nodes: tuple[str, ...]) -> list[str]:
 
 def _smallest(explanation: InternalError, circumstances: Circumstances) -> Segment | None:
     """The smallest part of the model that fails in the same way, looked for in children of this process."""
-    from tkc.segments import narrowed, whole
+    from tkc.diagnosis.segments import narrowed, whole
 
     imported, replay = circumstances.imported, circumstances.replay
     if imported is None or replay is None or not can_fork():

@@ -15,28 +15,32 @@ from tvm.relax import transform
 
 from tkc.failures import Circumstances, explained
 from tkc.kernels import Target
-from tkc.passes.branches import PlanMemory
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.concatenations import Concatenations
-from tkc.passes.contractions import Contractions
-from tkc.passes.convolution_products import ConvolutionProducts
-from tkc.passes.define_sizes_first import DefineSizesFirst
-from tkc.passes.device_memory import DeviceMemory
-from tkc.passes.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
-from tkc.passes.expand_functions import ExpandFunctions
-from tkc.passes.indexed_elements import IndexedElements
-from tkc.passes.integer_power import IntegerPower
-from tkc.passes.join_weights import JoinedWeights, JoinWeights
-from tkc.passes.lower_attention import LowerAttention
-from tkc.passes.lower_float8_casts import LowerFloat8Casts
-from tkc.passes.nan_legalization import LEGALIZATIONS
-from tkc.passes.patch_products import PatchProducts
-from tkc.passes.planned_views import PlannedViews
-from tkc.passes.retain_memory import RetainMemory
-from tkc.passes.rules import PRODUCT_RULES, RULES
-from tkc.passes.scans import Scans
-from tkc.passes.short_scans import ShortScans
-from tkc.passes.sort_keys import SortKeys
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.canonical.concatenations import Concatenations
+from tkc.passes.canonical.contractions import Contractions
+from tkc.passes.canonical.convolution_products import ConvolutionProducts
+from tkc.passes.canonical.join_weights import JoinedWeights, JoinWeights
+from tkc.passes.canonical.patch_products import PatchProducts
+from tkc.passes.graph.branches import PlanMemory
+from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
+from tkc.passes.lowering.device_memory import DeviceMemory
+from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
+from tkc.passes.lowering.expand_functions import ExpandFunctions
+from tkc.passes.lowering.indexed_elements import IndexedElements
+from tkc.passes.lowering.integer_power import IntegerPower
+from tkc.passes.lowering.lower_attention import LowerAttention
+from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
+from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
+from tkc.passes.lowering.planned_views import PlannedViews
+from tkc.passes.lowering.retain_memory import RetainMemory
+from tkc.passes.lowering.scans import Scans
+from tkc.passes.lowering.short_scans import ShortScans
+from tkc.passes.lowering.sort_keys import SortKeys
+from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.passes.lowering.update_in_place import UpdateInPlace
+from tkc.passes.lowering.widen_products import WidenProducts
+from tkc.passes.lowering.write_rows import WriteRows
+from tkc.passes.rules.table import PRODUCT_RULES, RULES
 from tkc.passes.substitute_kernels import (
     Choice,
     Configure,
@@ -44,11 +48,7 @@ from tkc.passes.substitute_kernels import (
     SubstitutionReport,
     default_configuration,
 )
-from tkc.passes.transposed_products import TransposedProducts
-from tkc.passes.update_in_place import UpdateInPlace
-from tkc.passes.widen_products import WidenProducts
-from tkc.passes.write_rows import WriteRows
-from tkc.report import Stage
+from tkc.runtime.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import tvm
 from tvm import tirx
 
 from tkc.kernels.target import Target
-from tkc.schedules.code_generation import for_code_generation
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.sizes import size_variables, specialize
 from tkc.schedules.tuning.workers import Failure, Workers
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig
 from tkc.bench import architectures
 from tkc.bench.architectures import ARCHITECTURES, FAMILIES, Architecture, _Measuring, bench_architectures
 from tkc.bench.comparison import comparison
-from tkc.bench.record import Row, record
 from tkc.errors import UsageError
+from tkc.measure.record import Row, record
 
 TINY = {"hidden_sizes": [8], "depths": [1], "num_stages": 1}
 CPU = torch.device("cpu")

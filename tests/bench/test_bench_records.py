@@ -15,9 +15,9 @@ from tkc.bench.comparison import comparison
 from tkc.bench.kernel_cases import benchmark_cases
 from tkc.bench.kernels import device_rows, row_name
 from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw
-from tkc.bench.record import Record, Row
 from tkc.cli.bench import _finish
 from tkc.errors import UsageError
+from tkc.measure.record import Record, Row
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "benchmarks"
 

@@ -12,13 +12,13 @@ import torch
 from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_NotSupported
 
 import tkc.bench.kernels
-from tkc.bench.clocks import watched
 from tkc.bench.kernel_cases import Case
 from tkc.bench.kernel_references import normalized
 from tkc.bench.kernels import bench_kernels
 from tkc.kernels import Target
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.records import RecordedChoices
+from tkc.measure.clocks import watched
 
 
 def test_a_gpu_is_looked_at_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ from tkc.bench.contenders import contenders
 from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.kernel_references import matmul
 from tkc.bench.kernels import bench_kernels, kernel_row
-from tkc.bench.prepared_case import Prepared
-from tkc.bench.timing import Timing
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.measure.prepared_case import Prepared
+from tkc.measure.timing import Timing
 
 CPU = torch.device("cpu")
 SWIGLU = Case("swiglu", SwiGLUParameters(256, "float32", packed=True, scale="group"), {"tokens": 8})

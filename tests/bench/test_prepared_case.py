@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from tkc.bench.kernel_cases import Case
-from tkc.bench.prepared_case import Prepared
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.measure.prepared_case import Prepared
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,6 @@ from command_line import tkc
 
 from tkc.bench.contenders import contenders
 from tkc.bench.kernel_cases import Case, benchmark_cases
-from tkc.bench.prepared_case import Prepared
 from tkc.bench.tile_kernels_calls import tile_kernels_calls
 from tkc.bench.tile_kernels_client import TileKernels
 from tkc.errors import UsageError
@@ -19,6 +18,7 @@ from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.measure.prepared_case import Prepared
 
 CPU = torch.device("cpu")
 GATE = Case("moe.topk_gate", MoeGateParameters(16, 4, "softmax", normalize=True), {"tokens": 8})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.bench.timing import Timing, _turns, kernel_timings
+from tkc.measure.timing import Timing, _turns, kernel_timings
 
 
 def test_the_spread_is_that_of_the_middle_half() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from command_line import COMMAND, tkc, tkc_process
 
-from tkc.artifact import FORMAT
+from tkc.runtime.artifact import FORMAT
 
 
 class Classifier(torch.nn.Module):

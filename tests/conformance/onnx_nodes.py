@@ -153,7 +153,7 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
     """The verdict on one run of a case, and the reason."""
     import tkc
     from tkc.errors import UnsupportedModelError
-    from tkc.tensors import from_torch_as
+    from tkc.runtime.tensors import from_torch_as
 
     to_array = from_torch_as(np.empty(0))
     try:

@@ -12,7 +12,7 @@ from tkc.frontend.model import ImportedModel
 from tkc.kernels import Target
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.pipeline import StageRunner, generation_stages, substitution_stages
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target
 
 CPU = Target.parse("cpu")

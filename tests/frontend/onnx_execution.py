@@ -16,7 +16,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 import tkc
-from tkc.tensors import from_torch_as
+from tkc.runtime.tensors import from_torch_as
 
 # What takes minutes, and is made of what other tests check, runs only if asked for.
 EVERY_CASE = os.environ.get("TKC_EVERY_ONNX_CASE") == "1"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 Function = Callable[..., Any]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 as_complex, as_real = torch.view_as_complex, torch.view_as_real
 

@@ -16,8 +16,8 @@ from onnx.backend.test.runner import Runner
 from onnx_execution import EVERY_CASE, compiled, evaluated, parsed
 
 from tkc.errors import UnsupportedModelError, UsageError
-from tkc.frontend.model import SizeRange, TensorSpec
-from tkc.frontend.onnx import ALIGNMENT, import_onnx
+from tkc.frontend.onnx.importer import ALIGNMENT, import_onnx
+from tkc.runtime.signature import SizeRange, TensorSpec
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 

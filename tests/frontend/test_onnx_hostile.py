@@ -8,7 +8,7 @@ from onnx_execution import compiled, evaluated, parsed
 
 import tkc
 from tkc import InputError, UnsupportedModelError
-from tkc.frontend.onnx import import_onnx
+from tkc.frontend.onnx.importer import import_onnx
 
 HUGE = 1 << 40
 

@@ -13,7 +13,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 
 from tkc.errors import InputError, UnsupportedModelError
-from tkc.frontend.onnx import import_onnx
+from tkc.frontend.onnx.importer import import_onnx
 
 PARTS = 6
 CASES_PER_OPERATOR = 3

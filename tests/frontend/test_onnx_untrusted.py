@@ -13,7 +13,7 @@ from onnx_execution import parsed
 
 import tkc
 from tkc.child import in_child
-from tkc.frontend.onnx import import_onnx
+from tkc.frontend.onnx.importer import import_onnx
 
 _SECONDS = 10  # on a machine that does nothing else; twice as many here
 _SCHEDULED = ("chain", "sizes: least", "sizes: power", "sizes: division", "sizes: Cum", "sizes: names", "sizes: TopK")

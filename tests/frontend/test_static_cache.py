@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import tkc
-from tkc.report import Report
+from tkc.runtime.report import Report
 
 transformers = pytest.importorskip("transformers")
 from transformers import StaticCache  # noqa: E402

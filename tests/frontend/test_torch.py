@@ -17,10 +17,10 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError, UsageError
-from tkc.frontend.model import Constant, SizeRange, TensorSpec
-from tkc.frontend.torch import import_torch
-from tkc.passes.updates import updates
-from tkc.sizes import Formula
+from tkc.frontend.torch.importer import import_torch
+from tkc.passes.graph.updates import updates
+from tkc.runtime.signature import Constant, SizeRange, TensorSpec
+from tkc.runtime.sizes import Formula
 
 
 @pytest.fixture(autouse=True)

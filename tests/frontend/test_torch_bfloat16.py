@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 Chain = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tkc
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 SECONDS = 10
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import tkc
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 
 def check(functions: Mapping[str, Function], *inputs: torch.Tensor, tolerance: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 SIZES = (5, 8)
 

@@ -9,7 +9,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 WIDTHS = ((1, 2, 3, 0), (2, 2, 1, 1), (-1, 2, 1, -2), (2, -1, -1, 3), (-2, -1, 0, -1), (3, 0, 0, 0))
 

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 
 AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 LARGEST = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}

@@ -16,8 +16,8 @@ import torch
 from torch.export import Dim
 
 import tkc
-from tkc.frontend.torch_files import load_program
-from tkc.frontend.torch_untrusted import harmless_guards
+from tkc.frontend.torch.files import load_program
+from tkc.frontend.torch.untrusted import harmless_guards
 
 Members = dict[str, bytes]
 MODEL, SAMPLES = "m/models/model.json", "m/data/sample_inputs/model.pt"

@@ -13,7 +13,6 @@ from built_kernel import BuiltKernel, build, gpu_requests
 from cuda_source import cuda_source
 
 from tkc.bench.kernel_cases import Case
-from tkc.bench.prepared_case import random_input
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
@@ -32,6 +31,7 @@ from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 from tkc.kernels.target import CUDA_ARCHITECTURES, MULTIPROCESSORS
+from tkc.measure.prepared_case import random_input
 from tkc.schedules.database_folders import shipped_database, target_folder
 
 HOPPER, CPU = Target.parse("cuda:sm_90a"), Target.parse("cpu")

@@ -14,11 +14,11 @@ from torch.export import Dim
 from tvm import relax
 from tvm.ir import IRModule
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import KernelRequest, Target
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.rule import Rule
-from tkc.passes.rules import RULES
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.rules.rule import Rule
+from tkc.passes.rules.table import RULES
 from tkc.passes.substitute_kernels import SubstituteKernels, Substitution, SubstitutionReport, kernel_requests
 
 CPU = Target.parse("cpu")

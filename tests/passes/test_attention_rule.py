@@ -18,10 +18,10 @@ from tvm.ir import IRModule
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.attention.spec import AttentionParameters
-from tkc.passes.attention import DECODE, PREFILL
-from tkc.passes.canonicalize import Canonicalize
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.rules.attention import DECODE, PREFILL
 
 RULES = (DECODE, PREFILL)
 BATCH, HEADS, TOKENS, SIZE = 2, 4, 7, 16

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import tkc
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.passes.batched_matmul import BATCHED_MATMUL
-from tkc.passes.matmul import MATMUL
+from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
+from tkc.passes.rules.matmul import MATMUL
 from tkc.passes.substitute_kernels import Substitution
 
 RULES = (MATMUL, BATCHED_MATMUL)

@@ -11,8 +11,8 @@ from torch import Tensor
 from tvm import relax
 from tvm.ir import IRModule
 
-from tkc.passes import concatenations
-from tkc.passes.concatenations import Concatenations
+from tkc.passes.canonical import concatenations
+from tkc.passes.canonical.concatenations import Concatenations
 
 X, Y, Z = (torch.randn(3, 4, size, generator=torch.Generator().manual_seed(size)) for size in (2, 3, 5))
 

@@ -9,7 +9,7 @@ import torch
 from reference_execution import evaluated, imported
 from torch import Tensor
 
-from tkc.passes.contractions import Contractions
+from tkc.passes.canonical.contractions import Contractions
 
 Function = Callable[[Tensor, Tensor], Tensor]
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]

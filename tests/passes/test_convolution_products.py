@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 import tkc
 from tkc.kernels import Target
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.convolution_products import ConvolutionProducts
-from tkc.passes.matmul import MATMUL
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.canonical.convolution_products import ConvolutionProducts
+from tkc.passes.rules.matmul import MATMUL
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:

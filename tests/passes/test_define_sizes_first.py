@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 import tkc
-from tkc.passes.define_sizes_first import DefineSizesFirst
+from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 
 
 @pytest.mark.parametrize("kind", ["HannWindow", "HammingWindow", "BlackmanWindow"])

@@ -10,10 +10,10 @@ import torch
 from reference_execution import substituted
 from torch.export import Dim
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.normalized_combine import NORMALIZED_COMBINE
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
 from tkc.passes.substitute_kernels import SubstitutionReport
 
 transformers = pytest.importorskip("transformers")

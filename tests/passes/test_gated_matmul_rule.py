@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.passes.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
-from tkc.passes.grouped_matmul import GROUPED_MATMUL
-from tkc.passes.rules import RULES
+from tkc.passes.rules.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
+from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL
+from tkc.passes.rules.table import RULES
 
 DENSE = (GATED_MATMUL,)
 GROUPED = (GATED_GROUPED_MATMUL, GROUPED_MATMUL)

@@ -11,7 +11,7 @@ from tvm.ir import IRModule
 
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.passes.grouped_matmul import GROUPED_MATMUL
+from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL
 
 RULES = (GROUPED_MATMUL,)
 GROUPS, N, K = 3, 16, 8

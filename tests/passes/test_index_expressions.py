@@ -13,8 +13,8 @@ from tvm import arith, relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax import op
 
-from tkc.passes.graph import Graph, shape
-from tkc.passes.index_expressions import Choice, Element, IndexExpressions
+from tkc.passes.graph.bindings import Graph, shape
+from tkc.passes.graph.index_expressions import Choice, Element, IndexExpressions
 
 Build = Callable[[relax.BlockBuilder, relax.Var, tirx.Var, tirx.Var], relax.Expr]
 ROWS, COLUMNS = 2, 5

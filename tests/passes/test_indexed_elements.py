@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from tkc.kernels import Target
-from tkc.passes.indexed_elements import IndexedElements
+from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.schedules.target import tvm_target
 
 X = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))

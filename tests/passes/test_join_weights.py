@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import tkc
-from tkc.frontend.model import ImportedModel, Signature
-from tkc.passes.join_weights import JoinedWeights, JoinWeights
-from tkc.passes.updates import ATTRIBUTE, updates
+from tkc.frontend.model import ImportedModel
+from tkc.passes.canonical.join_weights import JoinedWeights, JoinWeights
+from tkc.passes.graph.updates import ATTRIBUTE, updates
+from tkc.runtime.signature import Signature
 
 X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
 

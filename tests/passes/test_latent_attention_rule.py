@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from tvm.ir import IRModule
 
 import tkc
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.passes.attention import DECODE, PREFILL
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.latent_attention import LATENT_DECODE
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.rules.attention import DECODE, PREFILL
+from tkc.passes.rules.latent_attention import LATENT_DECODE
 
 RULES = (LATENT_DECODE, DECODE, PREFILL)
 BATCH, HEADS, KEYS, LATENT, ROPE, SCALE = 2, 4, 7, 32, 16, 0.25

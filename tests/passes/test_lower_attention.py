@@ -8,8 +8,8 @@ import tvm
 from torch.nn import functional as F
 from tvm import relax
 
-from tkc.passes.lower_attention import LowerAttention
-from tkc.passes.widen_products import WidenProducts
+from tkc.passes.lowering.lower_attention import LowerAttention
+from tkc.passes.lowering.widen_products import WidenProducts
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tkc.passes.lower_float8_casts import FORMATS, LowerFloat8Casts
+from tkc.passes.lowering.lower_float8_casts import FORMATS, LowerFloat8Casts
 
 
 def module_of(shape: tuple[int, ...], source: str, target: str) -> tvm.IRModule:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tvm import relax
 
 from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.passes.matmul import MATMUL
+from tkc.passes.rules.matmul import MATMUL
 
 RULES = (MATMUL,)
 N, K = 24, 16

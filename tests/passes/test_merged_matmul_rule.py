@@ -14,8 +14,8 @@ from tvm.ir import IRModule
 
 from tkc.kernels import Target
 from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.passes.matmul import MATMUL
-from tkc.passes.merged_matmul import MERGED_MATMUL
+from tkc.passes.rules.matmul import MATMUL
+from tkc.passes.rules.merged_matmul import MERGED_MATMUL
 
 RULES = (MERGED_MATMUL,)
 K = 16

@@ -10,11 +10,11 @@ import torch
 from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.rotary.spec import RotaryParameters
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.merged_rotary import MERGED_ROTARY
-from tkc.passes.rotary import ROTARY
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.rules.merged_rotary import MERGED_ROTARY
+from tkc.passes.rules.rotary import ROTARY
 
 RULES = (MERGED_ROTARY, ROTARY)
 BATCH, SEQUENCE, HEADS, KEY_HEADS, SIZE = 3, 5, 4, 2, 8

@@ -9,7 +9,7 @@ import torch
 from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
-from tkc.passes.moe_combine import MOE_COMBINE
+from tkc.passes.rules.moe_combine import MOE_COMBINE
 
 RULES = (MOE_COMBINE,)
 TOKENS, TOP_K, CHANNELS = 5, 3, 8

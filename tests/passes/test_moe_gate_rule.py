@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.passes.moe_gate import MOE_GATE
+from tkc.passes.rules.moe_gate import MOE_GATE
 
 RULES = (MOE_GATE,)
 EXPERTS = 16

@@ -14,8 +14,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.passes.moe_gate import MOE_GATE
-from tkc.passes.moe_permute import MOE_PERMUTE
+from tkc.passes.rules.moe_gate import MOE_GATE
+from tkc.passes.rules.moe_permute import MOE_PERMUTE
 
 EXPERTS = 8
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tkc.kernels.normalization.spec import NormalizationParameters
-from tkc.passes.normalization import NORMALIZATION
+from tkc.passes.rules.normalization import NORMALIZATION
 
 RULES = (NORMALIZATION,)
 CHANNELS = 24

@@ -10,9 +10,9 @@ from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.passes.moe_combine import MOE_COMBINE
-from tkc.passes.normalization import NORMALIZATION
-from tkc.passes.normalized_combine import NORMALIZED_COMBINE
+from tkc.passes.rules.moe_combine import MOE_COMBINE
+from tkc.passes.rules.normalization import NORMALIZATION
+from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
 
 RULES = (NORMALIZED_COMBINE, MOE_COMBINE, NORMALIZATION)
 TOKENS, TOP_K, CHANNELS = 6, 3, 8

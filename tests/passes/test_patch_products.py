@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tkc.kernels import Target
-from tkc.passes.matmul import MATMUL
-from tkc.passes.patch_products import PatchProducts
+from tkc.passes.canonical.patch_products import PatchProducts
+from tkc.passes.rules.matmul import MATMUL
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

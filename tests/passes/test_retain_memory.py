@@ -10,11 +10,11 @@ from tvm import relax
 
 from tkc.frontend import import_model
 from tkc.kernels import Target
-from tkc.passes.branches import PlanMemory
-from tkc.passes.device_memory import DeviceMemory
-from tkc.passes.retain_memory import RETAINING_MAIN, RetainMemory
+from tkc.passes.graph.branches import PlanMemory
+from tkc.passes.lowering.device_memory import DeviceMemory
+from tkc.passes.lowering.retain_memory import RETAINING_MAIN, RetainMemory
 from tkc.pipeline import PassStage, fusion_stages, lowering_stage
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.pipeline import LOWERING
 
 
 class Named(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
-from tkc.passes.normalization import NORMALIZATION
-from tkc.passes.rotary import ROTARY
+from tkc.passes.rules.normalization import NORMALIZATION
+from tkc.passes.rules.rotary import ROTARY
 
 RULES = (ROTARY,)
 BATCH, SEQUENCE, HEADS, SIZE = 5, 6, 3, 8

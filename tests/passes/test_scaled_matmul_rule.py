@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
-from tkc.passes.matmul import MATMUL
-from tkc.passes.rules import RULES
-from tkc.passes.scaled_matmul import SCALED_MATMUL
-from tkc.passes.swiglu import QUANTIZED_SWIGLU
+from tkc.passes.rules.matmul import MATMUL
+from tkc.passes.rules.scaled_matmul import SCALED_MATMUL
+from tkc.passes.rules.swiglu import QUANTIZED_SWIGLU
+from tkc.passes.rules.table import RULES
 
 FP8 = torch.float8_e4m3fn
 M, N, K = 4, 256, 384

@@ -21,13 +21,13 @@ from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.graph import shape
-from tkc.passes.kernel_call import kernel_dispatch, kernel_prim_func, output_types
-from tkc.passes.layout import restored
-from tkc.passes.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.graph.bindings import shape
+from tkc.passes.graph.kernel_call import kernel_dispatch, kernel_prim_func, output_types
+from tkc.passes.graph.layout import restored
+from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.rules.swiglu import SWIGLU
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
-from tkc.passes.swiglu import SWIGLU
 from tkc.pipeline import substitution_stages
 
 CHANNELS = 8

@@ -10,8 +10,8 @@ from reference_execution import evaluated, imported
 from torch import Tensor
 from tvm import relax
 
-from tkc.passes.canonicalize import Canonicalize
-from tkc.passes.transposed_products import TransposedProducts
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.lowering.transposed_products import TransposedProducts
 
 Product = Callable[[Tensor, Tensor], Tensor]
 FUSED: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {

@@ -13,7 +13,7 @@ from torch.export import Dim
 from tvm import relax, tirx
 from tvm.ir import IRModule
 
-from tkc.frontend.torch import import_torch
+from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import Target
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.pipeline import StageRunner, fusion_stages, substitution_stages

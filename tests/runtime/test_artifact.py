@@ -11,7 +11,7 @@ import torch
 from manifests import edit_manifest
 
 import tkc
-from tkc.artifact import open_artifact
+from tkc.runtime.artifact import open_artifact
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import tkc
-from tkc import cuda_graphs
-from tkc.cuda_graphs import CudaGraphs
+from tkc.runtime import cuda_graphs
+from tkc.runtime.cuda_graphs import CudaGraphs
 
 
 @dataclass

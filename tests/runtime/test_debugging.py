@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 from tvm import relax
 
 import tkc
-from tkc.frontend.converters import CONVERTERS
-from tkc.frontend.converters.emitter import Emitter
+from tkc.frontend.torch.converters import CONVERTERS
+from tkc.frontend.torch.converters.emitter import Emitter
 
 
 class Layers(torch.nn.Module):
@@ -115,7 +115,7 @@ def test_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     onnx.checker.check_model(proto)
     assert tkc.debug(proto).agrees
-    from tkc.frontend.onnx_converters import CONVERTERS as ONNX_CONVERTERS
+    from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
 
     monkeypatch.setitem(ONNX_CONVERTERS, ("", "Tanh"), lambda node: relax.op.sin(node.tensor(0)))
     found = tkc.debug(proto)

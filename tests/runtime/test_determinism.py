@@ -124,7 +124,7 @@ def test_what_is_nondeterministic_is_named_by_its_nodes(monkeypatch: pytest.Monk
     (found,) = report.nondeterministic
     assert [node.split(".")[1] for node in found.nodes] == ["index_put", "scatter_add"]
     assert found.function in str(report) and "threads race" in str(report)
-    assert tkc.report.Report.from_json(report.to_json()) == report
+    assert tkc.runtime.report.Report.from_json(report.to_json()) == report
 
 
 def test_atomic_sums_of_floats_are_found() -> None:

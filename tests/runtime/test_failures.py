@@ -21,10 +21,10 @@ from onnx import TensorProto, helper
 
 import tkc
 from tkc import compiler, pipeline
-from tkc.bug_report import write_bug_report
 from tkc.child import ChildDiedError, ChildStuckError, RaisedInChildError, in_child
-from tkc.frontend.converters import CONVERTERS
-from tkc.loaded_code import LoadedCode
+from tkc.diagnosis.bug_report import write_bug_report
+from tkc.frontend.torch.converters import CONVERTERS
+from tkc.runtime.loaded_code import LoadedCode
 
 
 class Layers(torch.nn.Module):

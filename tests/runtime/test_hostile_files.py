@@ -16,8 +16,8 @@ import torch
 from manifests import write_manifest
 
 import tkc
-from tkc.artifact import DIGEST, MANIFEST, open_artifact
 from tkc.builder.cache import file_sha256
+from tkc.runtime.artifact import DIGEST, MANIFEST, open_artifact
 
 Change = Callable[[dict[str, Any]], None]
 

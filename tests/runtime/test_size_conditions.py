@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import tkc
-from tkc.frontend.model import Signature, SizeRange, TensorSpec
-from tkc.input_checks import InputChecks
-from tkc.sizes import Formula
+from tkc.runtime.input_checks import InputChecks
+from tkc.runtime.signature import Signature, SizeRange, TensorSpec
+from tkc.runtime.sizes import Formula
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tkc
-from tkc.tensors import from_torch_as, to_torch
+from tkc.runtime.tensors import from_torch_as, to_torch
 
 DTYPES = [np.float32, np.bool_, np.int64, np.uint16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 UNKNOWN = [np.array(["a"]), np.arange(3, dtype=">f4"), np.zeros(2, "datetime64[s]"), np.zeros(2, np.longdouble)]

@@ -17,7 +17,7 @@ from concurrency import Counter, attention, inputs
 
 import tkc
 from tkc.errors import InputError, UsageError
-from tkc.machines import Machines
+from tkc.runtime.machines import Machines
 
 THREADS, CALLS = 6, 60
 pytestmark = pytest.mark.timeout(120)

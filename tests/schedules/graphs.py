@@ -11,7 +11,7 @@ from tvm import relax, tirx
 
 from tkc.kernels.target import Target
 from tkc.pipeline import fusion_stages, lowering_stage
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 

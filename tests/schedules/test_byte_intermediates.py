@@ -8,8 +8,8 @@ import tvm
 from tvm import te, tirx
 
 from tkc.kernels.target import Target
-from tkc.schedules.code_generation import for_code_generation
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.pipeline import LOWERING
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

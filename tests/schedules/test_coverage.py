@@ -8,8 +8,8 @@ from random_schedules import the_function
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.report import Coverage as ReportedCoverage
-from tkc.report import Report, Scheduled
+from tkc.runtime.report import Coverage as ReportedCoverage
+from tkc.runtime.report import Report, Scheduled
 from tkc.schedules.coverage import Cost, Coverage, coverage
 from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.target import tvm_target

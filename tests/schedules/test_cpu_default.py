@@ -12,7 +12,7 @@ from torch.nn import functional
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.passes.transposed_products import TransposedProducts
+from tkc.passes.lowering.transposed_products import TransposedProducts
 
 BATCH, LENGTH = size("b"), size("s")
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 5}, {"b": 3, "s": 37}, {"b": 2, "s": 64})

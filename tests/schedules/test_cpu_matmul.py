@@ -15,8 +15,8 @@ from torch.nn import functional
 from tvm import relax
 from tvm.relax import op
 
-from tkc.passes.transposed_products import TransposedProducts
-from tkc.schedules.cpu_matmul import matmul_tile
+from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.schedules.rules.cpu_matmul import matmul_tile
 from tkc.schedules.target import tvm_target
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 2e-2}

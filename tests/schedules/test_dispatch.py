@@ -18,8 +18,8 @@ from tvm.relax import op
 from tkc.compiler import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import top_level_statements
-from tkc.schedules.code_generation import for_code_generation
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.sizes import Variant, dimensions, dispatch, is_bounded, retarget, specialize, with_known_tiles
 from tkc.schedules.target import tvm_target
 from tkc.targets import resolve_target

@@ -7,7 +7,7 @@ from tvm import te, tirx
 from tvm.target import Target
 
 from tkc.schedules.blocks import nodes
-from tkc.schedules.empty import schedule_empty
+from tkc.schedules.rules.empty import schedule_empty
 
 
 @pytest.mark.parametrize(("sizes", "computes"), [((0, 0), False), ((0, 4), True), ((4, 0), True)])

@@ -18,7 +18,7 @@ from tvm.relax import op
 
 from tkc.builder import toolchain
 from tkc.kernels.target import CUDA_ARCHITECTURES, Target
-from tkc.passes.windows import Windows
+from tkc.passes.canonical.windows import Windows
 from tkc.schedules import schedule_module
 from tkc.schedules.blocks import launches_threads, top_level_statements
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tkc.schedules.blocks import nodes
-from tkc.schedules.launch_guards import guard_empty_launches
+from tkc.schedules.lowering.launch_guards import guard_empty_launches
 
 
 @T.prim_func(private=True, s_tir=True)

@@ -25,8 +25,8 @@ from tvm.relax import op
 import tkc
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import nodes
-from tkc.schedules.code_generation import for_code_generation
-from tkc.schedules.long_sums import sum_in_parts
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.long_sums import sum_in_parts
 from tkc.schedules.schedule_module import ScheduleModule, schedule_by_rules
 from tkc.schedules.target import tvm_target
 

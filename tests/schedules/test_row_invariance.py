@@ -15,7 +15,7 @@ from random_schedules import the_function
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.schedule_module import schedule_function
 from tkc.schedules.target import tvm_target
 

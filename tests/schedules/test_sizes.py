@@ -18,9 +18,9 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal
 
 from tkc.schedules.blocks import nodes
-from tkc.schedules.code_generation import for_code_generation
 from tkc.schedules.database import as_workload
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.sizes import (
     dimensions,
     dimensions_at,

@@ -12,8 +12,8 @@ import tvm
 from graphs import CPU
 from tvm import s_tir, te, tirx
 
-from tkc.schedules.code_generation import for_code_generation
-from tkc.schedules.lowering import LOWERING
+from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target
 
 LIMIT = 6e-7

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from command_line import tkc
 
-from tkc import kernel_tuning
 from tkc.bench.kernel_cases import Case
-from tkc.bench.timing import Timing
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.records import read_records
+from tkc.measure.timing import Timing
+from tkc.tuning import kernels as kernel_tuning
 
 CPU = Target.parse("cpu")
 PARAMETERS = MatmulParameters(24, 32, "float32")

@@ -12,13 +12,13 @@ from tvm.s_tir.meta_schedule.arg_info import TensorInfo
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
 import tkc
-from tkc import tuning
 from tkc.kernels import Target
 from tkc.schedules.default_record import default_trace
 from tkc.schedules.target import tvm_target
 from tkc.schedules.tuning.measurement import TensorArgument, arguments_of
 from tkc.schedules.tuning.stored_records import StoredRecords
 from tkc.schedules.tuning.tasks import Extraction
+from tkc.tuning import functions as tuning
 
 
 class Tokens(torch.nn.Module):

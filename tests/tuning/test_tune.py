@@ -105,7 +105,7 @@ def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Pat
 def test_tuning_kernels_tells_how_far_it_is_where_there_is_no_terminal(tmp_path: Path) -> None:
     """A line when something changes, and others in between."""
     program = (
-        "import sys, time, tkc.cli.live, tkc.kernel_tuning as tuning\n"
+        "import sys, time, tkc.cli.live, tkc.tuning.kernels as tuning\n"
         "from types import SimpleNamespace as Case\n"
         "tkc.cli.live._LINE_EVERY = 0.2\n"
         "def slowly(names, target, folder, progress, dtype):\n"

@@ -21,8 +21,8 @@ from torch import nn
 from tkc.bench.contenders import known_references
 from tkc.bench.model import compared, compiled, pytorch, shortened
 from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
-from tkc.bench.record import Row
 from tkc.errors import UsageError
+from tkc.measure.record import Row
 
 _LAYERS = 2
 _VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in

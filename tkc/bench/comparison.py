@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from tkc.bench.record import Record
+from tkc.measure.record import Record
 
 
 def comparison(earlier: Record, later: Record) -> Table:

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from tkc.bench.record import Row
+from tkc.measure.record import Row
 
 _PROGRAM = """
 import json, resource, sys, time

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tkc.bench.prepared_case import Prepared, deviation
 from tkc.bench.tile_kernels_calls import TileKernelsCall, tile_kernels_calls
 from tkc.bench.tile_kernels_client import TileKernels, TileKernelsError
-from tkc.bench.timing import Timing
 from tkc.errors import UsageError
+from tkc.measure.prepared_case import Prepared, deviation
+from tkc.measure.timing import Timing
 
 PYTORCH = {
     "eager": ("PyTorch", None),

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tkc.bench.clocks import watched
 from tkc.bench.contenders import contenders, known_references
 from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
-from tkc.bench.prepared_case import Prepared
-from tkc.bench.record import Row
 from tkc.bench.tile_kernels_client import TileKernels
-from tkc.bench.timing import Timing, kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.records import RecordedChoices
+from tkc.measure.clocks import watched
+from tkc.measure.prepared_case import Prepared
+from tkc.measure.record import Row
+from tkc.measure.timing import Timing, kernel_timings, median_milliseconds
 
 OURS = "tkc"
 """What our kernel is called among the contenders of a row."""

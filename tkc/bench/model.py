@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from tkc.bench.clocks import watched
 from tkc.bench.contenders import known_references
 from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
-from tkc.bench.record import Row
-from tkc.bench.timing import median_milliseconds
 from tkc.compiler import Kernels, compile
 from tkc.errors import UsageError
-from tkc.executable import Executable
+from tkc.measure.clocks import watched
+from tkc.measure.record import Row
+from tkc.measure.timing import median_milliseconds
+from tkc.runtime.executable import Executable
 
 Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tkc.bench.record import Record, Row
+from tkc.measure.record import Record, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from tkc.bench.record import Row
-from tkc.bench.timing import median_milliseconds
 from tkc.compiler import compile
 from tkc.databases import Database
-from tkc.executable import Executable
+from tkc.measure.record import Row
+from tkc.measure.timing import median_milliseconds
+from tkc.runtime.executable import Executable
 
 
 def bench_reuse(tokens: int, database: Database) -> list[Row]:

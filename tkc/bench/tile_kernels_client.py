@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tkc.bench.tile_kernels_calls import TileKernelsCall
-from tkc.bench.timing import Timing
 from tkc.errors import UsageError
+from tkc.measure.timing import Timing
 
 _WORKER = Path(__file__).with_name("tile_kernels_worker.py")
 _NEEDED = "tile_kernels 1.0.0, tilelang 0.1.10, apache-tvm-ffi 0.1.11 and PyTorch for this machine's device"

@@ -2,7 +2,7 @@
 //
 // TVM's own pool knows no streams: what a call on one stream gives back while its kernels still run, a call on another
 // stream would take. PyTorch's allocator gives memory back to the stream it was taken on, gives a CUDA graph that is being captured memory of
-// its own, and shares what is free with the rest of the program. passes/device_memory.py has the virtual machine call these
+// its own, and shares what is free with the rest of the program. passes/lowering/device_memory.py has the virtual machine call these
 // functions in place of its own.
 //
 // Nothing here depends on the model: it is compiled once, and linked into the generated code of every one.

@@ -6,7 +6,7 @@
 // than cores never mean more running threads than callers plus cores. A forked child finds no pool, and makes its own.
 //
 // Nothing here depends on the model: it is compiled once, and linked into the generated code of every one. The first that is
-// loaded serves all (tkc/parallel.py).
+// loaded serves all (tkc/runtime/parallel.py).
 
 #include <dlfcn.h>
 #include <pthread.h>

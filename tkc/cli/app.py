@@ -66,7 +66,7 @@ def compile(
 ) -> None:
     """Compile MODEL and write the artifact."""
     import tkc
-    from tkc.artifact import check_destination
+    from tkc.runtime.artifact import check_destination
 
     check_destination(output, force)
 
@@ -162,8 +162,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Check an artifact's files and show what it holds, without loading its code."""
-    from tkc.artifact import open_artifact
     from tkc.cli.inspect import artifact_table
+    from tkc.runtime.artifact import open_artifact
 
     opened = open_artifact(artifact)
     _show(artifact_table(opened), opened.manifest.model_dump(mode="json"), as_json)
@@ -178,7 +178,7 @@ def bug_report(
     modules: ImportOption = None,
 ) -> None:
     """Pack what a bug report needs, without weights. A model is compiled to see how it fails."""
-    from tkc.bug_report import write_bug_report
+    from tkc.diagnosis.bug_report import write_bug_report
 
     _out.print(write_bug_report(source, output, target, kernels), markup=False, highlight=False)
     _out.print(f"wrote {output}", markup=False, highlight=False)

@@ -18,10 +18,10 @@ from tkc.bench.comparison import comparison
 from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
-from tkc.bench.record import Record, Row, record
 from tkc.compiler import Kernels
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
+from tkc.measure.record import Record, Row, record
 from tkc.targets import resolve_target
 
 app = typer.Typer(

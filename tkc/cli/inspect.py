@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
-from tkc.artifact import Artifact
-from tkc.frontend.model import Constant, TensorSpec
+from tkc.runtime.artifact import Artifact
+from tkc.runtime.signature import Constant, TensorSpec
 
 
 def artifact_table(artifact: Artifact) -> RenderableType:

@@ -15,11 +15,11 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from tkc.artifact import load
+from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
-from tkc.frontend.model import Signature, SizeRange, TensorSpec
-from tkc.reference import run_source
-from tkc.sizes import Formula
+from tkc.runtime.artifact import load
+from tkc.runtime.signature import Signature, SizeRange, TensorSpec
+from tkc.runtime.sizes import Formula
 
 
 @dataclass(frozen=True)

@@ -169,9 +169,9 @@ def kernels(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the configurations of tkc's own kernels on this machine, for compilations to choose from."""
-    from tkc.kernel_tuning import tune_kernels
     from tkc.schedules.database_folders import target_folder, user_database
     from tkc.targets import resolve_target, runs_here
+    from tkc.tuning.kernels import tune_kernels
 
     resolved = resolve_target(target)
     if reason := runs_here(resolved):

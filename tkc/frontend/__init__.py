@@ -42,7 +42,7 @@ def import_model(
             f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
         )
     if is_module or isinstance(model, torch.export.ExportedProgram):
-        from tkc.frontend.torch import import_torch
+        from tkc.frontend.torch.importer import import_torch
 
         return import_torch(
             model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, checked_in_graph, size_names
@@ -52,12 +52,12 @@ def import_model(
         if not path.is_file():
             raise UsageError(f"there is no model file {path}")
         if path.suffix == ".pt2":
-            from tkc.frontend.torch import import_torch
+            from tkc.frontend.torch.importer import import_torch
 
             return import_torch(path, checked_in_graph=checked_in_graph, size_names=size_names)
         _refuse_size_names(size_names, path.name)
         if path.suffix == ".onnx":
-            from tkc.frontend.onnx import import_onnx
+            from tkc.frontend.onnx.importer import import_onnx
 
             return import_onnx(path, checked_in_graph)
         raise UsageError(
@@ -65,7 +65,7 @@ def import_model(
         )
     if type(model).__name__ == "ModelProto":
         _refuse_size_names(size_names, "a ModelProto")
-        from tkc.frontend.onnx import import_onnx
+        from tkc.frontend.onnx.importer import import_onnx
 
         return import_onnx(model, checked_in_graph)
     raise UsageError(

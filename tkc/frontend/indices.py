@@ -15,7 +15,7 @@ from tvm import DataType, relax, tirx
 from tvm.ir import Op
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.model import IndexBound
+from tkc.runtime.signature import IndexBound
 
 CheckedInGraph = Literal["none", "inputs", "all"]
 """Which indices generated code checks: none, those that are inputs of the model, or also those that it computes."""
@@ -118,7 +118,7 @@ class IndexUses:
 
 
 def written_size(size: Size) -> int | str:
-    """``size`` as :class:`tkc.sizes.Formula` reads it, or its number."""
+    """``size`` as :class:`tkc.runtime.sizes.Formula` reads it, or its number."""
     if isinstance(size, int | tirx.IntImm):
         return int(size)
     return str(size.script(int_dtype="int64").replace("T.", ""))

@@ -1,0 +1,1 @@
+"""Many forms into one, before kernels are substituted."""

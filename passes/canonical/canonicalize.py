@@ -1,0 +1,97 @@
+"""Drops casts, reshapes, permutations and masks that change nothing, and joins those that follow each other."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+
+from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, permuted_axes, shape
+from tkc.passes.graph.index_bounds import never_holds
+
+
+@tvm.transform.module_pass(opt_level=0, name="Canonicalize")
+class Canonicalize:
+    """Brings casts, reshapes and permutations into one form, so that rules need not look for several.
+
+    A cast to the dtype that is there already vanishes, as do a lossless cast that is undone, a reshape to the same
+    shape, an identical permutation, and a selection by a condition that never holds. A cast of a lossless cast, a
+    reshape of a reshape, and a permutation of a permutation become one.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with simpler functions that compute the same."""
+        functions = {
+            name: _simplified(Graph(module, function)) if isinstance(function, relax.Function) else function
+            for name, function in module.functions_items()
+        }
+        simplify = tvm.transform.Sequential(
+            [relax.transform.Normalize(), relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+        )
+        return simplify(IRModule(functions, module.attrs, module.global_infos))
+
+
+def _simplified(graph: Graph) -> relax.Function:
+    function = graph.function
+    blocks = [_simplified_block(graph, block) for block in function.body.blocks]
+    body = relax.SeqExpr(blocks, function.body.body)
+    return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+
+
+def _simplified_block(graph: Graph, block: relax.BindingBlock) -> relax.BindingBlock:
+    bindings = [
+        relax.VarBinding(binding.var, _simplified_value(graph, binding.value))
+        if isinstance(binding, relax.VarBinding)
+        else binding
+        for binding in block.bindings
+    ]
+    return type(block)(bindings, block.span)
+
+
+def _simplified_value(graph: Graph, value: relax.Expr) -> relax.Expr:
+    if not isinstance(value, relax.Call):  # another name for a variable, which would be taken for what made that
+        return value
+    if graph.call(value, "relax.astype") is not None:
+        return _cast(graph, value)
+    if graph.call(value, "relax.reshape") is not None:
+        return _reshape(graph, value)
+    if graph.call(value, "relax.permute_dims") is not None:
+        return _permutation(graph, value)
+    if graph.call(value, "relax.where") is not None:
+        return _selection(graph, value)
+    return value
+
+
+def _cast(graph: Graph, call: relax.Call) -> relax.Expr:
+    same = graph.before_widening(call.args[0], dtype(call))
+    if same is not None:
+        return same
+    source = graph.before_widening(call.args[0])
+    return call if source.same_as(call.args[0]) else relax.op.astype(source, dtype(call))
+
+
+def _reshape(graph: Graph, call: relax.Call) -> relax.Expr:
+    source = graph.through(call, "relax.reshape")
+    if not (has_known_shape(source) and has_known_shape(call)):
+        return call
+    if graph.same_shape(shape(source), shape(call)):
+        return source
+    return call if source.same_as(call.args[0]) else relax.op.reshape(source, shape(call))
+
+
+def _permutation(graph: Graph, call: relax.Call) -> relax.Expr:
+    source, axes = call, list(range(call.struct_info.ndim))
+    while (permuted := graph.call(source, "relax.permute_dims")) is not None:
+        order = permuted_axes(permuted)
+        source, axes = permuted.args[0], [order[axis] for axis in axes]
+    if axes == sorted(axes):
+        return source
+    return call if source.same_as(call.args[0]) else relax.op.permute_dims(source, axes)
+
+
+def _selection(graph: Graph, call: relax.Call) -> relax.Expr:
+    """Mixture-of-experts layers mask the tokens of experts beyond the last, which their own top-k cannot choose."""
+    condition, _, other = call.args
+    whole = has_known_shape(other) and has_known_shape(call) and graph.same_shape(shape(other), shape(call))
+    return other if whole and never_holds(graph, condition) else call

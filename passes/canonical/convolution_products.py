@@ -1,0 +1,228 @@
+"""Turns convolutions into matrix products of the windows that they slide over the image, or sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from math import prod
+
+import tvm
+from tvm import arith, relax, te, tirx, topi
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tkc.passes.canonical.windows import Windows
+from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
+from tkc.passes.graph.channels_last import channels_last, channels_second, with_channels_last
+from tkc.passes.graph.rewriting import rewritten
+
+# Rows of a product begin at multiples of 16 bytes, or the copy engine cannot load them.
+_ALIGNMENT = 8
+_MOST_BYTES = 2 << 30
+_LEAST_COLUMNS = 16  # of a group's product: a tile of tensor cores
+
+_REDUCTION_WITH_EPILOGUE, _OPAQUE = 4, 8  # TVM's OpPatternKind
+
+_LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+}
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConvolutionProducts")
+class ConvolutionProducts:
+    """Replaces ``conv(x [batch, channels, ...], w [out, channels, ...])`` by a product over gathered windows.
+
+    For convolutions whose operands are, or were widened from, one of ``dtypes``. The windows are
+    ``[batch, counts ..., extents ..., channels]``, copied in whole vectors by one function; a convolution of single
+    pixels needs none. Products have their channels last, and so does what is computed from them, up to where an
+    operator needs them second: no activation is transposed between two convolutions.
+
+    Those of groups are products of two batches, a matrix a group. Where groups are too small for tensor cores, as those
+    of a channel each, windows are summed in place, in float32, over channels that stand last as well.
+
+    Where the channels are not a multiple of 8 (images), windows are read in the order of the weight, and filled up with
+    zeros. Windows that tile an image are left to :class:`tkc.passes.canonical.patch_products.PatchProducts` there.
+
+    The windows of a 3×3 convolution take nine times the image's memory. A convolution stays where they would take more
+    than 2 GiB: that admits the networks for images at batch 32 (VGG's second convolution takes 1.8 GiB) and an image
+    decoder's last layers, and is little beside the memory of the devices that run these. Symbolic sizes count as one.
+    """
+
+    def __init__(self, dtypes: Collection[str] = ("float16", "bfloat16")) -> None:
+        self.dtypes = frozenset(dtypes)
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with products."""
+        return rewritten(module, lambda whole: _Rewriting(whole, self.dtypes))
+
+
+@mutator
+class _Rewriting(PyExprMutator):
+    def __init__(self, module: IRModule, dtypes: frozenset[str]) -> None:
+        super().__init__(module)
+        self.dtypes = dtypes
+        self.made: set[relax.Expr] = set()
+        """Products, and what is computed of them with channels last."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        last = self._convolved(call) if self._is_narrow(call) else with_channels_last(call, self._twin, self._emit)
+        if last is None:
+            return call
+        last = self._emit(last)
+        self.made.add(last)
+        return op.permute_dims(last, channels_second(last.struct_info.ndim))
+
+    def _convolved(self, call: relax.Call) -> relax.Expr | None:
+        """The convolution ``call`` as ``[batch, ..., out]``; ``None`` where it is better left alone."""
+        if int(call.attrs.groups) == 1:
+            return self._product(call)
+        return self._products_of_groups(call) or self._sums(call)
+
+    def _products_of_groups(self, call: relax.Call) -> relax.Expr | None:
+        """A product for each group; ``None`` where they are small, or their windows are too large."""
+        image, weight = map(self._narrow, call.args)
+        groups, windows = int(call.attrs.groups), Windows.of(call)
+        out, own, *_ = (int(size) for size in shape(weight))
+        batch, _, *counts = shape(call)
+        columns, depth = out // groups, own * prod(windows.extents)
+        if own % _ALIGNMENT or columns % _ALIGNMENT or columns < _LEAST_COLUMNS:
+            return None
+        if _known_product((batch, *counts)) * groups * depth * 2 > _MOST_BYTES:
+            return None
+        rows = prod((batch, *counts), start=tirx.IntImm("int64", 1))
+        gathered = self._emit(self._gathered(windows.of_groups, self._by_groups(self._last(image), groups)))
+        matrices = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
+        product = op.matmul(
+            self._emit(op.reshape(gathered, (groups, rows, depth))),
+            self._emit(op.permute_dims(self._emit(op.reshape(matrices, (groups, columns, depth))), [0, 2, 1])),
+            out_dtype=call.struct_info.dtype,
+        )
+        side_by_side = op.permute_dims(self._emit(product), [1, 0, 2])
+        return op.reshape(self._emit(side_by_side), (batch, *counts, out))
+
+    def _sums(self, call: relax.Call) -> relax.Expr | None:
+        """Sums over each window; ``None`` where the number of windows is a formula, which TVM cannot divide among
+        threads with what else there is.
+        """
+        if not all(static(size) is not None or isinstance(size, tirx.Var) for size in shape(call)):
+            return None
+        image, weight = map(self._narrow, call.args)
+        groups, rank = int(call.attrs.groups), weight.struct_info.ndim
+        out_last = self._emit(op.permute_dims(weight, [*range(2, rank), 1, 0]))
+        return self.builder_.call_te(
+            Windows.of(call).sums,
+            self._last(image),
+            out_last,
+            groups,
+            call.struct_info.dtype,
+            primfunc_name_hint="convolution",
+            primfunc_attrs={"op_pattern": _REDUCTION_WITH_EPILOGUE},
+        )
+
+    def _product(self, call: relax.Call) -> relax.Expr | None:
+        """The convolution ``call`` without groups."""
+        image, weight = map(self._narrow, call.args)
+        out, channels, *_ = (int(size) for size in shape(weight))
+        batch, _, *counts = shape(call)
+        windows = Windows.of(call)
+        inside = prod(windows.extents)
+        columns = channels * inside
+        if channels % _ALIGNMENT == 0:
+            image = self._last(image)
+            if inside > 1:
+                weight = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
+            matrix = op.reshape(weight, (out, columns))
+        elif windows.tile(shape(image)[2:]):
+            return None
+        else:
+            columns += -columns % _ALIGNMENT
+            matrix = op.reshape(weight, (out, channels * inside))
+            if columns != channels * inside:
+                matrix = op.nn.pad(self._emit(matrix), [0, 0, 0, columns - channels * inside])
+        if not windows.are_pixels or channels % _ALIGNMENT:
+            if _known_product((batch, *counts)) * columns * 2 > _MOST_BYTES:
+                return None
+            gather = windows.with_channels_last
+            if channels % _ALIGNMENT:
+                gather = partial(windows.as_rows, width=columns)
+            image = self._emit(self._gathered(gather, image))
+        rows = self._emit(op.reshape(image, (batch, *counts, columns)))
+        transposed = self._emit(op.permute_dims(self._emit(matrix)))
+        return op.matmul(rows, transposed, out_dtype=call.struct_info.dtype)
+
+    def _gathered(self, gather: Callable[[te.Tensor], te.Tensor], image: relax.Expr) -> relax.Expr:
+        # FuseOps would fuse the reshape to rows too, whose last axis no vector runs along. It leaves to themselves what
+        # it takes for opaque, and the image is then normalized once, not for each window.
+        attributes = {"op_pattern": _OPAQUE}
+        return self.builder_.call_te(gather, image, primfunc_name_hint="windows", primfunc_attrs=attributes)
+
+    def _by_groups(self, image: relax.Expr, groups: int) -> relax.Var:
+        """``image [..., channels]`` as ``[..., groups, channels / groups]``, which becomes a view."""
+        sizes = (*shape(image)[:-1], groups, int(shape(image)[-1]) // groups)
+        # Not an operator of Relax, which would be fused into what computes the image, and keep vectors from it.
+        attributes = {"op_pattern": _OPAQUE}
+        return self._emit(self.builder_.call_te(topi.reshape, image, sizes, primfunc_attrs=attributes))
+
+    def _is_narrow(self, call: relax.Call) -> bool:
+        """Whether ``call`` is a convolution in one of the dtypes, of known sizes but for the image's."""
+        if not isinstance(call.op, Op) or call.op.name not in _LAYOUTS:
+            return False
+        data, kernel = _LAYOUTS[call.op.name]
+        attrs = call.attrs
+        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data):
+            return False
+        if not all(map(has_known_shape, (*call.args, call))) or None in map(static, shape(call.args[1])):
+            return False
+        dtypes = {dtype(self._narrow(operand)) for operand in call.args}
+        return len(dtypes) == 1 and dtypes <= self.dtypes
+
+    def _narrow(self, operand: relax.Expr) -> relax.Expr:
+        """``operand`` before it was widened from one of the dtypes."""
+        cast = self._call(operand, "relax.astype")
+        if cast is not None and dtype(cast.args[0]) in self.dtypes:
+            return cast.args[0]
+        permuted = self._call(operand, "relax.permute_dims")  # a cast of what is there with channels last
+        if permuted is not None and (cast := self._call(permuted.args[0], "relax.astype")) is not None:
+            source = cast.args[0]
+            if dtype(source) in self.dtypes:
+                return self._emit(op.permute_dims(source, permuted_axes(permuted)))
+        return operand
+
+    def _last(self, image: relax.Expr) -> relax.Expr:
+        """``image [batch, channels, ...]`` with channels last: what it was made of, or a permutation of it."""
+        rank = image.struct_info.ndim
+        made = self._call(image, "relax.permute_dims")
+        if made is not None and permuted_axes(made) == channels_second(rank):
+            return made.args[0]
+        split = self._call(image, "relax.reshape")  # a sequence of pixels as rows and columns
+        if split is not None and rank > 3 and split.args[0].struct_info.ndim == 3:
+            batch, channels, *sizes = shape(image)
+            made = self._call(split.args[0], "relax.permute_dims")
+            analyzer = arith.Analyzer()
+            kept = all(map(analyzer.can_prove_equal, (batch, channels), shape(split.args[0])[:2]))
+            if made is not None and permuted_axes(made) == channels_second(3) and kept:
+                return self._emit(op.reshape(made.args[0], (batch, *sizes, channels)))
+        return self._emit(op.permute_dims(image, channels_last(rank)))
+
+    def _twin(self, expr: relax.Expr) -> relax.Expr | None:
+        made = self._call(expr, "relax.permute_dims")
+        if made is None or made.args[0] not in self.made:
+            return None
+        return made.args[0] if permuted_axes(made) == channels_second(made.args[0].struct_info.ndim) else None
+
+    def _call(self, expr: relax.Expr, name: str) -> relax.Call | None:
+        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        return value if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name else None
+
+    def _emit(self, value: relax.Expr) -> relax.Var:
+        return self.builder_.emit(value)
+
+
+def _known_product(sizes: Sequence[tirx.PrimExpr]) -> int:
+    """The product of the sizes that are numbers."""
+    return prod(size for size in map(static, sizes) if size is not None)

@@ -1,0 +1,104 @@
+"""Operators that compute the same of tensors whose channels stand last as of those where they stand second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import arith, relax
+from tvm.ir import Op
+from tvm.relax import op
+
+from tkc.passes.graph.bindings import has_known_shape, shape, static
+
+_ELEMENTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("abs", "astype", "clip", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt", "square"),
+        *("tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus"),
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
+    )
+)
+_POOLING = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.nn.adaptive_avg_pool2d"})
+
+Twin = Callable[[relax.Expr], relax.Expr | None]
+"""The same tensor with its channels last, if it is there."""
+Emit = Callable[[relax.Expr], relax.Expr]
+
+
+def channels_last(rank: int) -> list[int]:
+    """The permutation of ``[batch, channels, ...]`` to ``[batch, ..., channels]``."""
+    return [0, *range(2, rank), 1]
+
+
+def channels_second(rank: int) -> list[int]:
+    """The permutation of ``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def with_channels_last(call: relax.Call, twin: Twin, emit: Emit) -> relax.Expr | None:
+    """``call``, whose channels are second, with them last; ``None`` where it has no operand that is, or another form.
+
+    Operands of one channel axis alone (biases) are brought to ``[channels]``, which broadcasts along the last axis.
+    """
+    if not isinstance(call.op, Op) or not any(twin(arg) is not None for arg in call.args):
+        return None
+    if call.op.name in _ELEMENTWISE:
+        return _elementwise(call, twin, emit)
+    if call.op.name in _POOLING:
+        return _pooled(call, twin)
+    if call.op.name == "relax.mean":
+        return _mean(call, twin(call.args[0]))
+    if call.op.name == "relax.reshape":
+        return _merged(call, twin)
+    return None
+
+
+def _elementwise(call: relax.Call, twin: Twin, emit: Emit) -> relax.Expr | None:
+    args = [_operand(arg, call.struct_info.ndim, twin, emit) for arg in call.args]
+    return None if None in args else relax.Call(call.op, args, call.attrs)
+
+
+def _operand(arg: relax.Expr, rank: int, twin: Twin, emit: Emit) -> relax.Expr | None:
+    """``arg``, which broadcasts to a tensor of ``rank`` axes, with channels last."""
+    if not isinstance(arg.struct_info, relax.TensorStructInfo) or arg.struct_info.ndim == 0:
+        return arg
+    if (found := twin(arg)) is not None:
+        return found if found.struct_info.ndim == rank else None
+    if not has_known_shape(arg):
+        return None
+    dims = shape(arg)
+    aligned = [1] * (rank - len(dims)) + list(dims)
+    if all(static(dim) == 1 for axis, dim in enumerate(aligned) if axis != 1):
+        return emit(op.reshape(arg, (aligned[1],)))
+    if len(dims) < rank:
+        return None
+    return emit(op.permute_dims(arg, channels_last(rank)))
+
+
+def _pooled(call: relax.Call, twin: Twin) -> relax.Expr | None:
+    """Pooling of 2-d images."""
+    attrs, image = call.attrs, twin(call.args[0])
+    if (attrs.layout, attrs.out_layout) != ("NCHW", "NCHW"):
+        return None
+    if call.op.name == "relax.nn.adaptive_avg_pool2d":
+        return op.nn.adaptive_avg_pool2d(image, attrs.output_size, "NHWC")
+    pool = op.nn.max_pool2d if call.op.name == "relax.nn.max_pool2d" else op.nn.avg_pool2d
+    window = (list(attrs.pool_size), list(attrs.strides), list(attrs.padding), list(attrs.dilation))
+    return pool(image, *window, attrs.ceil_mode, attrs.count_include_pad, "NHWC")
+
+
+def _mean(call: relax.Call, image: relax.Expr) -> relax.Expr | None:
+    """The mean of each channel, its axes kept."""
+    rank = image.struct_info.ndim
+    axes = [] if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
+    if axes != list(range(2, rank)) or not call.attrs.keepdims:
+        return None
+    return op.mean(image, [axis - 1 for axis in axes], keepdims=True)
+
+
+def _merged(call: relax.Call, twin: Twin) -> relax.Expr | None:
+    """``[batch, channels, rows, columns]`` as ``[batch, channels, pixels]``."""
+    image = twin(call.args[0])
+    before, after = shape(call.args[0]), shape(call)
+    kept = len(after) == 3 and all(map(arith.Analyzer().can_prove_equal, before[:2], after[:2]))
+    return op.reshape(image, (after[0], after[2], after[1])) if kept else None

@@ -1,0 +1,1 @@
+"""What the rest of a graph goes through on its way to TensorIR and to the virtual machine."""

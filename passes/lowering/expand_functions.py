@@ -1,0 +1,72 @@
+"""Writes functions that TVM's vector code for the CPU lacks, or leaves out, by those that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tkc.passes.graph.rewriting import rewritten
+
+# Below this, the difference of e^x and e^-x has lost too many digits, and six terms of the series have them all.
+_SMALL = 1.0
+
+
+@tvm.transform.module_pass(opt_level=0, name="ExpandFunctions")
+class ExpandFunctions:
+    """Replaces ``tan``, ``sinh`` and ``cosh``, which come out wrong, or not at all, where a loop is vectorized."""
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` without these functions."""
+        return rewritten(module, _Expanding)
+
+
+@mutator
+class _Expanding(PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        expand = _EXPANSIONS.get(call.op.name) if isinstance(call.op, Op) else None
+        # In float64 the six terms are too few: those call the C library (``number_legalization``).
+        return (
+            call
+            if expand is None or call.struct_info.dtype == "float64"
+            else self.builder_.normalize(expand(call.args[0]))
+        )
+
+
+def _tan(x: relax.Expr) -> relax.Expr:
+    """The quotient of sine and cosine, in which LLVM must not see that it is one, or makes it the tangent again."""
+    cosine, zero = relax.op.cos(x), relax.const(0, x.struct_info.dtype)
+    return relax.op.divide(relax.op.sin(x), relax.op.where(relax.op.equal(cosine, zero), zero, cosine))
+
+
+def _cosh(x: relax.Expr) -> relax.Expr:
+    return _half(x, relax.op.add(relax.op.exp(x), relax.op.exp(relax.op.negative(x))))
+
+
+def _sinh(x: relax.Expr) -> relax.Expr:
+    """Half the difference of e^x and e^-x, or for small x its series x + x³/3! + x⁵/5! + ..."""
+    dtype = x.struct_info.dtype
+    square, series = relax.op.multiply(x, x), relax.const(1, dtype)
+    for product in (110, 72, 42, 20, 6):  # (2n)(2n + 1), from the last term to the first
+        series = relax.op.add(
+            relax.const(1, dtype), relax.op.multiply(relax.op.divide(square, relax.const(product, dtype)), series)
+        )
+    large = _half(x, relax.op.subtract(relax.op.exp(x), relax.op.exp(relax.op.negative(x))))
+    is_small = relax.op.less(relax.op.abs(x), relax.const(_SMALL, dtype))
+    return relax.op.where(is_small, relax.op.multiply(x, series), large)
+
+
+def _half(x: relax.Expr, total: relax.Expr) -> relax.Expr:
+    return relax.op.multiply(total, relax.const(0.5, x.struct_info.dtype))
+
+
+_EXPANSIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {
+    "relax.cosh": _cosh,
+    "relax.sinh": _sinh,
+    "relax.tan": _tan,
+}

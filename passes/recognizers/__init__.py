@@ -1,0 +1,1 @@
+"""What subgraphs mean: readers that several rules share."""

@@ -1,0 +1,129 @@
+"""Products of two batches of matrices to the ``matmul.batched`` kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm.relax.dpl import is_op, wildcard
+
+from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.passes.graph.bindings import Graph, dtype, permuted_axes, shape, static
+from tkc.passes.graph.layout import product, restored
+from tkc.passes.rules.matmul import has_one_weight, unfit
+from tkc.passes.rules.rule import KernelCall, KernelFloat, Match, Refusal, Rule, is_kernel_float, unfit_dtype
+
+_LEFT, _RIGHT = wildcard(), wildcard()
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """``expr [*batch, rows, columns]``."""
+
+    expr: relax.Expr
+    batch: tuple[tirx.PrimExpr, ...]
+    rows: tirx.PrimExpr
+    columns: tirx.PrimExpr
+
+
+def _check(match: Match) -> KernelCall | Refusal | None:
+    graph = match.graph
+    if unfit(graph, match.root) is not None or has_one_weight(graph, match.root):
+        return None  # the rule of products with one weight takes those, or says why not
+    operands = _before_widening(graph, match["left"], match["right"])
+    if isinstance(operands, Refusal):
+        return operands
+    a, b, name = operands
+    var = _narrowed(graph, match.var)
+    out = dtype(var)
+    if not is_kernel_float(out):
+        return unfit_dtype(out)
+    left, (right, transposed) = _matrices(a), _untransposed(graph, b)
+    *batch, m, n = shape(var)
+    own = _own_axes(batch, right.batch)
+    shared = batch[own:]
+    each = [*batch[:own], *(tirx.IntImm("int64", 1) for _ in shared)]
+    if not (_broadcasts(graph, left.batch, batch) and _broadcasts(graph, right.batch, each)):
+        return Refusal("the batches of its operands may differ in size")
+    parameters = BatchedMatmulParameters(
+        n=static(n),
+        k=static(left.columns),
+        dtype=name,
+        layout="nk" if transposed else "kn",
+        out_dtype=None if out == name else out,
+    )
+    inputs = (
+        relax.op.reshape(_broadcast(graph, left, batch), (product(each), product((*shared, m)), left.columns)),
+        relax.op.reshape(_broadcast(graph, right, each), (product(each), right.rows, right.columns)),
+    )
+    return KernelCall(parameters, inputs, {var: restored(0, var)})
+
+
+def _before_widening(
+    graph: Graph, a: relax.Expr, b: relax.Expr
+) -> tuple[relax.Expr, relax.Expr, KernelFloat] | Refusal:
+    """The operands and their dtype, before both were only widened: the kernel sums in float32."""
+    for left, right in ((graph.before_widening(a), graph.before_widening(b)), (a, b)):
+        if left is not None and right is not None and dtype(left) == dtype(right) and is_kernel_float(dtype(left)):
+            return left, right, dtype(left)
+    return Refusal(f"it multiplies {dtype(a)} by {dtype(b)}")
+
+
+def _narrowed(graph: Graph, var: relax.Var) -> relax.Var:
+    """What holds the product in 16 bits, if that is all that is read of it, or ``var``, which holds it as it is."""
+    users = graph.users(var)
+    cast = graph.call(users[0], "relax.astype") if len(users) == 1 else None
+    return users[0] if cast is not None and dtype(cast) in ("float16", "bfloat16") else var
+
+
+def _matrices(expr: relax.Expr) -> _Matrices:
+    *batch, rows, columns = shape(expr)
+    return _Matrices(expr, tuple(batch), rows, columns)
+
+
+def _untransposed(graph: Graph, expr: relax.Expr) -> tuple[_Matrices, bool]:
+    """The matrices, or, if they are transposed ones of what lies in memory row by row, those, and whether they are.
+
+    Of a permutation that moves further axes, the rest remains to be done.
+    """
+    matrices, call = _matrices(expr), graph.call(expr, "relax.permute_dims")
+    axes = [] if call is None else permuted_axes(call)
+    if call is None or axes[-2] != len(axes) - 1:
+        return matrices, False
+    rest = [*axes[:-2], axes[-1], axes[-2]]
+    source = call.args[0] if rest == sorted(rest) else relax.op.permute_dims(call.args[0], rest)
+    return _Matrices(source, matrices.batch, matrices.columns, matrices.rows), True
+
+
+def _own_axes(batch: Sequence[tirx.PrimExpr], right: Sequence[tirx.PrimExpr]) -> int:
+    """How many axes of ``batch`` the right operand, whose batch is ``right``, has matrices of its own for.
+
+    For all that follow, it has one matrix, and their rows are further rows of one product.
+    """
+    ones = 0
+    while ones < len(batch) and (ones >= len(right) or static(right[-1 - ones]) == 1):
+        ones += 1
+    return len(batch) - ones
+
+
+def _broadcasts(graph: Graph, sizes: Sequence[tirx.PrimExpr], batch: Sequence[tirx.PrimExpr]) -> bool:
+    """Whether ``sizes`` are sure to broadcast to ``batch``."""
+    aligned = zip(reversed(sizes), reversed(batch), strict=False)
+    return all(static(size) == 1 or graph.equal(size, wanted) for size, wanted in aligned)
+
+
+def _broadcast(graph: Graph, matrices: _Matrices, batch: Sequence[tirx.PrimExpr]) -> relax.Expr:
+    """The matrices for each entry of ``batch``: copies, where one has to do for several."""
+    if graph.equal(product(matrices.batch), product(batch)):
+        return matrices.expr
+    return relax.op.broadcast_to(matrices.expr, (*batch, matrices.rows, matrices.columns))
+
+
+BATCHED_MATMUL = Rule(
+    name="batched matrix product",
+    kernel="matmul.batched",
+    pattern=is_op("relax.matmul")(_LEFT, _RIGHT),
+    parts={"left": _LEFT, "right": _RIGHT},
+    check=_check,
+)

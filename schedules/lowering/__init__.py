@@ -1,0 +1,1 @@
+"""From a scheduled function to one that code is generated from."""

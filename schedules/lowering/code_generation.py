@@ -1,0 +1,27 @@
+"""What a scheduled function still goes through before code is generated from it."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from tkc.kernels.target import Target
+from tkc.schedules.lowering.bfloat16_arithmetic import compute_in_float32
+from tkc.schedules.lowering.byte_intermediates import store_bytes
+from tkc.schedules.lowering.data_conditions import hide_conditions
+from tkc.schedules.lowering.float_algebra import guard_floats
+from tkc.schedules.lowering.index_divisions import hide_failing_divisions
+from tkc.schedules.lowering.launch_guards import guard_empty_launches
+from tkc.schedules.lowering.long_sums import sum_in_parts, sum_threads_in_parts
+from tkc.schedules.lowering.scalar_calls import scalar_where_called
+from tkc.schedules.lowering.vector_math import compare_for_nan, vectorize_math
+from tkc.schedules.lowering.wide_intermediates import widen_intermediates
+
+
+def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
+    if target.is_cuda:
+        func = hide_conditions(guard_floats(sum_threads_in_parts(widen_intermediates(func))))
+        return guard_empty_launches(hide_failing_divisions(func))
+    func = sum_in_parts(compute_in_float32(store_bytes(func)))
+    func = hide_conditions(guard_floats(compare_for_nan(vectorize_math(func))))
+    return hide_failing_divisions(scalar_where_called(func))

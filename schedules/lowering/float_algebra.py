@@ -1,0 +1,55 @@
+"""Arithmetic of floats that TVM's simplifier would change as if there were no NaN, infinity or rounding.
+
+TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with the constant zero, or its quotient, for
+zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). A quotient by the constant zero it does not take at
+all. It takes ``x == x`` for true, too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from tkc.schedules.lowering.pure_functions import register_pure
+
+_NODES = [f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div")]
+
+
+_GUARD = register_pure("tkc.guard")
+
+
+def guard_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with guards around what the simplifier must not see of floats' arithmetic.
+
+    :func:`unguarded` takes them off again.
+    """
+    return func.with_body(ir_transform(func.body, None, _guarded, _NODES))
+
+
+def with_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``expr`` as :func:`guard_floats` writes it."""
+    return ir_transform(tirx.Evaluate(expr), None, _guarded, _NODES).value
+
+
+def unguarded(call: tirx.Call) -> tirx.PrimExpr | None:
+    """What :func:`guard_floats` put a guard around; ``None`` for any other call."""
+    return call.args[0] if call.op.same_as(_GUARD) else None
+
+
+def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    if "float" not in expr.a.dtype:
+        return None
+    if isinstance(expr, tirx.Sub):
+        return tirx.Sub(expr.a, _guard(expr.b))
+    return type(expr)(_guard_zero(expr.a), _guard_zero(expr.b))
+
+
+def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    value = expr
+    while isinstance(value, tirx.Broadcast | tirx.Cast):  # what casts a constant becomes one
+        value = value.value
+    return _guard(expr) if isinstance(value, tirx.FloatImm | tirx.IntImm) and value.value == 0 else expr
+
+
+def _guard(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tirx.call_intrin(expr.dtype, _GUARD, expr)

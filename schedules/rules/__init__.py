@@ -1,0 +1,1 @@
+"""Schedules by rule: one kind of function a file."""

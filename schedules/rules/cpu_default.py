@@ -1,0 +1,207 @@
+"""Everything on the CPU that is no matrix product: rows or chunks in parallel, vectors along contiguous dimensions.
+
+Reductions along the contiguous dimension keep one partial result a vector lane and join them at the end. Blocks that
+walk the same rows (softmax, the norms) are done row by row, so that a row stays in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import arith, s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from tkc.schedules.blocks import (
+    child_blocks,
+    inline_injective,
+    is_injective,
+    is_reduction,
+    iterator_kinds,
+    loop_kinds,
+    partition_tail,
+    reads_along,
+    static,
+)
+from tkc.schedules.rules.cpu_matmul import is_matmul, schedule_matmul
+from tkc.schedules.rules.merge_reductions import merge_reductions
+from tkc.schedules.rules.pad_reduction import pad_reductions
+from tkc.schedules.target import vector_lanes
+
+# Waking the other cores costs microseconds; below this many elements one core is done sooner.
+_SERIAL_ELEMENTS = 4096
+# What a core takes at a time of a dimension that is split for parallelism.
+_CHUNK_VECTORS = 64
+# Counts as this many rows when the number is known only at run time.
+_MANY_ROWS = 1024
+
+
+def schedule_cpu_matmul(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """Schedule a function that holds matrix products, and whatever else it holds; ``None`` if there are none."""
+    sch = _normalized(func, target)
+    if sch is None:
+        return None
+    products = [block for block in child_blocks(sch) if is_matmul(sch.get(block))]
+    if not products:
+        return None
+    for block in products:
+        schedule_matmul(sch, block, target)
+    return _schedule_rest(sch, target)
+
+
+def schedule_cpu_default(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """Schedule a function of elementwise, gathering and reducing blocks; ``None`` if a block is of another kind."""
+    sch = _normalized(func, target)
+    return None if sch is None else _schedule_rest(sch, target)
+
+
+def _normalized(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """A schedule of ``func`` in which each block's loops are its iterators; ``None`` if it has no such form."""
+    sch = s_tir.Schedule(func)
+    if normalize_prim_func(sch) is None:
+        return None
+    blocks = [sch.get(block) for block in child_blocks(sch)]
+    if not blocks or not all(is_injective(block) or is_reduction(block) for block in blocks):
+        return None
+    lanes = 2 * vector_lanes(target, "float32")
+    merged = merge_reductions(sch.mod["main"], lanes, is_matmul)
+    return s_tir.Schedule(pad_reductions(merged, lanes, is_matmul))
+
+
+def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:
+    """``sch`` with every block that is not yet parallel scheduled too."""
+    inline_injective(sch, [block for block in child_blocks(sch) if not _is_parallel(sch, block)])
+    blocks = [block for block in child_blocks(sch) if not _is_parallel(sch, block)]
+    together = _schedule_together(sch, blocks, target) if len(blocks) > 1 else None
+    if together is not None:
+        return together
+    for block in blocks:
+        _schedule_rows(sch, [block], _row_loops(sch, block), target)
+    return sch
+
+
+def _is_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    return any(sch.get(loop).kind == tirx.ForKind.PARALLEL for loop in sch.get_loops(block))
+
+
+def _schedule_together(sch: s_tir.Schedule, blocks: list[SBlockRV], target: Target) -> s_tir.Schedule | None:
+    """The schedule with ``blocks`` computed row by row in one loop; ``None`` if they share no rows."""
+    rows = _common_rows(sch, blocks)
+    if not rows:
+        return None
+    attempt = sch.copy()
+    try:
+        _schedule_rows(attempt, blocks, rows, target)
+    except s_tir.ScheduleError:  # several results, or one block needs more than the same row of another
+        return None
+    return attempt
+
+
+def _row_loops(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many leading loops count rows: the spatial ones, but not the one that vectors run along."""
+    leading = _leading_spatial(sch, block)
+    return leading if _reduces_along_vectors(sch.get(block)) else max(leading - 1, 0)
+
+
+def _leading_spatial(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    kinds = iterator_kinds(sch.get(block))
+    return len(kinds) - len(kinds.lstrip("S"))
+
+
+def _reduces_along_vectors(block: tirx.SBlock) -> bool:
+    """Whether what is reduced lies contiguous along the last reduction iterator, and not along the last spatial one."""
+    kinds = iterator_kinds(block)
+    if not kinds.endswith("R"):
+        return False
+    return reads_along(block, -1) and ("S" not in kinds or not reads_along(block, kinds.rindex("S"), across=-1))
+
+
+def _common_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
+    """How many leading row loops all ``blocks`` share, judged by their extents.
+
+    A result of one element a row (a mean, say) has only row loops, so reductions decide, if there are any.
+    """
+    analyzer = arith.Analyzer()
+    reductions = [block for block in blocks if is_reduction(sch.get(block))]
+    most = min(_row_loops(sch, block) for block in reductions or blocks)
+    rows = [[sch.get(loop).extent for loop in sch.get_loops(block)[: _leading_spatial(sch, block)]] for block in blocks]
+    common = 0
+    for extents in list(zip(*rows, strict=False))[:most]:
+        if not all(analyzer.can_prove_equal(extents[0], extent) for extent in extents):
+            break
+        common += 1
+    return common
+
+
+def _schedule_rows(sch: s_tir.Schedule, blocks: list[SBlockRV], rows: int, target: Target) -> None:
+    """Compute ``blocks`` inside the first ``rows`` loops of the last one, those in parallel, with vectors inside."""
+    lanes = vector_lanes(target, "float32")
+    worth_parallel = any(_elements(sch, block) > _SERIAL_ELEMENTS for block in blocks)
+    stages = [stage for block in blocks for stage in _split_reduction(sch, block, 2 * lanes)]
+    *producers, last = stages
+    row = _row_loop(sch, last, rows, lanes, target)
+    if worth_parallel:
+        sch.parallel(row)
+    for stage in reversed(producers):
+        sch.compute_at(stage, row, preserve_unit_loops=True)
+    for stage in stages:
+        _vectorize(sch, stage, lanes)
+
+
+def _elements(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    return math.prod(static(sch.get(loop).extent) or _MANY_ROWS for loop in sch.get_loops(block))
+
+
+def _split_reduction(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[SBlockRV]:
+    """The block as two: a partial result in each of ``lanes`` lanes, and their join; or as it is."""
+    statement = sch.get(block)
+    if not _reduces_along_vectors(statement) or not isinstance(statement.body, tirx.BufferStore):
+        return [block]
+    innermost = sch.get_loops(block)[-1]
+    extent = sch.get(innermost).extent
+    if static(extent) == lanes or not arith.Analyzer().can_prove_equal(tirx.floormod(extent, lanes), 0):
+        return [block]
+    _, lane = sch.split(innermost, [None, lanes])
+    return [sch.rfactor(lane, len(statement.writes[0].region)), block]
+
+
+def _row_loop(sch: s_tir.Schedule, block: SBlockRV, rows: int, lanes: int, target: Target) -> LoopRV:
+    """One loop over the rows of ``block``; over chunks of its rows where there are too few for every core."""
+    loops = sch.get_loops(block)
+    if not loops:
+        return sch.add_unit_loop(block)
+    count = math.prod(static(sch.get(loop).extent) or _MANY_ROWS for loop in loops[:rows])
+    kinds = loop_kinds(sch, block)
+    outer = loops[:rows]
+    few = count < 4 * int(target.attrs.get("num-cores", 1))
+    # One element is no vector: its lanes would all be that element, and TVM fails on variables bound in such a value.
+    if few and rows < len(loops) and kinds[rows] == "S" and static(sch.get(loops[rows]).extent) != 1:
+        chunks, _ = sch.split(loops[rows], [None, _CHUNK_VECTORS * lanes])
+        outer.append(chunks)
+    return sch.fuse(*outer) if outer else sch.add_unit_loop(loops[0])
+
+
+def _vectorize(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
+    """Run vectors along the last spatial loop of a row, inside the reduction if there is one."""
+    _, *loops = sch.get_loops(block)
+    _, *kinds = loop_kinds(sch, block)
+    reductions = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
+    spatial = [
+        loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S" and static(sch.get(loop).extent) != 1
+    ]
+    if not spatial:
+        if any(static(sch.get(loop).extent) is None for loop in reductions):
+            # Of no elements at a call, too, there is a sum: it begins before the loop, not in its first step.
+            sch.decompose_reduction(block, reductions[0])
+        return
+    vectors = [spatial[-1]]
+    extent = static(sch.get(spatial[-1]).extent)
+    if extent is None or extent > 2 * lanes:
+        vectors = sch.split(spatial[-1], [None, lanes])
+        partition_tail(sch, block, vectors[0])
+    sch.vectorize(vectors[-1])
+    if reductions:
+        sch.reorder(*reductions, *vectors)
+        partition_tail(sch, block, reductions[-1])
+        sch.decompose_reduction(block, reductions[0])

@@ -1,0 +1,1 @@
+"""Finding out what went wrong: where a compilation failed, and where a compiled model differs from its source."""

@@ -1,0 +1,44 @@
+"""The source model itself, run as its own framework runs it: what a compiled model is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tkc.errors import UsageError
+
+
+def run_source(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The flattened outputs of a ``.pt2`` (by PyTorch) or ``.onnx`` model (by ONNX's reference evaluator) on the CPU.
+
+    ``inputs`` are the flattened tensor inputs in the signature's order.
+    """
+    if not model.is_file():
+        raise UsageError(f"there is no model file {model}")
+    if model.suffix == ".pt2":
+        return _run_exported(torch.export.load(model), inputs)
+    if model.suffix == ".onnx":
+        return _run_onnx(model, inputs)
+    raise UsageError(f"{model.name} is neither .pt2 nor .onnx, so there is nothing to compare with")
+
+
+def _run_exported(program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    from tkc.frontend.torch.importer import exported_signature
+
+    remaining = iter(inputs)
+    leaves = [leaf.value if hasattr(leaf, "value") else next(remaining) for leaf in exported_signature(program).leaves]
+    args, kwargs = pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+    with torch.no_grad():
+        result = program.module()(*args, **kwargs)
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _run_onnx(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(str(model))
+    feeds = {name: tensor.numpy() for name, tensor in zip(evaluator.input_names, inputs, strict=True)}
+    return [torch.from_numpy(output) for output in evaluator.run(None, feeds)]

@@ -1,0 +1,38 @@
+"""ONNX operators as Relax: those that Apache TVM's importer lacks, or has with less than the standard asks for."""
+
+from __future__ import annotations
+
+from tkc.frontend.onnx.converters import (
+    attention,
+    creation,
+    elementwise,
+    indexing,
+    normalization,
+    ordering,
+    pooling,
+    quantization,
+    reductions,
+    resize,
+    shapes,
+)
+from tkc.frontend.onnx.converters.shared import Converter
+from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN
+
+CONVERTERS: dict[tuple[str, str], Converter] = {
+    ("", name): converter
+    for table in (
+        shapes.CONVERTERS,
+        creation.CONVERTERS,
+        indexing.CONVERTERS,
+        ordering.CONVERTERS,
+        elementwise.CONVERTERS,
+        reductions.CONVERTERS,
+        normalization.CONVERTERS,
+        pooling.CONVERTERS,
+        resize.CONVERTERS,
+        attention.CONVERTERS,
+        quantization.CONVERTERS,
+    )
+    for name, converter in table.items()
+} | {(MICROSOFT_DOMAIN, name): converter for name, converter in indexing.MICROSOFT_CONVERTERS.items()}
+"""The converter of each operator, by domain and name."""

@@ -1,0 +1,205 @@
+"""Operators that read and write elements of a tensor by their indices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+
+from tkc.frontend.onnx.converters.shared import (
+    Converted,
+    Converter,
+    is_number,
+    normalized_axis,
+    scalar,
+    size_scalar,
+    size_vector,
+    with_inputs,
+)
+from tkc.frontend.onnx.graph import ConversionError, Node, Value
+from tkc.frontend.onnx.sizes import Size
+
+
+@dataclass(frozen=True)
+class Indices:
+    """Indices counted from the front and brought into range, and which of them were in range (None: all are)."""
+
+    tensor: relax.Expr
+    inside: relax.Expr | None
+
+
+def _bounded(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
+    """An input's indices into axes of these sizes: one axis, or one for each element of the last dimension.
+
+    Indices that are constants are checked here; :mod:`tkc.frontend.indices` says when those of the running model are.
+    They are brought into range, so that nothing outside of a tensor is read or written.
+    """
+    value = node.value(position)
+    known = None if value is None or value.known is None or value.known.symbolic else value.known.values
+    if known is not None and all(isinstance(size, int) for size in sizes):
+        return Indices(_checked(known, sizes), None)
+    indices, dtype = node.tensor(position), node.dtype(position)
+    _note(node, indices, sizes)
+    length = size_scalar(node, sizes[0], dtype) if len(sizes) == 1 else size_vector(node, sizes)
+    if length.struct_info.dtype != dtype:
+        length = node.emit(relax.op.astype(length, dtype))
+    zero = scalar(0, dtype)
+    indices = node.emit(relax.op.where(relax.op.less(indices, zero), relax.op.add(indices, length), indices))
+    inside = relax.op.logical_and(relax.op.greater_equal(indices, zero), relax.op.less(indices, length))
+    last = relax.op.subtract(length, scalar(1, dtype))
+    return Indices(node.emit(relax.op.minimum(relax.op.maximum(indices, zero), last)), node.emit(inside))
+
+
+def _note(node: Node, indices: relax.Expr, sizes: Sequence[Size]) -> None:
+    """Have the indices checked: as a whole where all axes are of one size, else those of each axis by themselves."""
+    if all(_same(node, size, sizes[0]) for size in sizes[1:]):
+        node.note_indices(indices, sizes[0])
+        return
+    last = indices.struct_info.ndim - 1
+    for axis, size in enumerate(sizes):
+        node.note_indices(node.emit(relax.op.strided_slice(indices, [last], [axis], [axis + 1])), size)
+
+
+def _same(node: Node, left: Size, right: Size) -> bool:
+    return is_number(node.algebra.simplify(left - right), 0)
+
+
+def _checked(indices: np.ndarray, sizes: Sequence[Size]) -> relax.Expr:
+    # Of one axis the size is a number: an array of one would give an index without dimensions an axis.
+    limits = np.int64(sizes[0]) if len(sizes) == 1 else np.array(sizes, "int64")
+    outside = (indices < -limits) | (indices >= limits)
+    if outside.any():
+        raise ConversionError(f"has index {indices[outside][0]} for an axis of size {', '.join(map(str, sizes))}")
+    counted = np.where(indices < 0, indices + limits, indices).astype(indices.dtype)
+    return relax.const(counted, str(indices.dtype))
+
+
+def _or_nan(node: Node, result: relax.Expr, inside: relax.Expr | None) -> relax.Expr:
+    """What was read, but NaN where the index was out of range, so that the mistake shows, for types that have NaN."""
+    dtype = node.dtype(0)
+    if inside is None or "float" not in dtype or dtype.startswith("float8"):
+        return result
+    return relax.op.where(inside, node.emit(result), scalar(np.nan, dtype))
+
+
+def _gather(node: Node) -> Converted:
+    axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    indices = _bounded(node, 1, [node.shape(0)[axis]])
+    result = relax.op.take(node.tensor(0), indices.tensor, axis, mode="clip")
+    inside, behind = indices.inside, node.rank(0) - axis - 1
+    if inside is not None and behind:
+        inside = node.emit(relax.op.reshape(inside, [*node.shape(1), *[1] * behind]))
+    return _or_nan(node, result, inside)
+
+
+def _gather_elements(node: Node) -> Converted:
+    axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    indices = _bounded(node, 1, [node.shape(0)[axis]])
+    return _or_nan(node, relax.op.gather_elements(node.tensor(0), indices.tensor, axis), indices.inside)
+
+
+def _gather_nd(node: Node) -> Converted:
+    batch = node.attribute("batch_dims", 0)
+    depth = _depth(node)
+    indices = _bounded(node, 1, node.shape(0)[batch : batch + depth])
+    result = relax.op.gather_nd(node.tensor(0), indices.tensor, batch)
+    inside = indices.inside
+    if inside is not None:
+        inside = relax.op.min(relax.op.astype(inside, "int8"), -1)
+        kept = [1] * (node.rank(0) - batch - depth)
+        inside = relax.op.astype(node.emit(relax.op.reshape(inside, [*node.shape(1)[:-1], *kept])), "bool")
+    return _or_nan(node, result, inside)
+
+
+def _depth(node: Node) -> int:
+    """How many axes each index of GatherND or ScatterND goes into."""
+    depth = node.shape(1)[-1]
+    if not isinstance(depth, int):
+        raise ConversionError("needs the last dimension of its indices to be fixed")
+    return depth
+
+
+def _scatter_elements(node: Node) -> Converted:
+    axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    indices = _bounded(node, 1, [node.shape(0)[axis]]).tensor
+    return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
+
+
+def _scatter_nd(node: Node) -> Converted:
+    indices = _bounded(node, 1, node.shape(0)[: _depth(node)]).tensor
+    return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
+
+
+def _max_unpool(node: Node) -> Converted:
+    """Each number at its index in a flat tensor of zeros, at the end of which an explicit shape adds more zeros."""
+    shape = _pooled_shape(node)
+    size = node.algebra.product(shape)
+    data = node.emit(relax.op.reshape(node.tensor(0), [-1]))
+    indices = node.emit(relax.op.reshape(node.emit(_bounded(node, 1, [size]).tensor), [-1]))
+    zeros = node.emit(relax.op.zeros([size], node.dtype(0)))
+    result = node.emit(relax.op.reshape(node.emit(relax.op.scatter_elements(zeros, indices, data, 0)), shape))
+    given = node.constant(2, "its output shape")
+    if given is None:
+        return result
+    missing = [node.algebra.simplify(new - old) for new, old in zip(given.tolist(), shape, strict=True)]
+    if not all(isinstance(width, int) and width >= 0 for width in missing):
+        raise ConversionError(f"makes shape {given.tolist()} of {shape}, which does not fit")
+    return relax.op.nn.pad(result, [n for width in missing for n in (0, width)])
+
+
+def _pooled_shape(node: Node) -> list[Size]:
+    """The shape that was pooled, as far as the attributes tell."""
+    shape, kernel = node.shape(0), node.attribute("kernel_shape")
+    rank = len(kernel)
+    strides, pads = node.attribute("strides", [1] * rank), node.attribute("pads", [0] * 2 * rank)
+    spatial = [
+        node.algebra.simplify((size - 1) * strides[i] + kernel[i] - pads[i] - pads[rank + i])
+        for i, size in enumerate(shape[2:])
+    ]
+    return [*shape[:2], *spatial]
+
+
+def _embed_layer_normalization(node: Node) -> Converted:
+    """ONNX Runtime's sum of embeddings, with the identifiers brought into range."""
+    inputs = list(node.inputs)
+    for ids, table in ((0, 2), (1, 4), (8, 3)):
+        if node.has(ids) and node.has(table):
+            inputs[ids] = Value(expression=node.emit(_bounded(node, ids, node.shape(table)[:1]).tensor))
+    return dataclasses.replace(node, inputs=inputs).stock()
+
+
+def _trilu(node: Node) -> Converted:
+    offset = node.sizes(1) or [0]
+    upper = bool(node.attribute("upper", 1))
+    if node.has(1) and node.sizes(1) is None:
+        return _trilu_at_run_time(node, upper)
+    if not isinstance(offset[0], int):
+        raise ConversionError("needs its diagonal to be a constant")
+    return (relax.op.triu if upper else relax.op.tril)(node.tensor(0), offset[0])
+
+
+def _trilu_at_run_time(node: Node, upper: bool) -> Converted:
+    rows, columns = node.shape(0)[-2:]
+    row = node.emit(relax.op.reshape(relax.op.arange(0, rows, 1, "int64"), [rows, 1]))
+    column = node.emit(relax.op.arange(0, columns, 1, "int64"))
+    distance = relax.op.subtract(relax.op.subtract(column, row), node.tensor(1))
+    keep = (relax.op.greater_equal if upper else relax.op.less_equal)(distance, scalar(0, "int64"))
+    return relax.op.where(keep, node.tensor(0), scalar(0, node.dtype(0)))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "MaxUnpool": _max_unpool,
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Trilu": _trilu,
+}
+
+MICROSOFT_CONVERTERS: dict[str, Converter] = {"EmbedLayerNormalization": _embed_layer_normalization}
+"""Those of ONNX Runtime."""

@@ -1,0 +1,95 @@
+"""Batch, layer and RMS normalization."""
+
+from __future__ import annotations
+
+import onnx
+from tvm import relax
+
+from tkc.frontend.onnx.converters.shared import (
+    Converted,
+    Converter,
+    normalized_axis,
+    scalar,
+)
+from tkc.frontend.onnx.graph import ConversionError, Node
+
+
+def _batch_normalization(node: Node) -> Converted:
+    if not node.attribute("training_mode", 0):
+        if node.wants(1) or not node.attribute("spatial", 1):
+            raise ConversionError("is in training mode, or normalizes each position by itself; export for inference")
+        return [relax.TupleGetItem(node.emit(node.stock()), 0)]
+    dtype, momentum = node.dtype(0), node.attribute("momentum", 0.9)
+    data = node.emit(relax.op.astype(node.tensor(0), "float32"))
+    axes = [axis for axis in range(node.rank(0)) if axis != 1]
+    mean = node.emit(relax.op.mean(data, axes, True))
+    centered = node.emit(relax.op.subtract(data, mean))
+    variance = node.emit(relax.op.mean(relax.op.multiply(centered, centered), axes, True))
+    deviation = relax.op.rsqrt(relax.op.add(variance, scalar(node.attribute("epsilon", 1e-5), "float32")))
+    scale, bias = (_per_channel(node, position) for position in (1, 2))
+    result = relax.op.add(relax.op.multiply(relax.op.multiply(centered, deviation), scale), bias)
+    running = (
+        _moving_average(node, position, statistic, momentum) for position, statistic in ((3, mean), (4, variance))
+    )
+    return [node.emit(relax.op.astype(result, dtype)), *running]
+
+
+def _per_channel(node: Node, position: int) -> relax.Expr:
+    sizes = [node.shape(position)[0] if axis == 1 else 1 for axis in range(node.rank(0))]
+    return relax.op.reshape(relax.op.astype(node.tensor(position), "float32"), sizes)
+
+
+def _moving_average(node: Node, position: int, statistic: relax.Expr, momentum: float) -> relax.Expr:
+    old = relax.op.multiply(relax.op.astype(node.tensor(position), "float32"), scalar(momentum, "float32"))
+    new = relax.op.multiply(relax.op.reshape(statistic, node.shape(position)), scalar(1 - momentum, "float32"))
+    return node.emit(relax.op.astype(relax.op.add(old, new), node.dtype(position)))
+
+
+def _stash(node: Node) -> str:
+    """The type that a normalization computes in, which ``stash_type`` gives where it is no 32-bit float."""
+    return str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("stash_type", onnx.TensorProto.FLOAT)))
+
+
+def _normalized_axes(node: Node) -> list[int]:
+    rank = node.rank(0)
+    return list(range(normalized_axis(node.attribute("axis", -1), rank), rank))
+
+
+def _over_axes(node: Node, position: int, axes: list[int]) -> relax.Expr:
+    """A scale or bias with exactly the shape of the normalized axes."""
+    sizes = [node.shape(0)[axis] for axis in axes]
+    tensor = node.tensor(position)
+    return tensor if node.shape(position) == sizes else node.emit(relax.op.broadcast_to(tensor, sizes))
+
+
+def _layer_normalization(node: Node) -> Converted:
+    axes, epsilon = _normalized_axes(node), node.attribute("epsilon", 1e-5)
+    scale = _over_axes(node, 1, axes)
+    bias = _over_axes(node, 2, axes) if node.has(2) else node.emit(relax.op.zeros_like(scale))
+    result = relax.op.nn.layer_norm(node.tensor(0), scale, bias, axes, epsilon)
+    if not (node.wants(1) or node.wants(2)):
+        return [result] + [relax.op.zeros((), "float32")] * (len(node.proto.output) - 1)
+    data = node.emit(relax.op.astype(node.tensor(0), _stash(node)))
+    mean = node.emit(relax.op.mean(data, axes, True))
+    centered = node.emit(relax.op.subtract(data, mean))
+    variance = relax.op.mean(relax.op.multiply(centered, centered), axes, True)
+    deviation = relax.op.rsqrt(relax.op.add(variance, scalar(epsilon, _stash(node))))
+    return result, mean, deviation
+
+
+def _rms_normalization(node: Node) -> Converted:
+    axes, epsilon, stash = _normalized_axes(node), node.attribute("epsilon", 1e-5), _stash(node)
+    if len(axes) == 1 and stash == node.dtype(0):
+        return relax.op.nn.rms_norm(node.tensor(0), _over_axes(node, 1, axes), axes, epsilon)
+    data = node.emit(relax.op.astype(node.tensor(0), stash))
+    square = relax.op.mean(relax.op.multiply(data, data), axes, True)
+    scale = node.emit(relax.op.rsqrt(relax.op.add(square, scalar(epsilon, stash))))
+    normalized = relax.op.astype(node.emit(relax.op.multiply(data, scale)), node.dtype(0))
+    return relax.op.multiply(normalized, node.tensor(1))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "BatchNormalization": _batch_normalization,
+    "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
+}

@@ -1,0 +1,172 @@
+"""Reductions over axes, of which some may be empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from tkc.frontend.onnx.converters.shared import (
+    EXACT,
+    Converted,
+    Converter,
+    is_number,
+    normalized_axis,
+    scalar,
+    size_scalar,
+)
+from tkc.frontend.onnx.graph import Node
+from tkc.frontend.onnx.sizes import Size, UndecidedError
+
+Reduction = Callable[[relax.Expr, list[int], bool], relax.Expr]
+"""Reduces a tensor over axes, which it keeps with size 1 or leaves out."""
+
+
+def _sum_of_squares(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
+    return relax.op.sum(relax.op.multiply(data, data), axes, keep)
+
+
+def _log_sum_exp(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
+    """ln of the sum of e^x, as the largest x plus that of the rest; infinite where the largest is."""
+    dtype = data.struct_info.dtype
+
+    def shift(keep: bool) -> relax.Expr:
+        peak = relax.op.max(data, axes, keep)
+        return relax.op.where(relax.op.isinf(peak), scalar(0, dtype), peak)
+
+    total = relax.op.sum(relax.op.exp(relax.op.subtract(data, shift(True))), axes, keep)
+    return relax.op.add(relax.op.log(total), shift(keep))
+
+
+def largest(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
+    """The largest. TVM starts from the lowest finite number, also where all there is lies below it."""
+    return _or_infinite(relax.op.max(data, axes, keep), relax.op.greater, -math.inf, data, axes, keep)
+
+
+def smallest(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
+    """The smallest, likewise."""
+    return _or_infinite(relax.op.min(data, axes, keep), relax.op.less, math.inf, data, axes, keep)
+
+
+def _or_infinite(
+    extreme: relax.Expr,
+    is_inside: Callable[[relax.Expr, relax.Expr], relax.Expr],
+    infinity: float,
+    data: relax.Expr,
+    axes: list[int],
+    keep: bool,
+) -> relax.Expr:
+    """``extreme``, or ``infinity`` where nothing of ``data`` is inside of it."""
+    dtype = data.struct_info.dtype
+    if "float" not in dtype:
+        return extreme
+    inside = relax.op.astype(is_inside(data, scalar(infinity, dtype)), "int8")
+    found = relax.op.equal(relax.op.max(inside, axes, keep), scalar(1, "int8"))
+    return relax.op.where(found, extreme, scalar(infinity, dtype))
+
+
+_REDUCTIONS: dict[str, Reduction] = {
+    "ReduceL1": lambda data, axes, keep: relax.op.sum(relax.op.abs(data), axes, keep),
+    "ReduceL2": lambda data, axes, keep: relax.op.sqrt(_sum_of_squares(data, axes, keep)),
+    "ReduceLogSum": lambda data, axes, keep: relax.op.log(relax.op.sum(data, axes, keep)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceMax": largest,
+    "ReduceMean": relax.op.mean,
+    "ReduceMin": smallest,
+    "ReduceProd": relax.op.prod,
+    "ReduceSum": relax.op.sum,
+    "ReduceSumSquare": _sum_of_squares,
+}
+
+_EXTREMES = frozenset({"ReduceMax", "ReduceMin"})
+
+
+def _reduce(node: Node) -> Converted:
+    given = node.axes(1)
+    if not given and node.attribute("noop_with_empty_axes", 0):
+        return node.tensor(0)
+    rank, dtype = node.rank(0), node.dtype(0)
+    axes = sorted(normalized_axis(axis, rank) for axis in given) if given else list(range(rank))
+    inner = _inner_dtype(node.proto.op_type, dtype)
+    data = node.emit(relax.op.astype(node.tensor(0), inner)) if inner != dtype else node.tensor(0)
+    reduced = _reduced(node, data, axes)
+    if dtype == "bool":
+        return relax.op.greater(reduced, scalar(0, inner))
+    return relax.op.astype(reduced, dtype) if inner != dtype else reduced
+
+
+def _inner_dtype(operator: str, dtype: str) -> str:
+    """What to reduce in: 16 bits are too few for a sum, and a truth value has no order."""
+    if dtype == "bool":
+        return "int8"
+    return "float32" if "float" in dtype and dtype not in EXACT and operator not in _EXTREMES else dtype
+
+
+def _reduced(node: Node, data: relax.Expr, axes: list[int]) -> relax.Expr:
+    """``data``, of the shape of the node's input, reduced over ``axes``, which may be empty.
+
+    A loop over nothing would leave the result as the memory was, so that an axis that may be empty gets an element
+    that does not count.
+    """
+    operator, keep = node.proto.op_type, bool(node.attribute("keepdims", 1))
+    shape, dtype = node.shape(0), data.struct_info.dtype
+    maybe_empty = [axis for axis in axes if _may_be_empty(node, shape[axis])]
+    if not maybe_empty:
+        return node.emit(_REDUCTIONS[operator](data, axes, keep))
+    if any(is_number(shape[axis], 0) for axis in maybe_empty):
+        kept: list[Size] = [1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes]
+        number = math.nan if operator == "ReduceMean" else _of_nothing(operator, dtype)
+        return node.emit(relax.op.full(kept, scalar(number, dtype), dtype))
+    for axis in maybe_empty:
+        data = _with_neutral_element(node, data, axis, _neutral(operator, dtype))
+    if operator != "ReduceMean":
+        return node.emit(_REDUCTIONS[operator](data, axes, keep))
+    count = size_scalar(node, node.algebra.product([shape[axis] for axis in axes]), dtype)
+    return node.emit(relax.op.divide(relax.op.sum(data, axes, keep), count))
+
+
+def _may_be_empty(node: Node, size: Size) -> bool:
+    try:
+        return not node.algebra.holds(size >= 1)
+    except UndecidedError:
+        return True
+
+
+def _with_neutral_element(node: Node, data: relax.Expr, axis: int, number: float) -> relax.Expr:
+    dtype = data.struct_info.dtype
+    sizes = [1 if other == axis else size for other, size in enumerate(data.struct_info.shape)]
+    extra = node.emit(relax.op.full(sizes, scalar(number, dtype), dtype))
+    return node.emit(relax.op.concat([data, extra], axis))
+
+
+def _neutral(operator: str, dtype: str) -> float:
+    """The number that changes no reduction that it takes part in."""
+    if operator not in (*_EXTREMES, "ReduceLogSumExp"):
+        return 1 if operator == "ReduceProd" else 0
+    lowest, highest = (-math.inf, math.inf) if "float" in dtype else _limits(dtype)
+    return highest if operator == "ReduceMin" else lowest
+
+
+def _limits(dtype: str) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _of_nothing(operator: str, dtype: str) -> float:
+    """What the reduction of no numbers gives."""
+    return -math.inf if operator == "ReduceLogSum" else _neutral(operator, dtype)
+
+
+def _lp_normalization(node: Node) -> Converted:
+    order, axis = node.attribute("p", 2), [normalized_axis(node.attribute("axis", -1), node.rank(0))]
+    norm = _REDUCTIONS[f"ReduceL{order}"](node.tensor(0), axis, True)
+    safe = relax.op.where(relax.op.equal(norm, scalar(0, node.dtype(0))), scalar(1, node.dtype(0)), norm)
+    return relax.op.divide(node.tensor(0), safe)
+
+
+CONVERTERS: dict[str, Converter] = {
+    **dict.fromkeys(_REDUCTIONS, _reduce),
+    "LpNormalization": _lp_normalization,
+}

@@ -1,0 +1,275 @@
+"""Operators that change a tensor's shape, or take it apart and together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax, tirx
+
+from tkc.frontend.onnx.converters.shared import (
+    Converted,
+    Converter,
+    at_run_time,
+    fixed_length,
+    is_number,
+    normalized_axis,
+    scalar,
+    size_vector,
+)
+from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.sizes import Size, UndecidedError
+
+
+def _shape(node: Node) -> Converted:
+    """Shape or Size of a tensor whose sizes depend on the data."""
+    vector = node.emit(relax.op.shape_to_tensor(node.emit(relax.op.shape_of(node.tensor(0)))))
+    if node.proto.op_type == "Size":
+        return relax.op.prod(vector)
+    rank = node.rank(0)
+    start, end, _ = slice(node.attribute("start", 0), node.attribute("end", rank)).indices(rank)
+    return relax.op.strided_slice(vector, [0], [start], [max(start, end)])
+
+
+def _reshape(node: Node) -> Converted:
+    target = node.sizes(1) if node.has(1) else list(node.attribute("shape", ()))
+    keep_zero = bool(node.attribute("allowzero", 0))
+    if target is None:
+        return _reshape_at_run_time(node, keep_zero)
+    shape = node.shape(0)
+    result = [shape[i] if is_number(size, 0) and not keep_zero else size for i, size in enumerate(target)]
+    if any(is_number(size, -1) for size in result):
+        open_axis = next(i for i, size in enumerate(result) if is_number(size, -1))
+        others = node.algebra.product([size for i, size in enumerate(result) if i != open_axis])
+        total = node.algebra.product(shape)
+        result[open_axis] = _quotient(node, total, others)
+    return relax.op.reshape(node.tensor(0), result)
+
+
+def _quotient(node: Node, total: Size, part: Size) -> Size:
+    if is_number(part, 0):
+        raise ConversionError("reshapes an empty tensor to a size that cannot be told")
+    return node.algebra.simplify(total // part)
+
+
+def _reshape_at_run_time(node: Node, keep_zero: bool) -> Converted:
+    """Reshape to sizes that the model computes: 0 keeps the input's size, -1 takes what is left."""
+    count, shape, target = fixed_length(node, 1), node.shape(0), node.tensor(1)
+    one = scalar(1, "int64")
+    if not keep_zero:
+        kept = size_vector(node, [*shape, *[1] * count][:count])
+        target = node.emit(relax.op.where(relax.op.equal(target, scalar(0, "int64")), kept, target))
+    is_open = node.emit(relax.op.equal(target, scalar(-1, "int64")))
+    others = node.emit(relax.op.prod(relax.op.where(is_open, one, target)))
+    total = size_vector(node, [node.algebra.product(shape)])
+    rest = relax.op.floor_divide(total, relax.op.maximum(others, one))
+    resolved = node.emit(relax.op.where(is_open, rest, target))
+    fits = node.emit(relax.op.equal(relax.op.prod(resolved), relax.op.reshape(total, ())))
+    return relax.op.reshape(node.tensor(0), node.run_time_sizes(resolved, count, fits))
+
+
+def _expand(node: Node) -> Converted:
+    target: Sequence[Size] | None = node.sizes(1)
+    if target is None:
+        return _expand_at_run_time(node)
+    shape = node.shape(0)
+    rank = max(len(shape), len(target))
+    before = [1] * (rank - len(shape)) + shape
+    after = [1] * (rank - len(target)) + list(target)
+    sizes = [old if is_number(new, 1) else new for old, new in zip(before, after, strict=True)]
+    for old, new in zip(before, after, strict=True):
+        node.algebra.broadcast((new, old))
+    return node.tensor(0) if _same(node, sizes, shape) else relax.op.broadcast_to(node.tensor(0), sizes)
+
+
+def _expand_at_run_time(node: Node) -> Converted:
+    """Expand to sizes that the model computes, of which 1 keeps the input's size."""
+    shape, count = node.shape(0), fixed_length(node, 1)
+    rank = max(len(shape), count)
+    ones = [size_vector(node, [1] * (rank - count))] if rank > count else []
+    target = node.emit(relax.op.concat([*ones, node.tensor(1)])) if ones else node.tensor(1)
+    kept = size_vector(node, [1] * (rank - len(shape)) + shape)
+    one = scalar(1, "int64")
+    target = node.emit(relax.op.where(relax.op.equal(target, one), kept, target))
+    fitting = relax.op.logical_or(relax.op.equal(kept, one), relax.op.equal(kept, target))
+    fits = node.emit(relax.op.min(relax.op.astype(fitting, "int64")))
+    return relax.op.broadcast_to(node.tensor(0), node.run_time_sizes(target, rank, fits))
+
+
+def _same(node: Node, left: Sequence[Size], right: Sequence[Size]) -> bool:
+    return len(left) == len(right) and all(
+        is_number(node.algebra.simplify(a - b), 0) for a, b in zip(left, right, strict=True)
+    )
+
+
+def _flatten(node: Node) -> Converted:
+    shape = node.shape(0)
+    axis = node.attribute("axis", 1)
+    axis = axis + len(shape) if axis < 0 else axis
+    return relax.op.reshape(node.tensor(0), [node.algebra.product(shape[:axis]), node.algebra.product(shape[axis:])])
+
+
+def _squeeze(node: Node) -> Converted:
+    return node.stock() if at_run_time(node, 1) else relax.op.squeeze(node.tensor(0), node.axes(1))
+
+
+def _unsqueeze(node: Node) -> Converted:
+    if at_run_time(node, 1):
+        return node.stock()
+    axes = node.axes(1)
+    if axes is None:
+        raise ConversionError("lacks its axes")
+    rank = node.rank(0) + len(axes)
+    if len({axis % rank for axis in axes if -rank <= axis < rank}) != len(axes):
+        raise ConversionError(f"has the axes {axes[:8]}; expected different ones, from {-rank} to {rank - 1}")
+    return relax.op.expand_dims(node.tensor(0), axes)
+
+
+def _slice(node: Node) -> Converted:
+    if "starts" in node.attributes:
+        starts, ends = node.attribute("starts"), node.attribute("ends")
+    else:
+        starts, ends = node.sizes(1), node.sizes(2)
+    if starts is None or ends is None or at_run_time(node, 3, 4):
+        return node.stock()
+    shape = node.shape(0)
+    axes = [normalized_axis(axis, len(shape)) for axis in node.axes(3) or range(len(starts))]
+    given = node.constant(4, "its steps")
+    steps = [1] * len(starts) if given is None else given.tolist()
+    begins, stops = [], []
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step == 0:
+            raise ConversionError("has a step of 0")
+        begin, stop = _bounds(node, start, end, shape[axis], step)
+        begins.append(begin)
+        stops.append(stop)
+    if any(step < 0 for step in steps):
+        return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps)
+    return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps, assume_inbound=True)
+
+
+def _bounds(node: Node, start: Size, end: Size, size: Size, step: int) -> tuple[Size, Size]:
+    """A slice's start and end within the tensor."""
+    algebra = node.algebra
+    if step < 0:
+        if not all(isinstance(value, int) for value in (start, end, size)):
+            return start, end
+        begin, stop, _ = slice(start, end, step).indices(size)
+        return begin, stop if stop >= 0 else -size - 1
+    begin = _clamp(node, _from_front(node, start, size), size)
+    stop = _clamp(node, _from_front(node, end, size), size)
+    return begin, algebra.maximum(begin, stop)
+
+
+def _from_front(node: Node, position: Size, size: Size) -> Size:
+    """A position that counts from the end where it is negative."""
+    algebra = node.algebra
+    if isinstance(position, int):
+        return algebra.simplify(size + position) if position < 0 else position
+    try:
+        return algebra.simplify(size + position) if algebra.holds(position < 0) else position
+    except UndecidedError:
+        return algebra.simplify(tirx.Select(position < 0, size + position, position))
+
+
+def _clamp(node: Node, position: Size, size: Size) -> Size:
+    return node.algebra.maximum(0, node.algebra.minimum(position, size))
+
+
+def _space_to_depth(node: Node) -> Converted:
+    """Blocks of an image as channels: the position in the block varies slowest (DCR), or the channel does (CRD)."""
+    block = node.attribute("blocksize")
+    batch, channels, height, width = node.shape(0)
+    rows, columns = node.algebra.divide(height, block), node.algebra.divide(width, block)
+    split = node.emit(relax.op.reshape(node.tensor(0), [batch, channels, rows, block, columns, block]))
+    order = [0, 1, 3, 5, 2, 4] if node.attribute("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
+    moved = node.emit(relax.op.permute_dims(split, order))
+    return relax.op.reshape(moved, [batch, node.algebra.simplify(channels * block * block), rows, columns])
+
+
+def _split(node: Node) -> Converted:
+    axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    size = node.shape(0)[axis]
+    parts = list(node.attributes["split"]) if "split" in node.attributes else node.sizes(1)
+    if node.has(1) and parts is None:
+        raise ConversionError("needs the sizes of its parts to be known")
+    count = len(node.proto.output)
+    if parts is None:
+        part = node.algebra.simplify((size + count - 1) // count)
+        parts = [part] * (count - 1) + [node.algebra.simplify(size - part * (count - 1))]
+    ends = np.cumsum(np.array(parts, dtype=object)).tolist()
+    if isinstance(size, int) and all(isinstance(part, int) and part > 0 for part in parts):
+        return relax.op.split(node.tensor(0), ends[:-1], axis) if count > 1 else (node.tensor(0),)
+    starts = [0, *ends[:-1]]
+    return [
+        relax.op.strided_slice(node.tensor(0), [axis], [start], [node.algebra.simplify(end)], [1], assume_inbound=True)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _concat(node: Node) -> Converted:
+    axis = normalized_axis(node.attribute("axis", 1), node.rank(0))
+    tensors = [node.tensor(i) for i in range(len(node.inputs))]
+    # An empty part adds nothing, and TVM cannot schedule the loops that would compute it.
+    parts = [tensor for i, tensor in enumerate(tensors) if not is_number(node.shape(i)[axis], 0)] or tensors[:1]
+    return relax.op.concat(parts, axis) if len(parts) > 1 else parts[0]
+
+
+def _tile(node: Node) -> Converted:
+    repeats = node.sizes(1)
+    if repeats is None:
+        return node.stock()
+    if all(isinstance(repeat, int) for repeat in repeats):
+        return relax.op.tile(node.tensor(0), repeats)
+    shape = node.shape(0)
+    doubled = node.emit(relax.op.reshape(node.tensor(0), [s for size in shape for s in (1, size)]))
+    pairs = list(zip(repeats, shape, strict=True))
+    repeated = node.emit(relax.op.broadcast_to(doubled, [s for pair in pairs for s in pair]))
+    return relax.op.reshape(repeated, [node.algebra.simplify(repeat * size) for repeat, size in pairs])
+
+
+_PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
+
+
+def _pad(node: Node) -> Converted:
+    rank = node.rank(0)
+    given = node.constant(1, "its pads")
+    pads = list(node.attributes["pads"]) if given is None else given.tolist()
+    axes = [normalized_axis(axis, rank) for axis in node.axes(3) or range(rank)]
+    fill = node.constant(2, "its padding value")
+    value = node.attribute("value", 0.0) if fill is None else fill.item()
+    mode = node.attribute("mode", "constant")
+    widths = [(0, 0)] * rank
+    for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        widths[axis] = (before, after)
+    data = _crop(node, widths)
+    padded = [max(width, 0) for pair in widths for width in pair]
+    return relax.op.nn.pad(data, padded, _PAD_MODES[mode], value) if any(padded) else data
+
+
+def _crop(node: Node, widths: Sequence[tuple[int, int]]) -> relax.Expr:
+    """The input without what negative padding takes away."""
+    cropped = [axis for axis, pair in enumerate(widths) if min(pair) < 0]
+    if not cropped:
+        return node.tensor(0)
+    shape = node.shape(0)
+    starts = [max(-widths[axis][0], 0) for axis in cropped]
+    ends = [node.algebra.simplify(shape[axis] + min(widths[axis][1], 0)) for axis in cropped]
+    return node.emit(relax.op.strided_slice(node.tensor(0), cropped, starts, ends, assume_inbound=True))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "Concat": _concat,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": _shape,
+    "Slice": _slice,
+    "SpaceToDepth": _space_to_depth,
+    "Split": _split,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Unsqueeze": _unsqueeze,
+}

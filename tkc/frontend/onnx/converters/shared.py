@@ -1,0 +1,81 @@
+"""What the converters have in common: numbers, axes and sizes as Relax wants them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import ml_dtypes
+from tvm import relax
+
+from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of
+from tkc.frontend.onnx.sizes import Known, Size, pack_sizes
+
+Converted: TypeAlias = relax.Expr | Sequence[relax.Expr] | Known
+Converter: TypeAlias = Callable[[Node], Converted]
+
+EXACT = frozenset({"float32", "float64"})
+"""Floats that mathematical functions compute in as they are."""
+
+
+def scalar(value: float | bool, dtype: str) -> relax.Constant:
+    """A number as Relax constant without dimensions."""
+    return relax.const(value, dtype)
+
+
+def normalized_axis(axis: int, rank: int) -> int:
+    """The axis, counted from the front."""
+    if not -rank <= axis < rank:
+        raise ConversionError(f"has axis {axis} for a tensor of {rank} dimensions")
+    return axis % rank
+
+
+def size_vector(node: Node, sizes: Sequence[Size]) -> relax.Expr:
+    """Sizes as a tensor."""
+    return expression_of(Value(pack_sizes(sizes)), node.builder)
+
+
+def fixed_length(node: Node, position: int) -> int:
+    """The fixed number of elements of a vector."""
+    shape = node.shape(position)
+    if len(shape) != 1 or not isinstance(shape[0], int):
+        raise ConversionError(f"needs input {position} ({node.proto.input[position]}) to be a vector of fixed length")
+    return shape[0]
+
+
+def is_number(size: Size, value: int) -> bool:
+    """Whether a size is fixed, and this number."""
+    return isinstance(size, int) and size == value
+
+
+def at_run_time(node: Node, *positions: int) -> bool:
+    """Whether one of these inputs is given, but known to the running model alone."""
+    return any(node.has(position) and node.sizes(position) is None for position in positions)
+
+
+def size_scalar(node: Node, size: Size, dtype: str) -> relax.Expr:
+    """A size as a tensor without dimensions."""
+    if isinstance(size, int):
+        return scalar(size, dtype)
+    number = node.emit(relax.op.reshape(size_vector(node, [size]), ()))
+    return number if dtype == "int64" else node.emit(relax.op.astype(number, dtype))
+
+
+def counted_from_front(node: Node, indices: relax.Expr, size: Size) -> relax.Expr:
+    """Indices into an axis, with negative ones counted from the end."""
+    length = size_scalar(node, size, indices.struct_info.dtype)
+    negative = relax.op.less(indices, scalar(0, indices.struct_info.dtype))
+    return node.emit(relax.op.where(negative, relax.op.add(indices, length), indices))
+
+
+def with_inputs(node: Node, inputs: Sequence[relax.Expr]) -> Node:
+    """The same node over other tensors."""
+    return dataclasses.replace(node, inputs=[Value(expression=tensor) for tensor in inputs])
+
+
+def saturated(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:
+    """The numbers brought into the range of an 8-bit float, as float32; NaN stays."""
+    limit = float(ml_dtypes.finfo(dtype).max)
+    wide = node.emit(relax.op.astype(data, "float32"))
+    return node.emit(relax.op.where(relax.op.isnan(wide), wide, relax.op.clip(wide, -limit, limit)))

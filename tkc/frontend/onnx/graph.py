@@ -1,0 +1,399 @@
+"""Walks an ONNX graph node by node and builds the Relax function that computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from tvm import relax, tirx
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from tkc.errors import Error, UnsupportedModelError
+from tkc.frontend.identifiers import identifier
+from tkc.frontend.indices import IndexUses
+from tkc.frontend.onnx.signature import DTYPES
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
+from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
+from tkc.frontend.sources import SourceBuilder
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+MICROSOFT_DOMAIN = "com.microsoft"
+
+# Names in Apache TVM's converter table, which knows no domains, that are ONNX Runtime's operators.
+_MICROSOFT_CONVERTERS = frozenset(
+    {
+        "AllClassNMS",
+        "Attention",
+        "BiasGelu",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "MatMulInteger16",
+        "SkipLayerNormalization",
+    }
+)
+
+
+def stock_converters(domain: str) -> Mapping[str, type[onnx_frontend.OnnxOpConverter]]:
+    """Apache TVM's converters of one operator domain."""
+    table = onnx_frontend._get_convert_map()
+    if domain == MICROSOFT_DOMAIN:
+        return {name: table[name] for name in _MICROSOFT_CONVERTERS}
+    if domain in STANDARD_DOMAINS:
+        return {name: converter for name, converter in table.items() if name not in _MICROSOFT_CONVERTERS}
+    return {}
+
+
+_BROADCASTING = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Mod", "Pow", "PRelu", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+        *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        *("Max", "Mean", "Min", "Sum", "Where"),
+    }
+)
+
+
+class ConversionError(Exception):
+    """What a node needs that its converter does not offer, as a clause that follows the node's name."""
+
+
+@dataclass
+class Value:
+    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand."""
+
+    known: Known | None = None
+    expression: relax.Expr | None = None
+    weight: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as its converter sees it."""
+
+    proto: onnx.NodeProto
+    opset: int
+    attributes: Mapping[str, Any]
+    inputs: Sequence[Value | None]
+    builder: relax.BlockBuilder
+    algebra: SizeAlgebra
+    index_uses: IndexUses | None = None
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute as Python value, strings decoded."""
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def value(self, position: int) -> Value | None:
+        """An input; ``None`` where it is left out."""
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def has(self, position: int) -> bool:
+        """Whether the input is given."""
+        return self.value(position) is not None
+
+    def wants(self, position: int) -> bool:
+        """Whether the graph uses this output."""
+        return position < len(self.proto.output) and bool(self.proto.output[position])
+
+    def tensor(self, position: int) -> relax.Expr:
+        """An input as Relax expression."""
+        value = self.value(position)
+        if value is None:
+            raise ConversionError(f"lacks input {position}")
+        return expression_of(value, self.builder)
+
+    def sizes(self, position: int) -> list[Size] | None:
+        """The elements of an integer input, symbolic ones too; ``None`` where only the running model has them."""
+        value = self.value(position)
+        if value is None:
+            return None
+        if value.known is not None:
+            return value.known.sizes
+        return None if value.weight is None else value.weight.ravel().tolist()
+
+    def constant(self, position: int, what: str) -> np.ndarray | None:
+        """The numbers of an input, ``None`` if left out; ``what`` names them in the error if they are no constant."""
+        value = self.value(position)
+        if value is None:
+            return None
+        if value.weight is not None:
+            return value.weight
+        if value.known is None or value.known.symbolic:
+            raise ConversionError(f"needs {what} to be a constant")
+        return value.known.values
+
+    def axes(self, position: int) -> list[int] | None:
+        """The axes, given by attribute ``axes`` or by an input, as they stand; ``None`` where neither is given."""
+        if "axes" in self.attributes:
+            return list(self.attributes["axes"])
+        axes = self.constant(position, "its axes")
+        return None if axes is None else axes.ravel().tolist()
+
+    def shape(self, position: int) -> list[Size]:
+        """The sizes of an input."""
+        return shape_of(self.tensor(position), self.algebra)
+
+    def rank(self, position: int) -> int:
+        """The number of dimensions of an input."""
+        rank = self.tensor(position).struct_info.ndim
+        if rank < 0:
+            raise ConversionError(f"needs the number of dimensions of input {position} ({self.proto.input[position]})")
+        return rank
+
+    def dtype(self, position: int) -> str:
+        """The element type of an input."""
+        return self.tensor(position).struct_info.dtype
+
+    def note_indices(self, indices: relax.Expr, size: Size) -> None:
+        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end."""
+        if self.index_uses is not None:
+            self.index_uses.add(indices, size, wraps=True, source=describe(self.proto))
+
+    def emit(self, expression: relax.Expr) -> relax.Var:
+        """Bind an expression to a variable of its own."""
+        variable = self.builder.emit(expression)
+        check_size(variable.struct_info)
+        return variable
+
+    def run_time_sizes(self, tensor: relax.Expr, count: int, fits: relax.Expr | None = None) -> list[tirx.Var]:
+        """New symbolic sizes that stand for the elements of an int64 vector computed by the model.
+
+        A call fails before memory is taken for them where one is negative, where they make too large a tensor, or where
+        ``fits``, a truth value, does not hold.
+        """
+        if count > MOST_RANK:
+            raise ConversionError(
+                f"makes a tensor of {count} dimensions; expected up to {MOST_RANK}: correct the model"
+            )
+        holds = [] if fits is None else [fits]
+        if count:
+            wide = relax.op.astype(relax.op.maximum(tensor, relax.const(1, "int64")), "float64")
+            holds.append(relax.op.less_equal(relax.op.prod(wide), relax.const(float(MOST_ELEMENTS), "float64")))
+            holds.append(relax.op.greater_equal(relax.op.min(tensor), relax.const(0, "int64")))
+        flags = [self.emit(relax.op.reshape(relax.op.astype(held, "int64"), (1,))) for held in holds]
+        shape = self.emit(relax.op.tensor_to_shape(self.emit(relax.op.concat([tensor, *flags]))))
+        sizes = [tirx.Var(f"{identifier(self.proto.output[0], ())}_{axis}", "int64") for axis in range(count)]
+        for size in sizes:
+            self.algebra.declare(size, minimum=-1)
+        self.builder.match_cast(shape, relax.ShapeStructInfo([*sizes, *[1] * len(flags)]))
+        return sizes
+
+    def stock(self, operator: str | None = None) -> relax.Expr:
+        """What Apache TVM's own converter, of this operator or of another, makes of the inputs and attributes."""
+        converter = stock_converters(self.proto.domain).get(operator or self.proto.op_type)
+        if converter is None:
+            raise ConversionError("has no converter for these inputs")
+        inputs = onnx_frontend.onnx_input([self.tensor(i) if self.has(i) else None for i in range(len(self.inputs))])
+        custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
+        attributes = {**self.attributes, "tvm_custom": custom}
+        return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
+
+
+def check_size(info: relax.StructInfo) -> None:
+    """Raise :class:`ConversionError` for a tensor whose fixed sizes make it too large for any machine, or negative."""
+    if not (isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr)):
+        return
+    fixed = [int(size) for size in info.shape.values if isinstance(size, tirx.IntImm)]
+    if any(size < 0 for size in fixed) or (0 not in fixed and math.prod(fixed) > MOST_ELEMENTS):
+        shape = ", ".join(str(size) for size in info.shape.values)
+        raise ConversionError(f"makes a tensor of shape [{shape}], which no machine can hold; correct the model")
+
+
+def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
+    """The sizes of a tensor, Python integers where they are fixed."""
+    shape = tensor.struct_info.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        raise ConversionError("works on a tensor whose shape depends on the data")
+    return [algebra.simplify(size) for size in shape.values]
+
+
+def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
+    """The Relax expression of a value."""
+    known = value.known
+    if value.expression is None and known is not None:
+        if known.dtype not in DTYPES:
+            raise ConversionError(f"needs a tensor of {known.dtype}, which compiled models cannot hold")
+        value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values, known.dtype)
+    return value.expression
+
+
+def _size_tensor(known: Known, builder: relax.BlockBuilder) -> relax.Expr:
+    """A tensor of symbolic sizes, each computed on the device as a range of one number."""
+    parts = [relax.op.arange(size, size + 1, 1, known.dtype) for size in known.sizes]
+    vector = builder.emit(relax.op.concat([builder.emit(part) for part in parts]) if len(parts) > 1 else parts[0])
+    return vector if known.values.ndim == 1 else builder.emit(relax.op.reshape(vector, known.values.shape))
+
+
+@dataclass
+class GraphImporter:
+    """Builds Relax from the nodes of a graph, in the block that ``builder`` has open."""
+
+    builder: relax.BlockBuilder
+    opsets: Mapping[str, int]
+    converters: Mapping[tuple[str, str], Any]
+    algebra: SizeAlgebra
+    values: dict[str, Value] = field(default_factory=dict)
+    index_uses: IndexUses | None = None
+    """Notes what nodes index with; ``None`` in a branch, which may not be taken."""
+
+    def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
+        for node in nodes:
+            if isinstance(self.builder, SourceBuilder):
+                self.builder.source = describe(node)
+            try:
+                self._add_node(node)
+            except (Error, SizesLearned):
+                raise
+            except ConversionError as error:
+                raise UnsupportedModelError(f"{describe(node)} {error}.") from error
+            except Exception as error:  # whatever a converter of Apache TVM raises, it is about this node
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                raise UnsupportedModelError(f"{describe(node)} cannot be converted: {told(reason[-1])}") from error
+
+    def tensor(self, name: str) -> relax.Expr:
+        """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
+        if name not in self.values:
+            raise UnsupportedModelError(f"Output {short(name)} is computed by no node; export the model again.")
+        try:
+            tensor = expression_of(self.values[name], self.builder)
+        except ConversionError as error:
+            raise UnsupportedModelError(f"Output {name!r} {error}.") from error
+        if not isinstance(tensor.struct_info, relax.TensorStructInfo):
+            raise UnsupportedModelError(f"Output {name!r} is a sequence; only tensors can be outputs.")
+        return tensor
+
+    def _add_node(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
+            self._add_if(node)
+            return
+        inputs = [self.values[name] if name else None for name in node.input]
+        opset = self.opsets.get(_plain_domain(node.domain), 1)
+        outputs = self._known_outputs(node, opset, inputs)
+        if outputs is None:
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses)
+            converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
+            if node.op_type in _BROADCASTING:
+                self._unify_broadcast(inputs)
+            outputs = self._values(node, converter(context))
+        self.values.update(zip(filter(None, node.output), outputs, strict=True))
+
+    def _unify_broadcast(self, inputs: Sequence[Value | None]) -> None:
+        """See to it that the sizes of inputs provably broadcast, as Relax must know them to."""
+        tensors = [expression_of(value, self.builder) for value in inputs if value is not None]
+        if all(isinstance(tensor.struct_info.shape, relax.ShapeExpr) for tensor in tensors):
+            shapes = [shape_of(tensor, self.algebra)[::-1] for tensor in tensors]
+            for sizes in itertools.zip_longest(*shapes, fillvalue=1):
+                self.algebra.broadcast(sizes)
+
+    def _known_outputs(
+        self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
+    ) -> Sequence[Value] | None:
+        if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS and inputs[0] is not None:
+            known = self._shape_arithmetic(node, inputs[0])
+        elif all(value is None or value.known is not None for value in inputs):
+            known = fold(node, opset, [None if value is None else value.known for value in inputs], self.algebra)
+        else:
+            known = None
+        return None if known is None else [Value(output) for output in known]
+
+    def _shape_arithmetic(self, node: onnx.NodeProto, value: Value) -> tuple[Known, ...] | None:
+        tensor = expression_of(value, self.builder)
+        if not isinstance(tensor.struct_info, relax.TensorStructInfo) or not isinstance(
+            tensor.struct_info.shape, relax.ShapeExpr
+        ):
+            return None
+        shape = shape_of(tensor, self.algebra)
+        if node.op_type == "Size":
+            size = pack_sizes([self.algebra.product(shape)])
+            return (Known(size.values.reshape(()), size.dtype),)
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        return (pack_sizes(shape[attributes.get("start", 0) : attributes.get("end", len(shape))]),)
+
+    def _values(self, node: onnx.NodeProto, result: relax.Expr | Sequence[relax.Expr] | Known) -> list[Value]:
+        """The values of a node's named outputs, each expression bound once so that every use shares it."""
+        if isinstance(result, Known):
+            return [Value(result)]
+        if isinstance(result, relax.ShapeExpr):
+            return [Value(pack_sizes([self.algebra.simplify(size) for size in result.values]))]
+        if isinstance(result, relax.PrimValue):
+            size = pack_sizes([self.algebra.simplify(result.value)])
+            return [Value(Known(size.values.reshape(()), size.dtype))]
+        if isinstance(result, tuple | list) or (isinstance(result, relax.Tuple) and not _makes_sequence(node)):
+            fields = list(result)
+        else:
+            result = self.builder.emit(result)
+            unpacks = isinstance(result.struct_info, relax.TupleStructInfo) and not _makes_sequence(node)
+            fields = (
+                [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
+            )
+        if len(fields) < len(node.output):
+            raise ConversionError(f"has {len(node.output)} outputs, of which only {len(fields)} can be computed")
+        named = (field for name, field in zip(node.output, fields, strict=False) if name)
+        return [Value(expression=self._bound(expression)) for expression in named]
+
+    def _bound(self, expression: relax.Expr) -> relax.Expr:
+        bound = expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
+        info = bound.struct_info
+        check_size(info)
+        if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
+            raise ConversionError(f"makes a tensor of {info.dtype}, which compiled models cannot hold")
+        return bound
+
+    def _add_if(self, node: onnx.NodeProto) -> None:
+        branches = {a.name: a.g for a in node.attribute}
+        condition = self.values[node.input[0]]
+        if condition.known is not None:
+            chosen = branches["then_branch" if condition.known.values.item() else "else_branch"]
+            outputs = self._add_subgraph(chosen, self.index_uses)
+        else:
+            test = expression_of(condition, self.builder)
+            if test.struct_info.ndim != 0:
+                test = self.builder.emit(relax.op.reshape(test, ()))
+            choice = self.builder.emit(
+                relax.If(test, self._branch(branches["then_branch"]), self._branch(branches["else_branch"]))
+            )
+            fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
+            outputs = [Value(expression=expression) for expression in fields]
+        self.values.update(zip(node.output, outputs, strict=True))
+
+    def _branch(self, graph: onnx.GraphProto) -> relax.SeqExpr:
+        """A branch whose bindings run only when it is taken."""
+        self.builder.begin_scope()
+        self.builder._begin_binding_block()
+        results = [expression_of(value, self.builder) for value in self._add_subgraph(graph)]
+        result = self.builder.emit(relax.Tuple(results))
+        block = self.builder._end_block()
+        self.builder.end_scope()
+        return relax.SeqExpr([block], result)
+
+    def _add_subgraph(self, graph: onnx.GraphProto, index_uses: IndexUses | None = None) -> list[Value]:
+        """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
+        # Copies, so that what a branch makes of a known value stays inside the branch.
+        outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, outer, index_uses)
+        for tensor in graph.initializer:
+            inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
+        inner.add_nodes(graph.node)
+        return [inner.values[output.name] for output in graph.output]
+
+
+def _makes_sequence(node: onnx.NodeProto) -> bool:
+    return "Sequence" in node.op_type or node.op_type.startswith("Optional")
+
+
+def _plain_domain(domain: str) -> str:
+    return "" if domain in STANDARD_DOMAINS else domain
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """A node's operator, domain and name, as errors give them."""
+    operator = f"{node.domain}.{node.op_type}" if node.domain not in STANDARD_DOMAINS else node.op_type
+    name = node.name or next(filter(None, node.output), "")
+    return f"ONNX node {short(name)} ({short(operator)[1:-1]})"

@@ -1,0 +1,478 @@
+"""Reads an ONNX model, from a file or from memory, into Relax."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.external_data_helper
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+import torch
+import tvm
+from google.protobuf.message import DecodeError
+from tvm import relax
+
+from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
+from tkc.frontend.identifiers import identifiers
+from tkc.frontend.indices import CheckedInGraph, IndexUses
+from tkc.frontend.model import ImportedModel
+from tkc.frontend.onnx.converters import CONVERTERS
+from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx.signature import element_type, input_types, signature_of, with_positive_sizes
+from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.onnx.untrusted import (
+    MOST_ELEMENTS,
+    LimitError,
+    check_dimensions,
+    check_structure,
+    nodes_of,
+    short,
+    told,
+    within_limits,
+)
+from tkc.frontend.sources import SourceBuilder
+from tkc.runtime.signature import IndexBound
+
+# Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
+# operator is converted. It is also the size from which onnx itself moves tensors to external files.
+CONSTANT_BYTES = 1024
+
+# Compiled code loads vectors from tensors, which therefore start at multiples of this many bytes.
+ALIGNMENT = 64
+
+# Operators older than this broadcast by attributes; onnx converts such models upwards.
+OLDEST_OPSET = 7
+
+# Function operators whose standard expansion covers more than Apache TVM's converter does.
+_BETTER_EXPANDED = frozenset({"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softsign", "ThresholdedRelu"})
+
+_CONTROL_FLOW = frozenset({"If"})
+
+_LISTED = 50  # nodes that an error lists
+
+_TORCH_ONLY_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
+}
+
+
+def import_onnx(
+    model: str | os.PathLike[str] | onnx.ModelProto, checked_in_graph: CheckedInGraph = "none"
+) -> ImportedModel:
+    """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
+
+    Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
+    symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
+    name stays that expression.
+
+    ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
+    at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
+    it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
+
+    Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
+    for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
+    """
+    proto, path = _read(model)
+    _check_opset(proto)
+    check_structure(proto)
+    weights, proto = _separate_weights(proto, path)
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    algebra = SizeAlgebra()
+    types = input_types(inputs, algebra)
+    proto = _expanded(_upgraded(proto))
+    built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
+    signature = signature_of(proto.graph, built.module["main"], inputs, algebra)
+    signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
+    return ImportedModel(built.module, built.parameters, signature, sources=built.sources, values=built.values)
+
+
+# Reading
+
+
+def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, Path | None]:
+    """The model without what stands in other files, and its path."""
+    if isinstance(model, onnx.ModelProto):
+        proto, source, path = model, "The ModelProto", None
+    elif isinstance(model, str | os.PathLike):
+        path = Path(model)
+        if not path.is_file():
+            raise UsageError(f"There is no ONNX file at {str(path)!r}; check the path.")
+        source = f"The file {str(path)!r}"
+        try:
+            proto = onnx.load(path, load_external_data=False)
+        except (DecodeError, ValueError) as error:
+            raise UnsupportedModelError(f"{source} is not ONNX, or is cut short ({error}); export it again.") from error
+    else:
+        raise UsageError(f"An ONNX model is a path or an onnx.ModelProto, not {type(model).__name__}.")
+    if not (proto.ir_version and proto.HasField("graph") and proto.graph.output):
+        raise UnsupportedModelError(f"{source} holds no ONNX graph with outputs: it is not ONNX, or was cut short.")
+    return proto, path
+
+
+def _check_opset(proto: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    version = _opsets(proto).get("", newest)
+    if version > newest:
+        raise UnsupportedModelError(
+            f"The model uses ONNX opset {version}, and the installed onnx {onnx.__version__} knows opsets up to "
+            f"{newest}; export the model with an older opset, or install a newer onnx."
+        )
+
+
+def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
+    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import}
+
+
+# Weights
+
+
+def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
+    """The large initializers as arrays, and the model with graph inputs in their place."""
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise UnsupportedModelError(f"Initializer {name!r} is sparse; store it as a dense tensor.")
+    weights = {}
+    light = onnx.ModelProto()
+    light.ir_version = max(proto.ir_version, 4)  # before version 4 every initializer was an input too
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    light.graph.name = proto.graph.name
+    light.graph.node.extend(proto.graph.node)
+    light.graph.output.extend(map(with_positive_sizes, proto.graph.output))
+    initialized = {tensor.name for tensor in proto.graph.initializer}
+    light.graph.input.extend(with_positive_sizes(value) for value in proto.graph.input if value.name not in initialized)
+    for tensor in proto.graph.initializer:
+        array = _read_tensor(tensor, path)
+        if array.nbytes < CONSTANT_BYTES:
+            light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
+            # The inliner looks for types among the values alone.
+            light.graph.value_info.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+        else:
+            weights[tensor.name] = array
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    return weights, light
+
+
+def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
+    """The array of a tensor, mapped from its file where it is external."""
+    element_type(tensor.name, tensor.data_type)
+    check_dimensions(tensor)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if onnx.external_data_helper.uses_external_data(tensor):
+        return _map_external(tensor, dtype, path)
+    try:
+        if tensor.HasField("raw_data") and dtype.itemsize * math.prod(tensor.dims) == len(tensor.raw_data):
+            return _aligned(np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims))
+        return _aligned(onnx.numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} is damaged ({told(error)}); export it again."
+        ) from error
+
+
+def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None) -> np.ndarray:
+    name = short(tensor.name)
+    try:
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"Initializer {name} says wrongly where it stands ({told(error)}); export it again."
+        ) from error
+    if place is None:
+        raise UsageError(
+            f"Initializer {name} stands in the file {short(info.location)}, and a ModelProto does not say "
+            "where that is; pass the path of the model instead."
+        )
+    path = _external_file(tensor, info.location, place)
+    offset, size = info.offset or 0, math.prod(tensor.dims) * dtype.itemsize
+    if info.length is not None and info.length != size:
+        raise UnsupportedModelError(
+            f"Initializer {name} needs {size} bytes, and is said to have {info.length} in {short(info.location)}; "
+            "export it again."
+        )
+    available = path.stat().st_size - offset
+    if available < size:
+        raise UnsupportedModelError(
+            f"Initializer {name} needs {size} bytes at offset {offset} of {short(info.location)}, which has "
+            f"{max(available, 0)} there: the file was cut short; copy or export it again."
+        )
+    if not size:
+        return np.empty(tuple(tensor.dims), dtype)
+    try:
+        # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
+        mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"Initializer {name} takes {size} bytes of {short(info.location)}, which cannot be mapped "
+            f"({error.strerror}); give the machine more memory."
+        ) from error
+    return _aligned(mapped) if mapped.ctypes.data % ALIGNMENT else mapped
+
+
+def _external_file(tensor: onnx.TensorProto, location: str, model: Path) -> Path:
+    """The file of an initializer, which is in the folder of the model's file.
+
+    Where links lead is what counts: of a model that is a link itself, as in the cache of the Hugging Face Hub, its data
+    may be one into the same folder.
+    """
+    relative = Path(location)
+    outside = relative.is_absolute() or ".." in relative.parts
+    try:
+        path = (model.parent / relative).resolve()
+        outside |= not any(path.is_relative_to(folder) for folder in (model.parent.resolve(), model.resolve().parent))
+        found = not outside and path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a null character; links in a circle
+        found = False
+    if outside:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} is outside the model's folder: {short(location)}; copy the file itself "
+            "into it, and export the model with that name."
+        )
+    if not found:
+        raise UnsupportedModelError(
+            f"Initializer {short(tensor.name)} stands in the file {short(location)}, which is not beside the model; "
+            f"copy it to {str(model.parent)!r}."
+        )
+    return path
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that is writable and aligned as PyTorch and TVM align their tensors."""
+    try:
+        memory = torch.empty(array.nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OutOfMemoryError(f"there is not enough memory for a tensor of {array.nbytes} bytes") from error
+    copy = memory.numpy().view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _to_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor on the array's own memory."""
+    dtype = _TORCH_ONLY_DTYPES.get(str(array.dtype))
+    if dtype is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"uint{array.dtype.itemsize * 8}")).view(dtype)
+
+
+# Operators
+
+
+def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    version = _opsets(proto).get("", OLDEST_OPSET)
+    if version >= OLDEST_OPSET:
+        return proto
+    try:
+        return within_limits(lambda: onnx.version_converter.convert_version(proto, OLDEST_OPSET), proto)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"The model uses ONNX opset {version}, older than {OLDEST_OPSET}, and onnx cannot convert it "
+            f"({told(error)}); export it with a newer opset."
+        ) from error
+
+
+def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with functions replaced by their bodies, unless a converter knows them; checked."""
+    local = {(function.domain, function.name) for function in proto.functions}
+    expandable = _expandable_operators()
+    _refuse_unknown(proto.graph, local | expandable)
+    _refuse_impossible_fills(proto.graph)
+    try:
+        inlined = _inlined_within_limits(proto, bool(local), expandable)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
+        raise UnsupportedModelError(f"The model is no valid ONNX: {told(error)}; export it again.") from error
+    _refuse_unknown(inlined.graph, set())
+    return inlined
+
+
+def _inlined_within_limits(
+    proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]]
+) -> onnx.ModelProto:
+    try:
+        return within_limits(lambda: _inlined(proto, has_functions, expandable), proto)
+    except LimitError:
+        # To propagate what constants hold is what takes more than anything else. Without it, the node that makes too
+        # large a tensor is found, and named, when it is converted.
+        return within_limits(lambda: _inlined(proto, has_functions, expandable, data_prop=False), proto)
+
+
+def _inlined(
+    proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]], data_prop: bool = True
+) -> onnx.ModelProto:
+    onnx.checker.check_model(proto)
+    inlined = onnx.inliner.inline_local_functions(proto) if has_functions else proto
+    inlined = onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=data_prop)
+    return onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
+
+
+def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
+    """Refuse a ConstantOfShape of more elements than any tensor has: onnx's inference of shapes counts them out."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in nodes_of(graph):
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    constants[node.output[0]] = attribute.t
+                elif attribute.name == "value_ints":
+                    constants[node.output[0]] = onnx.numpy_helper.from_array(np.array(attribute.ints, "int64"))
+        elif node.op_type == "ConstantOfShape" and node.input and node.input[0] in constants:
+            sizes = _read_tensor(constants[node.input[0]], None).ravel().tolist()
+            if any(size < 0 for size in sizes) or (0 not in sizes and math.prod(sizes) > MOST_ELEMENTS):
+                raise UnsupportedModelError(
+                    f"{describe(node)} makes a tensor of shape {sizes}, which no machine can hold; correct the model."
+                )
+
+
+def _with_defaults(proto: onnx.ModelProto, operators: set[tuple[str, str]]) -> onnx.ModelProto:
+    """The model with the default attributes of these operators written out, which the inliner leaves away."""
+    versions = _opsets(proto)
+    for node in nodes_of(proto.graph):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if (domain, node.op_type) in operators:
+            given = {attribute.name for attribute in node.attribute}
+            schema = onnx.defs.get_schema(node.op_type, versions.get(domain, 1), domain)
+            missing = (attribute for name, attribute in schema.attributes.items() if name not in given)
+            node.attribute.extend(attribute.default_value for attribute in missing if attribute.default_value.name)
+    return proto
+
+
+def _expandable_operators() -> set[tuple[str, str]]:
+    """The operators that ONNX defines as functions, without those that are better converted as they are."""
+    functions = {
+        (schema.domain, schema.name)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
+    }
+    return {key for key in functions if key[1] in _BETTER_EXPANDED or not _has_converter(*key)}
+
+
+def _has_converter(domain: str, operator: str) -> bool:
+    return (domain, operator) in CONVERTERS or operator in stock_converters(domain)
+
+
+def _refuse_unknown(graph: onnx.GraphProto, known: set[tuple[str, str]]) -> None:
+    """Raise :class:`tkc.errors.UnsupportedModelError` with every node that nothing can import."""
+    unknown = [node for node in nodes_of(graph) if not _is_known(node, known)]
+    if unknown:
+        listed = "\n".join(f"  {describe(node)}" for node in unknown[:_LISTED])
+        if unknown[_LISTED:]:
+            listed += f"\n  and {len(unknown) - _LISTED} more"
+        raise UnsupportedModelError(
+            f"{len(unknown)} nodes of the model have operators that cannot be imported:\n{listed}\n"
+            "Export the model with other operators, or give these as ONNX functions (local functions of the model)."
+        )
+
+
+def _is_known(node: onnx.NodeProto, known: set[tuple[str, str]]) -> bool:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if not domain and node.op_type in _CONTROL_FLOW:
+        return True
+    return (domain, node.op_type) in known or _has_converter(domain, node.op_type)
+
+
+# Building
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
+    by variables, and the variables by values."""
+
+    module: tvm.IRModule
+    parameters: dict[str, torch.Tensor]
+    index_bounds: tuple[IndexBound, ...]
+    index_flags: tuple[str, ...]
+    sources: dict[str, str]
+    values: dict[str, str]
+
+
+def _to_relax(
+    proto: onnx.ModelProto,
+    names: Sequence[str],
+    types: Sequence[relax.TensorStructInfo],
+    weights: Mapping[str, np.ndarray],
+    algebra: SizeAlgebra,
+    checked_in_graph: CheckedInGraph,
+) -> _Built:
+    """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
+    while True:
+        resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
+        try:
+            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph)
+        except SizesLearned:
+            continue
+
+
+def _build(
+    proto: onnx.ModelProto,
+    inputs: Mapping[str, relax.TensorStructInfo],
+    weights: Mapping[str, np.ndarray],
+    algebra: SizeAlgebra,
+    checked_in_graph: CheckedInGraph,
+) -> _Built:
+    """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
+    names = identifiers(inputs)
+    variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
+    parameters = _parameters(weights)
+    builder = SourceBuilder()
+    uses = IndexUses(builder)
+    importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
+    for name, variable in zip(inputs, variables, strict=True):
+        importer.values[name] = Value(expression=variable)
+    for name, parameter in parameters.items():
+        importer.values[name] = Value(expression=parameter, weight=weights[name])
+    for tensor in proto.graph.initializer:
+        importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
+    with builder.function("main", [*variables, *parameters.values()]):
+        try:
+            importer.add_nodes(proto.graph.node)
+            outputs = [importer.tensor(value.name) for value in proto.graph.output]
+            named = dict(zip(variables, inputs, strict=True))
+            counts, flags = uses.counted(named, checked_in_graph)
+        except Exception:
+            builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
+            raise
+        bounds = uses.input_bounds(named)
+        tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
+        uses.check_constants(tensors)
+        builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
+    module = _cleaned(builder.get())
+    used = set(relax.analysis.free_vars(module["main"].body))
+    kept = [name for name, parameter in parameters.items() if parameter in used]
+    main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
+    module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
+    values = {
+        name: value.expression.name_hint
+        for name, value in importer.values.items()
+        if isinstance(value.expression, relax.Var)
+    }
+    used_tensors = {name: tensors[parameters[name]] for name in kept}
+    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values)
+
+
+def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
+    """A variable for each weight, prefixed to keep it apart from inputs and from what a block builder names."""
+    return {
+        name: relax.Var(f"p_{identifier}", relax.TensorStructInfo(array.shape, str(array.dtype)))
+        for (name, array), identifier in zip(weights.items(), identifiers(weights), strict=True)
+    }
+
+
+def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
+    """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses."""
+    passes = [relax.transform.ConvertToDataflow(), relax.transform.DeadCodeElimination(["main"])]
+    return tvm.transform.Sequential(passes)(module)

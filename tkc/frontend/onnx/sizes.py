@@ -1,0 +1,395 @@
+"""Values of an ONNX graph known while it is imported: constants, and arithmetic on symbolic sizes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+import onnx.reference
+from tvm import arith, tirx
+
+from tkc.runtime.signature import SizeRange
+
+Size: TypeAlias = int | tirx.PrimExpr
+
+# Beyond this a result is computed at run time: folding would only make the compiled model larger.
+FOLDED_ELEMENTS = 1 << 16
+
+_UNFOLDABLE = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        # What computes much, or takes much memory on the way, in ONNX's reference implementation.
+        *("Attention", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "Einsum", "GRU", "GridSample"),
+        *("ImageDecoder", "LSTM", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "Resize", "RNN", "RoiAlign"),
+        *("STFT", "Upsample", "AveragePool", "LpPool", "MaxPool", "MaxUnpool", "MaxRoiPool", "Col2Im"),
+    }
+)
+# Terms of a formula of sizes. TVM simplifies by visiting each as often as it stands there, in time that grows faster
+# than their number; the longest that is known has some tens.
+_MOST_TERMS = 100
+
+_UNFOLDABLE_KINDS = "OSU"  # objects and strings have no tensor type in Relax
+
+
+class UndecidedError(Exception):
+    """A comparison or quotient of sizes that holds for some of their values only."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A tensor known at import. ``values`` has ``dtype``, or is an object array of sizes (integers and expressions)."""
+
+    values: np.ndarray
+    dtype: str
+
+    @classmethod
+    def constant(cls, values: np.ndarray) -> Known:
+        """A tensor of plain numbers."""
+        return cls(values, str(values.dtype))
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether some element is an expression."""
+        return self.values.dtype == object
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The elements in row-major order, as Python integers and expressions."""
+        return self.values.ravel().tolist()
+
+
+class SizesLearned(Exception):
+    """The graph implies something of the sizes of its inputs; import it once more, knowing it."""
+
+
+class SizeAlgebra:
+    """Arithmetic on sizes, given what is known of their symbolic variables."""
+
+    def __init__(self) -> None:
+        self._analyzer = arith.Analyzer()
+        self._values: dict[tirx.Var, tirx.PrimExpr] = {}
+        self.ranges: dict[tirx.Var, SizeRange] = {}
+
+    def declare_input(self, size: tirx.Var) -> None:
+        """Add a size that an input of the model has, of which the graph may imply more than the default range."""
+        self._bound(size, SizeRange())
+
+    def declare(self, size: tirx.Var, minimum: int) -> None:
+        """Add a size that the model computes."""
+        self._analyzer.update(size, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
+
+    def _bound(self, size: tirx.Var, sizes: SizeRange) -> None:
+        self.ranges[size] = sizes
+        upper = arith.ConstIntBound.POS_INF if sizes.maximum is None else sizes.maximum
+        self._analyzer.update(size, arith.ConstIntBound(sizes.minimum, upper), override=True)
+
+    def resolve(self, size: Size) -> Size:
+        """The size in terms of the variables that are left once what was learned is put in."""
+        if isinstance(size, int):
+            return size
+        return self.simplify(tirx.stmt_functor.substitute(size, self._values))
+
+    def broadcast(self, sizes: Iterable[Size]) -> Size:
+        """The size that sizes broadcast to. Of those that are not 1, what makes them equal is learned where it can be.
+
+        Raises :class:`SizesLearned` when something was. An input that has size 1 where another has a size of its own
+        is thereby taken for a mistake of the caller, unless the model declares the 1.
+        """
+        wide = [size for size in sizes if not (isinstance(size, int) and size == 1)]
+        for size in wide[1:]:
+            if self._undecided(wide[0], size):
+                self._unify(wide[0], size)
+        return wide[0] if wide else 1
+
+    def _undecided(self, left: Size, right: Size) -> bool:
+        try:
+            self.equal(left, right)
+        except UndecidedError:
+            return True
+        return False
+
+    def _unify(self, left: Size, right: Size) -> None:
+        for size in (left, right):
+            for variable, limit in _limits(size):
+                if variable in self.ranges:  # a slice of a table: its rows end where the size does
+                    self._bound(variable, SizeRange(self.ranges[variable].minimum, limit))
+                    raise SizesLearned
+        for variable, value in ((right, left), (left, right)):
+            if variable in self.ranges and variable not in _variables(value):
+                del self.ranges[variable]
+                known = {variable: tirx.const(value, "int64") if isinstance(value, int) else value}
+                self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}
+                self._values |= known
+                raise SizesLearned
+
+    def simplify(self, size: Size) -> Size:
+        """The simplest equal expression, a Python integer where the value is fixed."""
+        if isinstance(size, int):
+            return size
+        if _is_long(size):
+            raise UndecidedError(f"a size is a formula of more than {_MOST_TERMS} terms")
+        simple = self._analyzer.simplify(size)
+        return int(simple) if isinstance(simple, tirx.IntImm) else simple
+
+    def holds(self, condition: tirx.PrimExpr | bool) -> bool:
+        """Whether a condition is true of all sizes, or false of all.
+
+        Raises :class:`UndecidedError` where it is neither.
+        """
+        if isinstance(condition, bool):
+            return condition
+        if self._analyzer.can_prove(condition):
+            return True
+        if self._analyzer.can_prove(tirx.Not(condition)):
+            return False
+        raise UndecidedError(f"{condition} depends on the sizes")
+
+    def equal(self, left: Size, right: Size) -> bool:
+        """Whether two sizes are provably equal; raises :class:`UndecidedError` where that depends on the sizes."""
+        difference = self.simplify(left - right)
+        return (
+            difference == 0 if isinstance(difference, int) else self.holds(tirx.EQ(difference, tirx.const(0, "int64")))
+        )
+
+    def minimum(self, left: Size, right: Size) -> Size:
+        """The smaller of two sizes."""
+        return self.simplify(min(left, right) if _plain(left, right) else tirx.min(left, right))
+
+    def maximum(self, left: Size, right: Size) -> Size:
+        """The larger of two sizes."""
+        return self.simplify(max(left, right) if _plain(left, right) else tirx.max(left, right))
+
+    def divide(self, left: Size, right: Size) -> Size:
+        """The quotient of two sizes, neither of them negative; raises :class:`UndecidedError` where one may be."""
+        if not (self.holds(left >= 0) and self.holds(right > 0)):
+            raise UndecidedError(f"{left} / {right} may round either way")
+        return self.simplify(left // right)
+
+    def remainder(self, left: Size, right: Size) -> Size:
+        """What :meth:`divide` leaves."""
+        return self.simplify(left - self.divide(left, right) * right)
+
+    def product(self, sizes: Sequence[Size]) -> Size:
+        """The product of sizes; one for none."""
+        return self.simplify(math.prod(sizes, start=1))
+
+
+def fold(
+    node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None], algebra: SizeAlgebra
+) -> tuple[Known, ...] | None:
+    """The outputs of ``node`` where its known ``inputs`` (``None``: left out) decide them; else ``None``."""
+    if node.domain not in ("", "ai.onnx") or node.op_type in _UNFOLDABLE:
+        return None
+    if any(attribute.HasField("g") for attribute in node.attribute):
+        return None
+    try:
+        if not any(known is not None and known.symbolic for known in inputs):
+            return _fold_constants(node, opset, inputs)
+        if node.op_type in _MOVERS:
+            return _fold_moves(node, opset, inputs)
+        if node.op_type in _ELEMENTWISE:
+            return _fold_elementwise(node, inputs, algebra)
+        if node.op_type in _REDUCTIONS:
+            return _fold_reduction(node, inputs, algebra)
+        if node.op_type == "Cast":
+            return _fold_cast(node, inputs)
+    except UndecidedError:
+        return None
+    return None
+
+
+def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    arrays = [None if known is None else known.values for known in inputs]
+    if sum(array.size for array in arrays if array is not None) > FOLDED_ELEMENTS:
+        return None
+    if _largest_result(node, arrays) > FOLDED_ELEMENTS:
+        return None
+    results = _evaluate(node, opset, arrays)
+    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+        return None
+    outputs = [np.asarray(result) for result in results]
+    if any(output.dtype.kind in _UNFOLDABLE_KINDS or output.size > FOLDED_ELEMENTS for output in outputs):
+        return None
+    return tuple(Known.constant(output) for output in outputs)
+
+
+def _largest_result(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> float:
+    """A bound on the elements of each output, or on those of what is computed on the way."""
+    if node.op_type in _FILLERS:
+        return _FILLERS[node.op_type](*arrays)
+    shapes = [array.shape for array in arrays if array is not None]
+    if len(shapes) < 2 or node.op_type == "Concat":
+        return sum(map(math.prod, shapes))  # type: ignore[arg-type]
+    try:
+        return math.prod(np.broadcast_shapes(*shapes))
+    except ValueError:  # operands that do not broadcast: of products, say, or data and indices
+        return math.prod(math.prod(shape) or 1 for shape in shapes)
+
+
+def _evaluate(node: onnx.NodeProto, opset: int, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """The outputs of one node by ONNX's own reference implementation."""
+    feeds = {name: array for name, array in zip(node.input, arrays, strict=True) if array is not None}
+    names = [name for name in node.output if name]
+    graph = onnx.GraphProto(
+        name="fold",
+        node=[node],
+        input=[onnx.ValueInfoProto(name=name) for name in feeds],
+        output=[onnx.ValueInfoProto(name=name) for name in names],
+    )
+    return list(onnx.reference.ReferenceEvaluator(graph, opsets={"": opset}).run(names, feeds))
+
+
+def _fold_moves(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    """Fold an operator that only moves elements, by moving their numbers in a list of all of them."""
+    elements: list[Size] = []
+    arrays: list[np.ndarray | None] = []
+    dtype = "int64"
+    for position, known in enumerate(inputs):
+        if known is None:
+            arrays.append(None)
+        elif _MOVERS[node.op_type](position):
+            arrays.append(np.arange(len(elements), len(elements) + known.values.size).reshape(known.values.shape))
+            elements += known.sizes
+            dtype = known.dtype
+        elif known.symbolic:
+            return None
+        else:
+            arrays.append(known.values)
+    moved = _evaluate(node, opset, arrays)
+    return tuple(
+        _pack([elements[i] for i in indices.ravel()], indices.shape, dtype) for indices in map(np.asarray, moved)
+    )
+
+
+def _fold_elementwise(node: onnx.NodeProto, inputs: Sequence[Known | None], algebra: SizeAlgebra) -> tuple[Known, ...]:
+    function = _ELEMENTWISE[node.op_type]
+    operands = [known for known in inputs if known is not None]
+    arrays = np.broadcast_arrays(*(known.values.astype(object) for known in operands))
+    rows = zip(*(array.ravel().tolist() for array in arrays), strict=True)
+    results = [functools.reduce(functools.partial(function, algebra), row[1:], row[0]) for row in rows]
+    if node.op_type in _COMPARISONS:
+        return (Known.constant(np.array(results, dtype=bool).reshape(arrays[0].shape)),)
+    return (_pack(results, arrays[0].shape, operands[0].dtype),)
+
+
+def _fold_reduction(
+    node: onnx.NodeProto, inputs: Sequence[Known | None], algebra: SizeAlgebra
+) -> tuple[Known, ...] | None:
+    """Fold the reduction of a whole vector; sizes come in no other shape."""
+    known = inputs[0]
+    if known is None or known.values.ndim != 1:
+        return None
+    keep = next((attribute.i for attribute in node.attribute if attribute.name == "keepdims"), 1)
+    result = functools.reduce(functools.partial(_REDUCTIONS[node.op_type], algebra), known.sizes)
+    return (_pack([result], (1,) if keep else (), known.dtype),)
+
+
+def _fold_cast(node: onnx.NodeProto, inputs: Sequence[Known | None]) -> tuple[Known, ...] | None:
+    target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.helper.get_node_attr_value(node, "to")))
+    known = inputs[0]
+    if known is None or target not in (np.int32, np.int64):
+        return None
+    return (Known(known.values, str(target)),)
+
+
+def pack_sizes(sizes: Sequence[Size]) -> Known:
+    """A vector of sizes."""
+    return _pack(list(sizes), (len(sizes),), "int64")
+
+
+def _pack(elements: list[Size], shape: tuple[int, ...], dtype: str) -> Known:
+    """A known tensor of sizes, of plain integers where all of them are."""
+    if all(isinstance(element, int) for element in elements):
+        return Known(np.array(elements, dtype=dtype).reshape(shape), dtype)
+    values = np.empty(len(elements), dtype=object)
+    values[:] = elements
+    return Known(values.reshape(shape), dtype)
+
+
+def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
+    """The variable and the limit of ``min(variable, limit)``."""
+    if isinstance(size, tirx.Min) and isinstance(size.a, tirx.Var) and isinstance(size.b, tirx.IntImm):
+        return [(size.a, int(size.b))]
+    return []
+
+
+def _is_long(size: tirx.PrimExpr) -> bool:
+    """Whether a formula has more than :data:`_MOST_TERMS` terms, where those that stand in it twice count twice."""
+    stack: list[object] = [size]
+    terms = 0
+    while stack and terms <= _MOST_TERMS:
+        term = stack.pop()
+        terms += 1
+        if isinstance(term, tirx.Call):
+            stack += term.args
+        elif isinstance(term, tirx.Cast):
+            stack.append(term.value)
+        elif hasattr(term, "a"):
+            stack += [term.a, term.b] if hasattr(term, "b") else [term.a]
+    return terms > _MOST_TERMS
+
+
+def _variables(size: Size) -> list[tirx.Var]:
+    return [] if isinstance(size, int) else list(tirx.analysis.undefined_vars(size))
+
+
+def _plain(left: Size, right: Size) -> bool:
+    return isinstance(left, int) and isinstance(right, int)
+
+
+_COMPARISONS: dict[str, Callable[[SizeAlgebra, Size, Size], bool]] = {
+    "Equal": SizeAlgebra.equal,
+    "Less": lambda algebra, left, right: algebra.holds(left < right),
+    "LessOrEqual": lambda algebra, left, right: algebra.holds(left <= right),
+    "Greater": lambda algebra, left, right: algebra.holds(left > right),
+    "GreaterOrEqual": lambda algebra, left, right: algebra.holds(left >= right),
+}
+
+_ELEMENTWISE: dict[str, Callable[[SizeAlgebra, Size, Size], Size]] = {
+    **_COMPARISONS,
+    "Add": lambda algebra, left, right: algebra.simplify(left + right),
+    "Sub": lambda algebra, left, right: algebra.simplify(left - right),
+    "Mul": lambda algebra, left, right: algebra.simplify(left * right),
+    "Div": SizeAlgebra.divide,
+    "Mod": SizeAlgebra.remainder,
+    "Min": SizeAlgebra.minimum,
+    "Max": SizeAlgebra.maximum,
+}
+
+_REDUCTIONS: dict[str, Callable[[SizeAlgebra, Size, Size], Size]] = {
+    "ReduceProd": _ELEMENTWISE["Mul"],
+    "ReduceSum": _ELEMENTWISE["Add"],
+    "ReduceMax": SizeAlgebra.maximum,
+    "ReduceMin": SizeAlgebra.minimum,
+}
+
+# Operators that move elements without looking at them, with the positions of the inputs whose elements they move.
+_MOVERS: dict[str, Callable[[int], bool]] = {
+    **dict.fromkeys(
+        ("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Split",
+         "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+        lambda position: position == 0,
+    ),
+    "Concat": lambda position: True,
+    "Where": lambda position: position > 0,
+}  # fmt: skip
+
+# Operators whose output can be far larger than their inputs, with its number of elements.
+_FILLERS: dict[str, Callable[..., float]] = {
+    "ConstantOfShape": lambda shape: math.prod(shape.tolist()),
+    "Expand": lambda data, shape: data.size * math.prod(shape.tolist()),
+    "BlackmanWindow": lambda size: float(size),
+    "HammingWindow": lambda size: float(size),
+    "HannWindow": lambda size: float(size),
+    "OneHot": lambda indices, depth, _: indices.size * float(depth.ravel()[0]),
+    "Pad": lambda data, pads, *_: (
+        math.prod(data.shape) + math.prod(size + max(0, int(np.abs(pads).sum())) for size in data.shape)
+    ),
+    "Range": lambda start, limit, delta: (float(limit) - float(start)) / float(delta) if delta else math.inf,
+    "Tile": lambda data, repeats, *_: data.size * math.prod(repeats.ravel().tolist()),
+}

@@ -1,0 +1,1 @@
+"""Reads PyTorch models."""

@@ -1,0 +1,81 @@
+"""What TKC can and cannot compile of an exported program."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.converters import CHECKS, CONVERTERS
+from tkc.frontend.torch.converters.emitter import source_of
+from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
+from tkc.frontend.torch.weights import STATE_KINDS
+
+_INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+_OUTPUTS = frozenset({OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION, *STATE_KINDS})
+
+
+def check_interface(program: ExportedProgram) -> None:
+    """Raises UnsupportedModelError for what a compiled model cannot take, keep or return."""
+    graph_signature = program.graph_signature
+    for spec in graph_signature.input_specs:
+        if spec.kind not in _INPUTS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
+            raise UnsupportedModelError(
+                f"Input {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors and constants can be inputs. "
+                "Pass a number as a tensor, or leave it static."
+            )
+    for spec in graph_signature.output_specs:
+        if spec.kind not in _OUTPUTS:
+            raise UnsupportedModelError(
+                f"The program returns {spec.arg.name!r} as {spec.kind.name.lower()}; only a forward pass can be "
+                "compiled. Export the model without a loss and its gradients."
+            )
+        if not isinstance(spec.arg, TensorArgument | ConstantArgument):
+            raise UnsupportedModelError(
+                f"Output {spec.arg.name!r} is computed from sizes; only tensors and constants can be returned. "
+                "Return it as a tensor."
+            )
+
+
+def check_operators(graph: fx.Graph) -> None:
+    """Raises UnsupportedModelError that lists every operator without a converter."""
+    unknown: dict[str, list[str]] = {}
+    for node in unknown_operators(graph):
+        unknown.setdefault(str(node.target), []).append(source_of(node))
+    if unknown:
+        lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
+        raise UnsupportedModelError(
+            "\n".join(
+                [
+                    "TKC cannot compile these operators of the model:",
+                    *lines,
+                    "Write them with other operators, or keep that part outside the compiled model.",
+                ]
+            )
+        )
+
+
+def unknown_operators(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that cannot be converted as they are, subgraphs among them."""
+    nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
+    return [node for node in nodes if node.op == "get_attr" or not _is_known(node)]
+
+
+_READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+
+
+def _is_number(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+
+
+def _is_known(node: fx.Node) -> bool:
+    if _is_number(node):
+        # Numbers follow from sizes, except those that are read out of a tensor.
+        return str(node.target) not in _READS_ELEMENT
+    if str(node.target) in CHECKS or node.target is operator.getitem:
+        return True
+    return functional_name(node) in CONVERTERS and (not is_in_place(node) or is_unobserved(node))

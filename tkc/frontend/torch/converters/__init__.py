@@ -1,0 +1,77 @@
+"""PyTorch operators as Relax: one converter an operator, in one table."""
+
+from __future__ import annotations
+
+from tkc.frontend.torch.converters import (
+    attention,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    normalization,
+    padding,
+    patches,
+    pooling,
+    products,
+    reductions,
+    resampling,
+    shapes,
+    sorting,
+)
+from tkc.frontend.torch.converters.emitter import Converter
+
+_IMAGES: dict[str, Converter] = {
+    **convolution.CONVERTERS,
+    **pooling.CONVERTERS,
+    **resampling.CONVERTERS,
+    **patches.CONVERTERS,
+    **padding.CONVERTERS,
+}
+
+CONVERTERS: dict[str, Converter] = {
+    **_IMAGES,
+    **elementwise.CONVERTERS,
+    **shapes.CONVERTERS,
+    **creation.CONVERTERS,
+    **indexing.CONVERTERS,
+    **sorting.CONVERTERS,
+    **reductions.CONVERTERS,
+    **normalization.CONVERTERS,
+    **products.CONVERTERS,
+    **attention.CONVERTERS,
+}
+"""The converter of each operator, by the name ``str(node.target)`` gives."""
+
+KEPT = frozenset(
+    {
+        "aten::linear",
+        "aten::matmul",
+        "aten::scaled_dot_product_attention",
+        "aten::silu",
+        "aten::layer_norm",
+        "aten::rms_norm",
+        "aten::diff",
+        "aten::masked_fill",
+        "aten::index_copy",
+        "aten::select_scatter",
+        "aten::one_hot",
+        "aten::softmax",
+        "aten::elu",
+        "aten::leaky_relu",
+        "aten::take",
+        "aten::gelu",
+        *(f"aten::{name.split('.')[1]}" for name in _IMAGES),
+    }
+)
+"""Operators that stay whole when PyTorch decomposes a model, because a rule or a reader wants to see them."""
+
+CHECKS = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+"""Operators that check what export already assumed, and have no result."""

@@ -1,0 +1,302 @@
+"""What a converter works with: the Relax builder, and what PyTorch knows of the node being converted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import DataType, arith, relax, te, tirx
+from tvm.ir import Op
+from tvm.relax.expr import _update_struct_info
+
+from tkc.errors import Error, InternalError, UnsupportedModelError
+from tkc.frontend.indices import IndexUses
+from tkc.frontend.sources import SourceBuilder
+from tkc.frontend.torch.converters.symbols import Size, Symbols
+
+Converter = Callable[..., Any]
+"""Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
+their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
+
+_CONCAT = Op.get("relax.concat")
+_LOW_PRECISION = frozenset({"float16", "bfloat16"})
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name that Relax has for a PyTorch dtype."""
+    if dtype.is_complex:
+        raise UnsupportedModelError(
+            f"The model computes with {dtype}, which TKC cannot represent. "
+            "Write the computation on real and imaginary parts."
+        )
+    return str(dtype).removeprefix("torch.")
+
+
+def has_no_elements(tensor: torch.Tensor) -> bool:
+    """Whether a (fake) tensor has a dimension that is 0 in every call."""
+    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
+
+
+def source_of(node: fx.Node) -> str:
+    """Where a node comes from: the module's path in the model, and the line of code."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    line = next((line for line in reversed(lines) if line.startswith("File ")), "")
+    return ", ".join(part for part in (path and f"module {path!r}", line) if part) or f"node {node.name!r}"
+
+
+_BROADCASTING = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "power", "floor_divide", "mod", "floor_mod", "atan2", "where"),
+        *("maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+        *("left_shift", "right_shift"),
+    )
+)
+
+
+class Emitter:
+    """Emits Relax for one graph, node by node; :attr:`node` is the one being converted."""
+
+    def __init__(self, builder: relax.BlockBuilder, symbols: Symbols) -> None:
+        self.builder = builder
+        self.symbols = symbols
+        self.index_uses = IndexUses(builder)
+        self.node: fx.Node = None  # type: ignore[assignment]  # set by convert
+        self.env: dict[fx.Node, Any] = {}
+        self._analyzer = arith.Analyzer()
+        self._made: dict[Hashable, Any] = {}
+
+    def convert(self, node: fx.Node, converter: Converter) -> None:
+        """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
+        self.node = node
+        source = f"{node.target} ({source_of(node)})"
+        self._name_source(source)
+        expected = node.meta["val"]
+        # What has no elements is what it is, whatever computes it.
+        empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
+        try:
+            value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
+            self.env[node] = self._settle(value, expected)
+        except InternalError as error:
+            error.nodes = (source,)
+            raise
+        except (Error, MemoryError):
+            raise
+        except Exception as error:
+            failure = InternalError(f"The converter of {source} failed: {type(error).__name__}: {error}")
+            failure.nodes = (source,)
+            raise failure from error
+        finally:
+            self._name_source("")
+
+    def bind(self, node: fx.Node, value: relax.Expr) -> None:
+        """Let ``node`` stand for ``value``, a parameter of the function or a constant."""
+        self.node = node
+        self.env[node] = self._settle(value, node.meta["val"])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the node's result."""
+        return dtype_name(self.node.meta["val"].dtype)
+
+    @property
+    def shape(self) -> list[Size]:
+        """The shape of the node's result."""
+        return self.sizes(self.node.meta["val"].shape)
+
+    def sizes(self, shape: Sequence[int | torch.SymInt]) -> list[Size]:
+        """A PyTorch shape in Relax's terms."""
+        return [self.symbols.size(size) for size in shape]
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Bind ``value`` to a variable; variables and constants stay as they are."""
+        if isinstance(value, relax.Var | relax.Constant):
+            return value
+        value = self.builder.normalize(value)
+        if _has_unknown_shape(value):
+            value = self.builder.normalize(self._with_equal_sizes(value))
+        return self.builder.emit(self._with_simple_sizes(value))
+
+    def _with_equal_sizes(self, call: relax.Call) -> relax.Expr:
+        """``call`` of operands whose sizes are the same where they broadcast.
+
+        PyTorch has proved that they are, or made it a condition of calls: ``n * m`` and 35 of a vector that was given.
+        """
+        shapes = [list(arg.struct_info.shape.values) for arg in call.args]
+        for axis in range(1, max(map(len, shapes)) + 1):
+            sizes = [shape[-axis] for shape in shapes if len(shape) >= axis and not self.equal(shape[-axis], 1)]
+            chosen = next((size for size in sizes if isinstance(size, tirx.IntImm)), sizes[0] if sizes else None)
+            for shape in shapes:
+                if len(shape) >= axis and not self.equal(shape[-axis], 1):
+                    shape[-axis] = chosen
+        operands = [
+            arg
+            if self.has_shape(arg, shape)
+            else self.builder.match_cast(arg, relax.TensorStructInfo(shape, arg.struct_info.dtype))
+            for arg, shape in zip(call.args, shapes, strict=True)
+        ]
+        return relax.Call(call.op, operands, call.attrs, call.sinfo_args)
+
+    def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
+        """``value``; a concatenation with its sizes in their simplest form.
+
+        TVM leaves the sum of sizes that it has as it is, but simplifies the sizes of functions' results: where one
+        tensor has both forms, ``FuseTIR`` fails.
+        """
+        info = value.struct_info
+        if not (isinstance(value, relax.Call) and value.op == _CONCAT and isinstance(info.shape, relax.ShapeExpr)):
+            return value
+        sizes = [self._analyzer.simplify(size) for size in info.shape]
+        simple = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
+        _update_struct_info(simple, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
+        return simple
+
+    def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
+        """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
+        return self.builder.emit_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs or None)
+
+    def cast(self, x: relax.Expr, dtype: str) -> relax.Expr:
+        """``x`` in ``dtype``."""
+        return x if x.struct_info.dtype == dtype else self.emit(relax.op.astype(x, dtype))
+
+    def tensor(self, value: Any, dtype: str) -> relax.Expr:
+        """A tensor, Python number or symbolic number as a tensor of ``dtype``."""
+        if isinstance(value, relax.Expr) and not isinstance(value, relax.PrimValue):
+            return self.cast(value, dtype)
+        if isinstance(value, tirx.PrimExpr) and not isinstance(value, tirx.IntImm | tirx.FloatImm):
+            return self._scalar(value, dtype)
+        return relax.const(_wrapped(getattr(value, "value", value), dtype), dtype)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returned when it was first called for ``key``: several nodes share what it emits."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def wide(self, x: relax.Expr) -> relax.Expr:
+        """``x`` in the precision that PyTorch accumulates it in: float32 for the 16-bit floating types."""
+        return self.cast(x, "float32") if x.struct_info.dtype in _LOW_PRECISION else x
+
+    def simplified(self, size: Size) -> Size:
+        """``size`` in its simplest form."""
+        return size if isinstance(size, int) else self._analyzer.simplify(size)
+
+    def equal(self, left: Size, right: Size) -> bool:
+        """Whether two sizes are provably equal."""
+        if isinstance(left, int) and isinstance(right, int):
+            return left == right
+        return self._analyzer.can_prove_equal(left, right)
+
+    def has_shape(self, x: relax.Expr, shape: Sequence[Size]) -> bool:
+        """Whether ``x`` provably has ``shape``."""
+        found = x.struct_info.shape
+        if not isinstance(found, relax.ShapeExpr) or len(found.values) != len(shape):
+            return False
+        return all(map(self.equal, found.values, shape))
+
+    def promoted(self, left: int = 0, right: int = 1) -> str:
+        """The dtype that PyTorch brings two of the node's arguments to before it compares them."""
+        first, second = (_example(self.node.args[position]) for position in (left, right))
+        return dtype_name(torch.result_type(first, second))
+
+    def note_indices(self, indices: relax.Expr, size: Size, *, wraps: bool = False) -> None:
+        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end if ``wraps``."""
+        source = f"{self.node.target} ({source_of(self.node)})"
+        self.index_uses.add(indices, self.simplified(size), wraps=wraps, source=source)
+
+    def unsupported(self, reason: str) -> UnsupportedModelError:
+        """The error for a use of the node's operator that its converter cannot express."""
+        return UnsupportedModelError(f"{self.node.target} ({source_of(self.node)}): {reason}")
+
+    def resolve(self, argument: Any) -> Any:
+        """An argument of a node with every node in it replaced by its value."""
+        if isinstance(argument, fx.Node):
+            return self.env[argument]
+        if isinstance(argument, list | tuple):
+            return [self.resolve(item) for item in argument]
+        return argument
+
+    def _name_source(self, source: str) -> None:
+        """What the builder notes for the variables that it binds from now on."""
+        if isinstance(self.builder, SourceBuilder):
+            self.builder.source = source
+
+    def _arguments(self, node: fx.Node) -> list[Any]:
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+        return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
+
+    def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Expr:
+        """A number computed from sizes."""
+        variables = list(tirx.analysis.undefined_vars(value))
+
+        def compute(*sizes: tirx.Var) -> te.Tensor:
+            number = tirx.stmt_functor.substitute(value, dict(zip(variables, sizes, strict=True))).astype(dtype)
+            return te.compute((), lambda: number, name="size")
+
+        return self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
+
+    def _zeros(self, like: torch.Tensor) -> relax.Expr:
+        return self.emit(relax.op.zeros(self.sizes(like.shape), dtype_name(like.dtype)))
+
+    def _settle(self, value: Any, expected: Any) -> Any:
+        if isinstance(expected, list | tuple):
+            if isinstance(value, relax.Expr):
+                value = [self.emit(relax.TupleGetItem(value, i)) for i in range(len(value.struct_info.fields))]
+            return [self._settle(v, e) for v, e in zip(value, expected, strict=True)]
+        if value is None or expected is None:
+            return None
+        value = self._zeros(expected) if has_no_elements(expected) else self.emit(value)
+        found = value.struct_info
+        dtype, shape = dtype_name(expected.dtype), self.sizes(expected.shape)
+        if found.ndim not in (-1, len(shape)):
+            raise InternalError(
+                f"The converter of {self.node.target} ({source_of(self.node)}) made {found.ndim} dimensions "
+                f"where PyTorch has {len(shape)}. Please report this model."
+            )
+        value = self.cast(value, dtype)
+        if self.has_shape(value, shape):
+            return value
+        if isinstance(found.shape, relax.ShapeExpr) and any(map(_differ, found.shape.values, shape)):
+            raise InternalError(
+                f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
+                f"where PyTorch has {shape}. Please report this model."
+            )
+        return self.builder.match_cast(value, relax.TensorStructInfo(shape, dtype))
+
+
+def _has_unknown_shape(value: relax.Expr) -> bool:
+    """Whether ``value`` broadcasts operands of known shapes to one that is not known."""
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", None) not in _BROADCASTING:
+        return False
+    found = value.struct_info
+    if not isinstance(found, relax.TensorStructInfo) or found.ndim < 0 or found.shape is not None:
+        return False
+    return all(isinstance(arg.struct_info.shape, relax.ShapeExpr) for arg in value.args)
+
+
+def _example(argument: Any) -> Any:
+    """A stand-in with the dtype category of ``argument``: a (fake) tensor, or a Python number."""
+    value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
+    if isinstance(value, torch.SymInt):
+        return 1
+    return 1.0 if isinstance(value, torch.SymFloat) else value
+
+
+def _wrapped(value: Any, dtype: str) -> Any:
+    """A whole number that an integer ``dtype`` has not, as PyTorch brings it there: its lowest bits."""
+    if "int" not in dtype or not isinstance(value, int) or isinstance(value, bool):
+        return value
+    bits = DataType(dtype).bits
+    low = value % (1 << bits)
+    return low - (1 << bits) if not dtype.startswith("uint") and low >> (bits - 1) else low
+
+
+def _differ(left: Size, right: Size) -> bool:
+    """Whether two sizes are known, and not the same."""
+    return isinstance(left, int | tirx.IntImm) and isinstance(right, int | tirx.IntImm) and int(left) != int(right)

@@ -1,0 +1,341 @@
+"""Operators that read and write by index tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from tvm import relax
+from tvm.relax import op
+
+from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.torch.converters.vectors import as_vectors
+
+Indices = list[relax.Expr | None]
+
+_COUNTS = frozenset(
+    {"argsort", "argmax", "argmin", "one_hot", "zeros_like", "new_zeros", "empty_like", "empty_permuted"}
+)
+_OF_FIRST = frozenset(
+    {"view", "unsqueeze", "squeeze", "expand", "permute", "clone", "alias", "slice", "select", "flip", "repeat"}
+    | {"cumsum", "to", "_to_copy", "index", "gather", "index_select", "reshape", "contiguous", "transpose"}
+)
+_OF_ALL = frozenset({"add", "mul", "div", "floor_divide", "maximum", "cat"})
+
+
+def _never_negative(index: Any) -> bool:
+    """Whether an index provably has no negative element, which would count from the back."""
+    if isinstance(index, int | float):
+        return index >= 0
+    if isinstance(index, list | tuple):
+        return all(map(_never_negative, index))
+    if not isinstance(index, fx.Node) or index.op != "call_function":
+        return False
+    if isinstance(index.meta["val"], torch.SymInt):
+        return statically_known_true(index.meta["val"] >= 0)
+    arguments: Any = index.args
+    name = _operator(index)
+    if name == "getitem":
+        source, position = arguments
+        return position == 1 if _operator(source) == "topk" else _sorted_is_never_negative(source, position)
+    if name in _OF_FIRST:
+        return _never_negative(arguments[0])
+    if name in ("index_put", "index_put_"):
+        return _never_negative(arguments[0]) and _never_negative(arguments[2])
+    if name in _OF_ALL:
+        return all(map(_never_negative, arguments))
+    return name in _COUNTS or (name == "arange" and all(map(_never_negative, arguments)))
+
+
+def _sorted_is_never_negative(source: Any, position: Any) -> bool:
+    return _operator(source) == "sort" and (position == 1 or _never_negative(source.args[0]))
+
+
+def _operator(node: fx.Node) -> str:
+    return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
+
+
+def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False) -> relax.Expr:
+    """An index that reads and writes no memory but that of a dimension of ``size``.
+
+    What comes from the model's inputs is brought into range (negative elements count from the back if ``wrap``).
+    PyTorch raises there: :mod:`tkc.frontend.indices` says where a compiled model does.
+    """
+    b.note_indices(index, size, wraps=wrap)
+    index = _wide(b, index)
+    if _never_negative(node):
+        return index
+    # Several operators often have one index: keys and values are written at the same positions.
+    key = ("inside", node, index.struct_info.ndim, index.struct_info.dtype, str(size), wrap)
+    return b.once(key, lambda: _clamped(b, index, size, wrap))
+
+
+def _wide(b: Emitter, index: relax.Expr) -> relax.Expr:
+    """An index in a dtype that counts the elements of any dimension."""
+    return index if index.struct_info.dtype in ("int32", "int64") else b.cast(index, "int64")
+
+
+def _clamped(b: Emitter, index: relax.Expr, size: Size, wrap: bool) -> relax.Expr:
+    dtype = index.struct_info.dtype
+    zero, last = relax.const(0, dtype), b.tensor(b.simplified(size - 1), dtype)
+    if wrap:
+        back = b.emit(op.add(index, b.tensor(size, dtype)))
+        index = b.emit(op.where(b.emit(op.less(index, zero)), back, index))
+    return b.emit(op.minimum(b.emit(op.maximum(index, zero)), last))
+
+
+def _from_front(b: Emitter, x: relax.Expr, indices: Indices) -> Indices:
+    """The indices counted from the front, and in range."""
+    sizes = x.struct_info.shape
+    nodes: Any = b.node.args[1]
+    return [
+        None if index is None else _inside(b, index, node, sizes[dim], wrap=True)
+        for dim, (index, node) in enumerate(zip(indices, nodes, strict=True))
+    ]
+
+
+def _indexed_first(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.Expr, list[relax.Expr], list[int]]:
+    """``x`` with its indexed dimensions in front, their indices, and the order that the dimensions were brought to."""
+    if any(index is not None and index.struct_info.dtype == "bool" for index in indices):
+        raise b.unsupported(
+            "a boolean index makes a result whose size depends on data, which is not supported. "
+            "Use torch.where, or compute on all elements."
+        )
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    order = indexed + [dim for dim in range(x.struct_info.ndim) if dim not in indexed]
+    front = x if order == sorted(order) else b.emit(op.permute_dims(x, order))
+    kept = [index for index in _from_front(b, x, indices) if index is not None]
+    return front, kept, order
+
+
+def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
+    """``x[indices]``: one index as ``take``, several broadcast against each other as ``index_tensor``."""
+    dims = [dim for dim, given in enumerate(indices) if given is not None]
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
+        return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0], mode="clip")
+    front, kept, _ = _indexed_first(b, x, indices)
+    out = b.emit(op.index_tensor(front, kept))
+    first, adjacent = dims[0], dims == list(range(dims[0], dims[-1] + 1))
+    if first == 0 or not adjacent:
+        return out
+    # Adjacent indices leave their result in their place, behind the dimensions before them.
+    rank = len(b.shape)
+    width = max(index.struct_info.ndim for index in kept)
+    return op.permute_dims(out, [*range(width, width + first), *range(width), *range(width + first, rank)])
+
+
+def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, accumulate: bool = False) -> relax.Expr:
+    """``x`` with ``values`` written (or added) at ``indices``, as ``scatter_elements`` over rows; with one boolean mask
+    and one value, as ``where``."""
+    values = b.cast(values, b.dtype)
+    dims = [dim for dim, given in enumerate(indices) if given is not None]
+    mask = indices[0] if len(indices) == 1 else None
+    if mask is not None and mask.struct_info.dtype == "bool" and values.struct_info.ndim == 0 and not accumulate:
+        shape = list(mask.struct_info.shape) + [1] * (x.struct_info.ndim - mask.struct_info.ndim)
+        return op.where(op.reshape(mask, shape), values, x)
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
+        (position,) = (index for index in _from_front(b, x, indices) if index is not None)
+        return _slices_written(b, x, dims[0], position, values, "add" if accumulate else "update")
+    front, kept, order = _indexed_first(b, x, indices)
+    shape = list(front.struct_info.shape)
+    indexed, rest = shape[: len(kept)], shape[len(kept) :]
+    position, count = _flat_index(b, kept, indexed)
+    flat = b.emit(op.reshape(front, [_product(indexed), *rest]))
+    if rest:
+        position = b.emit(op.reshape(position, [count, *[1] * len(rest)]))
+        position = b.emit(op.broadcast_to(position, [count, *rest]))
+    rows = _value_rows(b, values, kept, dims, count, rest)
+    out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
+    out = b.emit(op.reshape(out, shape))
+    return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
+
+
+def _product(sizes: list[Any]) -> Any:
+    out: Any = 1
+    for size in sizes:
+        out = out * size
+    return out
+
+
+def _flat_index(b: Emitter, indices: list[relax.Expr], sizes: list[Any]) -> tuple[relax.Expr, Any]:
+    """The indices as one flat index into dimensions of ``sizes``, and how many there are."""
+    position = indices[0]
+    for given, size in zip(indices[1:], sizes[1:], strict=True):
+        dtype = position.struct_info.dtype
+        scaled = b.emit(op.multiply(position, b.tensor(size, dtype)))
+        position = b.emit(op.add(scaled, b.cast(given, dtype)))
+    count = _product(list(position.struct_info.shape))
+    return (position if position.struct_info.ndim == 1 else b.emit(op.reshape(position, [count]))), count
+
+
+def _value_rows(
+    b: Emitter, values: relax.Expr, kept: list[relax.Expr], dims: list[int], count: Any, rest: list[Any]
+) -> relax.Expr:
+    """``values`` broadcast to the indexed elements, one row an index."""
+    indexed = _broadcast(b, [list(given.struct_info.shape) for given in kept])
+    # Where the indexed dimensions are neighbours, their values stand in their place.
+    before = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    whole = b.emit(op.broadcast_to(values, [*rest[:before], *indexed, *rest[before:]]))
+    if before:
+        width = range(before, before + len(indexed))
+        whole = b.emit(op.permute_dims(whole, [*width, *range(before), *range(width.stop, len(indexed) + len(rest))]))
+    return whole if len(indexed) == 1 else b.emit(op.reshape(whole, [count, *rest]))
+
+
+def _scatter(
+    b: Emitter, x: relax.Expr, indices: relax.Expr, values: relax.Expr, dim: int, reduction: str
+) -> relax.Expr:
+    """``scatter_elements``; truth values, which TVM does not calculate with, as numbers."""
+    if x.struct_info.dtype != "bool" or reduction == "update":
+        return op.scatter_elements(x, indices, values, dim, reduction)
+    numbers = [b.cast(operand, "int32") for operand in (x, values)]
+    return op.astype(b.emit(op.scatter_elements(numbers[0], indices, numbers[1], dim, reduction)), "bool")
+
+
+def _slices_written(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str
+) -> relax.Expr:
+    """``x`` with ``values`` (broadcast to the indexed slices) written at ``indices`` along ``dim``."""
+    shape = list(x.struct_info.shape)
+    count = _product(list(indices.struct_info.shape))
+    values = b.emit(op.broadcast_to(values, [*shape[:dim], *indices.struct_info.shape, *shape[dim + 1 :]]))
+    shape[dim] = count
+    if indices.struct_info.ndim != 1:
+        values = b.emit(op.reshape(values, shape))
+    rows = indices
+    if not b.has_shape(indices, shape):
+        rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
+        rows = b.emit(op.broadcast_to(rows, shape))
+    return _scatter(b, x, rows, values, dim, reduction)
+
+
+def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
+    """``x`` with the slices of ``source`` written at ``indices`` along ``dim``."""
+    dim %= x.struct_info.ndim
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return _slices_written(b, x, dim, indices, source, "update")
+
+
+def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(shape)) + shape for shape in shapes]
+    return [next((size for size in sizes if not b.equal(size, 1)), 1) for sizes in zip(*padded, strict=True)]
+
+
+def embedding(b: Emitter, weight: relax.Expr, indices: relax.Expr, *_: Any) -> relax.Expr:
+    """The rows of ``weight`` at ``indices``; the nearest row where there is none, never memory outside the table."""
+    b.note_indices(indices, weight.struct_info.shape[0])
+    return op.take(weight, _wide(b, indices), 0, mode="clip")
+
+
+def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> relax.Expr:
+    """The slices of ``x`` at ``indices`` along ``dim``."""
+    dim %= x.struct_info.ndim
+    b.note_indices(indices, x.struct_info.shape[dim])
+    return op.take(x, _wide(b, indices), dim, mode="clip")
+
+
+def gather(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, *_: Any) -> relax.Expr:
+    """``x[..., indices[..., i, ...], ...]`` along ``dim``."""
+    dim %= x.struct_info.ndim
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return op.gather_elements(x, b.cast(indices, "int64"), dim)
+
+
+def take(b: Emitter, x: relax.Expr, indices: relax.Expr) -> relax.Expr:
+    """The elements of ``x``, in reading order, at ``indices``."""
+    count = _product(list(x.struct_info.shape))
+    indices = _inside(b, indices, b.node.args[1], count, wrap=True)
+    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
+    return op.take(flat, indices, 0, mode="clip")
+
+
+_REDUCTIONS = {
+    None: "update",
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scattered(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str | None
+) -> relax.Expr:
+    shape = list(indices.struct_info.shape)
+    if not b.has_shape(values, shape):
+        axes = list(range(len(shape)))
+        values = b.emit(op.strided_slice(values, axes, [0] * len(shape), shape))
+    dim %= x.struct_info.ndim
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    return _scatter(b, x, indices, values, dim, _REDUCTIONS[reduction])
+
+
+def scatter(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr, reduce: str | None = None
+) -> relax.Expr:
+    """``x`` with ``source`` written at ``indices`` along ``dim``."""
+    return _scattered(b, x, dim, indices, b.cast(source, b.dtype), reduce)
+
+
+def scatter_value(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, value: Any, reduce: str | None = None
+) -> relax.Expr:
+    """``x`` with one ``value`` written at ``indices`` along ``dim``."""
+    shape = list(indices.struct_info.shape)
+    return _scattered(b, x, dim, indices, b.emit(op.full(shape, b.tensor(value, b.dtype), b.dtype)), reduce)
+
+
+def scatter_add(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
+    """``x`` with ``source`` added at ``indices`` along ``dim``."""
+    return _scattered(b, x, dim, indices, source, "add")
+
+
+def scatter_reduce(
+    b: Emitter,
+    x: relax.Expr,
+    dim: int,
+    indices: relax.Expr,
+    source: relax.Expr,
+    reduce: str,
+    include_self: bool = True,
+) -> relax.Expr:
+    """``x`` reduced with ``source`` at ``indices`` along ``dim``."""
+    if reduce not in _REDUCTIONS or not include_self:
+        raise b.unsupported(f"reduce={reduce!r} with include_self={include_self} is not supported.")
+    return _scattered(b, x, dim, indices, source, reduce)
+
+
+def index_add(
+    b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr, alpha: Any = 1
+) -> relax.Expr:
+    """``x`` with ``alpha * source`` added at ``indices`` along ``dim``."""
+    dim %= x.struct_info.ndim
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    if alpha != 1:
+        dtype = "int8" if b.dtype == "bool" else b.dtype
+        source = b.cast(b.emit(op.multiply(b.cast(source, dtype), b.tensor(alpha, dtype))), b.dtype)
+    return _slices_written(b, x, dim, indices, source, "add")
+
+
+CONVERTERS: dict[str, Converter] = {
+    "aten.index.Tensor": index,
+    "aten.index_put.default": index_put,
+    "aten.embedding.default": embedding,
+    "aten.index_select.default": as_vectors(index_select),
+    "aten.take.default": as_vectors(take),
+    "aten.gather.default": as_vectors(gather),
+    "aten.scatter.src": as_vectors(scatter),
+    "aten.scatter.reduce": as_vectors(scatter),
+    "aten.scatter.value": as_vectors(scatter_value),
+    "aten.scatter.value_reduce": as_vectors(scatter_value),
+    "aten.scatter_add.default": as_vectors(scatter_add),
+    "aten.scatter_reduce.two": as_vectors(scatter_reduce),
+    "aten.index_add.default": as_vectors(index_add),
+    "aten.index_copy.default": as_vectors(index_copy),
+}

@@ -1,0 +1,316 @@
+"""PyTorch models as Relax: export, then one walk over the exported graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import sympy
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.utils import _pytree as pytree
+from tvm import relax, tirx
+
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.identifiers import identifiers
+from tkc.frontend.indices import CheckedInGraph
+from tkc.frontend.model import ImportedModel
+from tkc.frontend.sources import SourceBuilder
+from tkc.frontend.torch.checks import check_interface, check_operators, unknown_operators
+from tkc.frontend.torch.complex import (
+    complex_decompositions,
+    computes_complex_numbers,
+    with_decomposable_complex_numbers,
+)
+from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
+from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.symbols import Symbols
+from tkc.frontend.torch.dimensions import (
+    DimensionNames,
+    Dimensions,
+    dimension_names,
+    input_dimensions,
+    named_shape,
+    names_in_program,
+    renamed,
+    size_conditions,
+)
+from tkc.frontend.torch.files import load_program
+from tkc.frontend.torch.mutation import functional_name, is_in_place
+from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
+from tkc.frontend.torch.weights import program_weights
+from tkc.passes.graph.updates import ATTRIBUTE as UPDATES
+from tkc.runtime.signature import Constant, Signature, TensorSpec
+
+# The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
+_COMPLEX_NUMBERS = "2.13"
+
+
+def import_torch(
+    model: nn.Module | ExportedProgram | str | PathLike[str],
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    checked_in_graph: CheckedInGraph = "none",
+    size_names: Mapping[str, str] | None = None,
+) -> ImportedModel:
+    """The Relax module, weights and signature of a PyTorch model.
+
+    ``model`` is a module, which is exported with the examples and ``dynamic_shapes`` as ``torch.export.export`` takes
+    them (and in the mode, training or evaluation, that it is in); or an exported program, or the path of a saved one
+    (``.pt2``), which are complete in themselves. ``checked_in_graph`` says of which indices the module itself counts
+    the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
+    a saved one has lost the names of its dimensions. Parameters are the model's own tensors, not copies; tied ones come
+    once, and unused ones not at all.
+
+    Raises:
+        UsageError: examples given with an exported program, a missing file, or a model that is none of these.
+        UnsupportedModelError: operators without a converter (all are listed), a file that is no exported program,
+            or a model that ``torch.export`` cannot export.
+    """
+    if isinstance(model, nn.Module):
+        if size_names:
+            raise UsageError("size_names is for programs that are exported already; name the Dims of dynamic_shapes")
+        program = exported(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+        names = dimension_names(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+    else:
+        if example_args or example_kwargs or dynamic_shapes is not None:
+            raise UsageError(
+                "Example arguments and dynamic shapes were given with a program that is exported already. "
+                "Leave them out, or pass the module itself."
+            )
+        program = model if isinstance(model, ExportedProgram) else load_program(model)
+        inputs = _inputs(program)
+        names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
+        _check_named(_dimensions(program, names), size_names or {})
+    return _import(simplified(program), names, checked_in_graph)
+
+
+def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
+    if lost := sorted(set(size_names.values()) - dimensions.sizes.keys()):
+        known = ", ".join(dimensions.sizes)
+        raise UsageError(f"one size has several names: {', '.join(lost)} is the same as another of {known}")
+
+
+def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
+    """``model`` as ``torch.export`` exports it; :class:`UnsupportedModelError` if it cannot."""
+    try:
+        # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
+        with torch.no_grad(), unchanged_tensors():
+            return torch.export.export(
+                model,
+                args,
+                kwargs,
+                dynamic_shapes=dynamic_shapes,
+                strict=False,
+                # CUDA's attention kernels compare strides of symbolic sizes: true for all of them, but PyTorch's
+                # prover gives up and would refuse the model.
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"torch.export cannot export {type(model).__name__}: {error}\n"
+            "The example arguments must fit its forward, and its control flow must not depend on data "
+            "(see the PyTorch documentation of torch.export)."
+        ) from error
+
+
+def simplified(program: ExportedProgram) -> ExportedProgram:
+    """The program over operators that have converters, in functional form.
+
+    Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
+    replaces what it can by its core operators.
+    """
+    is_complex = computes_complex_numbers(program)
+    if not is_complex and not unknown_operators(program.graph):
+        return program
+    table = torch.export.default_decompositions()
+    for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
+        table.pop(op)
+    if is_complex:
+        program = with_decomposable_complex_numbers(program)
+        table.update(complex_decompositions())
+    try:
+        with torch.no_grad():
+            return with_state_as_buffers(with_whole_copies(program)).run_decompositions(table)
+    except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
+        if isinstance(error, UnsupportedModelError):
+            raise
+        if not is_complex:
+            names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
+            raise UnsupportedModelError(
+                f"TKC cannot compile {'; '.join(names)}: PyTorch has no form of it in its core operators "
+                f"({str(error).splitlines()[0]})\nWrite it with other operators, or keep that part outside the model."
+            ) from error
+        newer = "" if torch.__version__ >= _COMPLEX_NUMBERS else f", or use PyTorch {_COMPLEX_NUMBERS}, which has more"
+        raise UnsupportedModelError(
+            f"PyTorch {torch.__version__} has no form in real numbers of something that the model does with complex "
+            f"ones: {str(error).splitlines()[0]}\n"
+            f"Write that on real and imaginary parts{newer}."
+        ) from error
+
+
+def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
+    """How a compiled ``program`` is called; ``names`` are those that the user gave its dimensions."""
+    graph_signature = program.graph_signature
+    dimensions = _dimensions(program, names or {})
+    outputs = [spec for spec in graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    values, changes = _values(program), program_updates(program)
+    return Signature(
+        leaves=tuple(
+            _constant(spec)
+            if shape is None
+            else TensorSpec(spec.arg.name, shape, dtype_name(values[spec.arg.name].dtype))
+            for spec, shape in zip(_user_inputs(program), dimensions.shapes, strict=True)
+        ),
+        outputs=tuple(
+            TensorSpec(name, named_shape(values[name].shape, dimensions), dtype_name(values[name].dtype))
+            for name in (spec.arg.name for spec in outputs if isinstance(spec.arg, TensorArgument))
+        ),
+        sizes=dimensions.sizes,
+        in_spec=_written(program.call_spec.in_spec),
+        out_spec=_written(program.call_spec.out_spec),
+        constant_outputs=tuple(
+            (position, _constant(spec))
+            for position, spec in enumerate(outputs)
+            if isinstance(spec.arg, ConstantArgument)
+        ),
+        conditions=size_conditions(dimensions, _asserted(program)),
+        updated_inputs=tuple(changes.inputs),
+        state=tuple(
+            TensorSpec(name, tuple(values[node].shape), dtype_name(values[node].dtype))
+            for name, node in changes.state.items()
+        ),
+        returned=changes.returned,
+    )
+
+
+def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
+    """The conditions on sizes that PyTorch exported the program under and left to be checked at each call."""
+    for node in program.graph.nodes:
+        if str(node.target) == "aten._assert_scalar.default":
+            condition = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else node.args[0]
+            if isinstance(condition, torch.SymBool):
+                yield condition.node.expr
+
+
+def _constant(spec: InputSpec | OutputSpec) -> Constant:
+    argument: Any = spec.arg
+    return Constant(argument.name, argument.value)
+
+
+def _written(spec: pytree.TreeSpec) -> str | None:
+    """The spec as text; ``None`` where it names a class that PyTorch has no written form of."""
+    try:
+        return pytree.treespec_dumps(spec)
+    except NotImplementedError:
+        return None
+
+
+def _values(program: ExportedProgram) -> dict[str, Any]:
+    """The (fake) value of each node."""
+    return {node.name: node.meta.get("val") for node in program.graph.nodes}
+
+
+def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
+    return [spec for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+
+
+def _dimensions(program: ExportedProgram, names: DimensionNames) -> Dimensions:
+    return input_dimensions(_inputs(program), names, program.range_constraints)
+
+
+def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
+    values = _values(program)
+    return [
+        (spec.arg.name, values[spec.arg.name] if isinstance(spec.arg, TensorArgument) else None)
+        for spec in _user_inputs(program)
+    ]
+
+
+def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph) -> ImportedModel:
+    check_operators(program.graph)
+    check_interface(program)
+    signature = exported_signature(program, names)
+    sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
+    solved = _dimensions(program, names).solved().items()
+    symbols = Symbols({symbol: (sizes[name] - offset) // factor for symbol, (name, offset, factor) in solved})
+    inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
+    weights = program_weights(program)
+    variables = {
+        name: relax.Var(variable, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
+        for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
+    }
+    builder = SourceBuilder()
+    emitter = Emitter(builder, symbols)
+    params = [*inputs.values(), *variables.values()]
+    updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
+    with builder.function("main", params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
+        with builder.dataflow():
+            bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
+            outputs, updates = _translate(program, emitter, bound)
+            named = {variable: name for name, variable in inputs.items()}
+            uses = emitter.index_uses
+            counts, flags = uses.counted(named, checked_in_graph)
+            result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
+        builder.emit_func_output(result)
+    module = builder.finalize()
+    module["main"] = module["main"].with_attr("num_input", len(inputs))
+    state = {spec.name for spec in signature.state}
+    uses.check_constants({variables[name]: weights.parameters[name] for name in variables if name not in state})
+    signature = replace(signature, index_bounds=uses.input_bounds(named), index_flags=tuple(flags))
+    values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}
+    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources, values)
+
+
+def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
+    shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+    return relax.Var(spec.name, relax.TensorStructInfo(shape, spec.dtype))
+
+
+def _translate(
+    program: ExportedProgram, emitter: Emitter, bound: Mapping[str, relax.Expr]
+) -> tuple[list[relax.Expr], list[relax.Expr]]:
+    """Emit every node; the values that the program returns, and the new ones of what it updates."""
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in bound:
+            emitter.bind(node, bound[node.name])
+        elif node.op == "call_function" and str(node.target) not in CHECKS:
+            _emit(emitter, node)
+    values = {node.name: value for node, value in emitter.env.items()}
+    changes = program_updates(program)
+    updated = [*changes.inputs.values(), *changes.state.values()]
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    names = [output.name for output in outputs if isinstance(output, TensorArgument) and output.name not in updated]
+    return [values[name] for name in names], [values[name] for name in updated]
+
+
+def _result(node: fx.Node, source: fx.Node, result: Any) -> Any:
+    """One of the results of ``source``, which its converter may leave out where only a backward pass reads it."""
+    if result is None and node.users:
+        raise UnsupportedModelError(
+            f"{source.target} ({source_of(source)}): the model uses result {node.args[1]}, which is not supported. "
+            "Compute it with other operators."
+        )
+    return result
+
+
+def _emit(emitter: Emitter, node: fx.Node) -> None:
+    value = node.meta.get("val")
+    arguments: Any = node.args
+    if node.target is operator.getitem:
+        source, position = arguments
+        emitter.env[node] = _result(node, source, emitter.env[source][position])
+    elif isinstance(value, torch.SymInt | torch.SymFloat):
+        emitter.env[node] = emitter.symbols.size(value)
+    elif isinstance(value, int | float | torch.SymBool):
+        emitter.env[node] = value
+    else:
+        emitter.convert(node, CONVERTERS[functional_name(node)])
+        if is_in_place(node):
+            emitter.env[arguments[0]] = emitter.env[node]

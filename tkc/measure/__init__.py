@@ -1,0 +1,1 @@
+"""Measuring on a device: cases prepared and checked, times taken, results recorded."""

@@ -1,0 +1,506 @@
+"""A compiled model on disk: one folder, written whole or not at all, checked before anything in it runs.
+
+``manifest.json`` says what the folder holds, and ``manifest.sha256`` that it is the manifest which was written;
+``model.so`` is the generated code; ``kernels/`` the kernel libraries; ``params.safetensors`` the weights, and the
+initial values of the state. There is no pickle in it, but it is machine code all the same.
+
+Reading one takes bounded memory, follows no path out of the folder, and imports nothing that the folder names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+
+from tkc.builder.cache import KernelLibrary, file_sha256
+from tkc.errors import ArtifactError, UsageError
+from tkc.kernels import KernelRequest, Target
+from tkc.runtime.cpu_features import cpu_features
+from tkc.runtime.report import Report
+from tkc.runtime.requirements import Requirements
+from tkc.runtime.signature import Signature, TensorSpec
+from tkc.runtime.sizes import Formula
+from tkc.runtime.structures import UnknownClassError
+from tkc.targets import runs_here
+
+if TYPE_CHECKING:
+    from tkc.runtime.executable import Executable
+
+FORMAT: Literal[3] = 3
+MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
+MOST_MANIFEST = 64 << 20
+"""Bytes of the largest manifest that is read; that of a model with thousands of functions has some millions."""
+
+MAIN = "main"
+_CODE, _PARAMETERS, _KERNELS = "model.so", "params.safetensors", "kernels"
+_LIBRARY = re.compile(rf"{_KERNELS}/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_PINNED = ("apache-tvm", "apache-tvm-ffi")
+"""The packages whose versions an artifact's code is tied to."""
+
+_LARGEST = 2**63 - 1
+_STRICT = ConfigDict(frozen=True, extra="forbid")
+
+
+class KernelEntry(BaseModel):
+    """One kernel library of an artifact."""
+
+    model_config = _STRICT
+    file: str
+    key: str
+    request: dict[str, Any]
+
+
+class Entry(BaseModel):
+    """A function that the code exports: how it is called, and which of the parameters it takes, in order."""
+
+    model_config = _STRICT
+    signature: Signature
+    parameters: tuple[str, ...]
+
+
+class Manifest(BaseModel):
+    """What an artifact holds.
+
+    ``entries`` are the functions of the code by name, which share ``parameters``: an LLM may have one to
+    prefill and one to decode. ``requires`` is what must be there where it runs. ``files`` gives the SHA-256 of each
+    file, by its path in the folder.
+    """
+
+    model_config = _STRICT
+    format: Literal[3] = FORMAT
+    versions: dict[str, str]
+    target: str
+    cpu_features: tuple[str, ...] = ()
+    requires: Requirements = Requirements()
+    entries: dict[str, Entry]
+    parameters: tuple[TensorSpec, ...]
+    kernels: tuple[KernelEntry, ...]
+    files: dict[str, str]
+    report: dict[str, Any]
+
+    @property
+    def signature(self) -> Signature:
+        """How ``main`` is called."""
+        return self.entries[MAIN].signature
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact whose manifest was read and whose files were checked."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum((self.folder / name).stat().st_size for name in self.manifest.files)
+
+
+def save(executable: Executable, path: Path, *, overwrite: bool = False) -> Path:
+    """Write ``executable`` as the folder ``path``.
+
+    Raises :class:`UsageError` if there is something at ``path``: an artifact is replaced where ``overwrite`` is true,
+    and anything else never. Raises :class:`ArtifactError` if it cannot be written (a full disk); nothing is left behind
+    then, and an earlier artifact stays.
+    """
+    check_destination(path, overwrite)
+    scratch: Path | None = None
+    path = path.resolve()  # a link stays one
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        _write(executable, scratch)
+        _replace(path, scratch)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"the artifact {path} could not be written: {error}") from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return path
+
+
+def check_destination(path: Path, overwrite: bool) -> None:
+    """Raise :class:`UsageError` if an artifact cannot be written to ``path`` because of what is there."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not (path / MANIFEST).is_file():
+        raise UsageError(f"{path} exists and is no artifact; choose another name or remove it")
+    if not overwrite:
+        raise UsageError(
+            f"{path} is an artifact already; choose another name, or replace it with overwrite=True "
+            "(on the command line: --force)"
+        )
+
+
+def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
+    """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
+
+    ``max_concurrency`` is as in :func:`tkc.compile`. Raises :class:`ArtifactError` for a folder that is no artifact,
+    has a missing or changed file, is for another version, target or device, or needs an operator that is not here. Load
+    only what you trust: an artifact is machine code.
+    """
+    from tkc.runtime.executable import Executable
+
+    artifact = open_artifact(path)
+    manifest, folder = artifact.manifest, artifact.folder
+    _check_versions(manifest, folder)
+    target = _target(manifest, folder)
+    if reason := runs_here(target):
+        raise ArtifactError(f"{folder} cannot run here: {reason}")
+    if missing := sorted(set(manifest.cpu_features) - cpu_features()):
+        raise ArtifactError(
+            f"{folder} uses CPU instructions this machine lacks ({', '.join(missing)}); compile the model here"
+        )
+    if others := sorted(manifest.entries.keys() - {MAIN}):
+        raise ArtifactError(f"{folder} has further entries ({', '.join(others)}), which only a newer TKC calls")
+    if absent := manifest.requires.missing():
+        raise ArtifactError(f"{folder} cannot run here: {absent}")
+    parameters = _parameters(artifact, "cuda" if target.is_cuda else "cpu")
+    # What was checked is what runs, whatever becomes of the folder.
+    own = tempfile.TemporaryDirectory(prefix="tkc-")
+    code = _copied(folder, _CODE, manifest, Path(own.name))
+    try:
+        return Executable(
+            target=target,
+            signature=manifest.signature,
+            parameters=parameters,
+            code=code,
+            libraries=tuple(_library(folder, entry, manifest, Path(own.name)) for entry in manifest.kernels),
+            report=Report.from_json(manifest.report),
+            folder=own,
+            requires=manifest.requires,
+            max_concurrency=max_concurrency,
+        )
+    except UnknownClassError as error:
+        raise ArtifactError(
+            f"{folder} takes inputs of a class that is not registered here ({error}); import its package first"
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ArtifactError(f"{folder} was changed: {MANIFEST} says what cannot be ({error})") from error
+
+
+def to_bytes(executable: Executable) -> bytes:
+    """The artifact of ``executable`` packed in memory, as :func:`from_bytes` reads it."""
+    packed = io.BytesIO()
+    with tempfile.TemporaryDirectory(prefix="tkc-") as scratch:
+        folder = Path(scratch)
+        _write(executable, folder)
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+            for file in sorted(folder.rglob("*")):
+                if file.is_file():
+                    archive.write(file, file.relative_to(folder).as_posix())
+    return packed.getvalue()
+
+
+def from_bytes(
+    packed: bytes,
+    state: Mapping[str, torch.Tensor] | None = None,
+    max_concurrency: int | None = None,
+    cuda_graphs: bool | None = None,
+) -> Executable:
+    """The executable that :func:`to_bytes` packed, with its ``state``. Checks and errors are those of :func:`load`."""
+    with tempfile.TemporaryDirectory(prefix="tkc-") as scratch:
+        folder = Path(scratch)
+        try:
+            with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+                for member in archive.infolist():
+                    # Stored as they are, files are no larger than what was given.
+                    if member.compress_type != zipfile.ZIP_STORED or not _expected(member.filename):
+                        raise ArtifactError(f"a packed artifact has no file {member.filename!r}")
+                    archive.extract(member, folder)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise ArtifactError(f"a packed artifact cannot be read: {error}") from error
+        executable = load(folder, max_concurrency=max_concurrency)
+    if cuda_graphs is not None:
+        executable.cuda_graphs = cuda_graphs
+    if state:
+        executable.set_state(state)
+    return executable
+
+
+def open_artifact(path: str | Path) -> Artifact:
+    """Read an artifact's manifest and check every file against it, without loading any code."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise UsageError(f"an artifact is the path of a folder, not a {type(path).__name__}")
+    try:
+        return _opened(Path(path))
+    except (OSError, ValueError) as error:  # a file that may not be read; a name with a null character
+        raise ArtifactError(f"{str(path)!r} cannot be read: {error}") from error
+
+
+def _opened(folder: Path) -> Artifact:
+    manifest = _read_manifest(folder)
+    expected = {_CODE, _PARAMETERS, *(entry.file for entry in manifest.kernels)}
+    if manifest.files.keys() != expected or not all(map(_expected, expected)):
+        names = ", ".join(map(repr, sorted(manifest.files.keys() ^ expected) or sorted(expected)))
+        raise ArtifactError(f"{folder} was changed: {MANIFEST} names other files than an artifact has ({names[:200]})")
+    for name, digest in manifest.files.items():
+        file = folder / name
+        if not _is_own_file(folder, name):
+            raise ArtifactError(f"{folder} is incomplete: {name} is missing; copy or compile it again")
+        if file_sha256(file) != digest:
+            raise ArtifactError(
+                f"{folder} was changed: {name} is not the file that was saved; copy or compile it again"
+            )
+    return Artifact(folder, manifest)
+
+
+def _expected(name: str) -> bool:
+    return name in (MANIFEST, DIGEST, _CODE, _PARAMETERS) or _LIBRARY.fullmatch(name) is not None
+
+
+def _is_own_file(folder: Path, name: str) -> bool:
+    """Whether ``name`` is a file in ``folder``, and neither a link out of it nor a device or a pipe."""
+    *parents, _ = Path(name).parts
+    try:
+        links = any(stat.S_ISLNK((folder / parent).lstat().st_mode) for parent in parents)
+        return not links and stat.S_ISREG((folder / name).lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    content = _read(folder, MANIFEST, MOST_MANIFEST)
+    if content is None:
+        raise ArtifactError(f"{folder} is no artifact: it has no {MANIFEST}")
+    digest = _read(folder, DIGEST, 1024)
+    if digest is None:
+        raise ArtifactError(_without_digest(folder, content))
+    if digest != _digest(content):
+        raise ArtifactError(f"{folder} was changed: {MANIFEST} is not what was saved; copy or compile it again")
+    try:
+        json.loads(content, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
+        return _validated(Manifest.model_validate_json(content, strict=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["loc"] == ("format",):
+            raise ArtifactError(_other_format(folder, first["input"])) from None
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid at {where} ({first['msg']})") from None
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid ({error})") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _refused(number: str) -> None:
+    raise ValueError(f"{number} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        _refused(text)
+    return number
+
+
+def _validated(manifest: Manifest) -> Manifest:
+    """``manifest``, of which each part fits the others; :class:`ValueError` if not."""
+    if MAIN not in manifest.entries:
+        raise ValueError(f"it has no entry {MAIN}")
+    names = [spec.name for spec in manifest.parameters]
+    if len(set(names)) != len(names):
+        raise ValueError("two parameters have one name")
+    for name, entry in manifest.entries.items():
+        signature = entry.signature
+        for spec in (*signature.inputs, *signature.outputs, *signature.state, *manifest.parameters):
+            _check_spec(spec)
+        formulas = [size for spec in signature.inputs for size in spec.shape if isinstance(size, str)]
+        if strange := {size for text in formulas for size in Formula(text).names} - signature.sizes.keys():
+            raise ValueError(f"entry {name} has sizes that are not there ({', '.join(sorted(strange))})")
+        if len({spec.name for spec in signature.inputs}) != len(signature.inputs):
+            raise ValueError(f"two inputs of entry {name} have one name")
+        for size, bounds in signature.sizes.items():
+            if not 0 <= bounds.minimum <= (_LARGEST if bounds.maximum is None else bounds.maximum) <= _LARGEST:
+                raise ValueError(f"size {size} is at least {bounds.minimum} and at most {bounds.maximum}")
+        if unknown := sorted(set(entry.parameters) - set(names)):
+            raise ValueError(f"entry {name} takes parameters that are not there ({', '.join(unknown)})")
+    return manifest
+
+
+def _check_spec(spec: TensorSpec) -> None:
+    if not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
+        raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}")
+    for size in spec.shape:
+        if not isinstance(size, str) and not 0 <= size <= _LARGEST:
+            raise ValueError(f"{spec.name} has an axis of {size}")
+
+
+def _read(folder: Path, name: str, most: int) -> bytes | None:
+    """The content of a file of at most ``most`` bytes; ``None`` if there is none."""
+    if not _is_own_file(folder, name):
+        return None
+    with (folder / name).open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ArtifactError(f"{folder} was changed: {name} is larger than any that TKC writes ({most} bytes)")
+    return content
+
+
+def _digest(content: bytes) -> bytes:
+    """What ``manifest.sha256`` holds, which ``sha256sum --check`` reads, too."""
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def _without_digest(folder: Path, content: bytes) -> str:
+    """What to say of a manifest without its digest: older formats have none."""
+    try:
+        found = json.loads(content)["format"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return f"{folder} is no artifact, or was changed: it has no {DIGEST}, and its {MANIFEST} is not valid"
+    if found == FORMAT:
+        return f"{folder} is incomplete: {DIGEST} is missing; copy or compile it again"
+    return _other_format(folder, found)
+
+
+def _other_format(folder: Path, found: Any) -> str:
+    return (
+        f"{folder} has artifact format {str(found)[:20]!s}, and this TKC reads format {FORMAT}; "
+        "use the TKC that made it, or compile again"
+    )
+
+
+def _target(manifest: Manifest, folder: Path) -> Target:
+    try:
+        return Target.parse(manifest.target)
+    except ValueError as error:
+        raise ArtifactError(f"{folder} is for a target that does not exist here: {error}") from None
+
+
+def _parameters(artifact: Artifact, device: str) -> dict[str, torch.Tensor]:
+    """The weights of ``main`` on ``device``, each as the manifest has it, and the initial values of the state."""
+    manifest, folder = artifact.manifest, artifact.folder
+    try:
+        stored = safetensors.torch.load_file(folder / _PARAMETERS, device=device)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"{folder} was changed: {_PARAMETERS} cannot be read ({error})") from error
+    specs = {spec.name: spec for spec in manifest.parameters}
+    if stored.keys() != specs.keys():
+        names = ", ".join(sorted(stored.keys() ^ specs.keys()))
+        raise ArtifactError(f"{folder} was changed: {_PARAMETERS} has other tensors than {MANIFEST} says ({names})")
+    for name, tensor in stored.items():
+        _check_tensor(folder, "the tensor", specs[name], tensor)
+    main = manifest.entries[MAIN]
+    parameters = {name: stored[name] for name in main.parameters}
+    for spec in main.signature.state:
+        found = parameters.get(spec.name)
+        if found is None:
+            raise ArtifactError(f"{folder} was changed: its state {spec.name} has no initial value")
+        _check_tensor(folder, "the initial value of", spec, found)
+    return parameters
+
+
+def _check_tensor(folder: Path, what: str, spec: TensorSpec, found: torch.Tensor) -> None:
+    if tuple(found.shape) != spec.shape or str(found.dtype) != f"torch.{spec.dtype}":
+        raise ArtifactError(
+            f"{folder} was changed: {what} {spec.name} is {found.dtype} {list(found.shape)}, "
+            f"and should be {spec.dtype} {list(spec.shape)}"
+        )
+
+
+def _check_versions(manifest: Manifest, folder: Path) -> None:
+    for package in _PINNED:
+        made, here = manifest.versions.get(package), importlib.metadata.version(package)
+        if made != here:
+            raise ArtifactError(
+                f"{folder} was made with {package} {made}, and this is {here}; "
+                f"install {package}=={made} or compile again"
+            )
+
+
+def _library(folder: Path, entry: KernelEntry, manifest: Manifest, into: Path) -> KernelLibrary:
+    path = _copied(folder, entry.file, manifest, into)
+    return KernelLibrary(KernelRequest.from_json(entry.request), path, entry.key, manifest.files[entry.file])
+
+
+def _copied(folder: Path, name: str, manifest: Manifest, into: Path) -> Path:
+    """A copy of a file in ``into``, which is checked again: it is what will run."""
+    copy = into / name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(folder / name, copy)
+    if file_sha256(copy) != manifest.files[name]:
+        raise ArtifactError(f"{folder} was changed while it was read: {name}")
+    return copy
+
+
+def _write(executable: Executable, folder: Path) -> None:
+    shutil.copyfile(executable.code, folder / _CODE)
+    (folder / _KERNELS).mkdir()
+    entries = []
+    for library in executable.libraries:
+        file = f"{_KERNELS}/{library.path.name}"
+        shutil.copyfile(library.path, folder / file)
+        entries.append(KernelEntry(file=file, key=library.key, request=library.request.to_json()))
+    weights = _unshared(executable)
+    safetensors.torch.save_file(weights, folder / _PARAMETERS)
+    files = [_CODE, _PARAMETERS, *(entry.file for entry in entries)]
+    manifest = Manifest(
+        versions={name: importlib.metadata.version(name) for name in ("tkc", *_PINNED, "tilelang")},
+        target=str(executable.target),
+        cpu_features=() if executable.target.is_cuda else tuple(sorted(cpu_features())),
+        requires=executable.requires,
+        entries={MAIN: Entry(signature=executable.signature, parameters=tuple(executable.parameters))},
+        parameters=tuple(
+            TensorSpec(name, tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
+            for name, weight in weights.items()
+        ),
+        kernels=tuple(entries),
+        files={name: file_sha256(folder / name) for name in files},
+        report=executable.report.to_json(),
+    )
+    content = manifest.model_dump_json(indent=1).encode()
+    (folder / MANIFEST).write_bytes(content)
+    (folder / DIGEST).write_bytes(_digest(content))
+
+
+def _replace(path: Path, scratch: Path) -> None:
+    """Put the folder ``scratch`` where ``path`` is or is to be."""
+    if not path.exists():
+        scratch.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    path.rename(aside / path.name)
+    try:
+        scratch.rename(path)
+    except OSError:
+        (aside / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _unshared(executable: Executable) -> dict[str, torch.Tensor]:
+    """The weights, each with storage of its own: safetensors stores no aliases."""
+    owners: set[int] = set()
+    weights = {}
+    for name, weight in executable.parameters.items():
+        tensor = weight.detach().contiguous()
+        storage = tensor.untyped_storage()
+        alone = storage.data_ptr() not in owners and storage.nbytes() == tensor.nbytes
+        weights[name] = tensor if alone else tensor.clone()
+        owners.add(storage.data_ptr())
+    return weights

@@ -1,0 +1,520 @@
+"""A compiled model in memory: checks what it is called with, runs, keeps its state, returns what the model would."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+from torch.utils import _pytree as pytree
+
+from tkc.builder import KernelLibrary
+from tkc.errors import ForkError, InputError, TargetError
+from tkc.kernels import Target
+from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
+from tkc.runtime.index_flags import IndexFlags
+from tkc.runtime.input_checks import InputChecks, aligned, described
+from tkc.runtime.loaded_code import LoadedCode, Machine
+from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
+from tkc.runtime.report import Report
+from tkc.runtime.requirements import Requirements
+from tkc.runtime.signature import Constant, Signature, TensorSpec
+from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
+from tkc.runtime.structures import UnknownClassError, read_structure
+from tkc.runtime.tensors import from_torch, from_torch_as, to_torch
+from tkc.targets import runs_here
+
+_NO_CUDA = "CUDA does not work in a child of a process that used it"
+_OTHER_THREAD = "another thread was loading or running a model when this process was forked"
+
+
+class Executable(SurvivesFork):
+    """A model compiled for one target. Call it as the model was called; save it with :meth:`save`.
+
+    Any number of threads may call it at once. Each call has a virtual machine of its own, of which there are at most
+    :attr:`max_concurrency`, over one set of weights and code; further calls wait for one. What the model changes when
+    it is called (a key/value cache, a counter) is its :attr:`state`, of which each executable has its own. **Models
+    with state, and models that update their inputs, run one call at a time**, in no particular order.
+
+    On the CPU, :attr:`parameters` share the memory of the model that was compiled: training it further changes the
+    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case.
+
+    A CUDA call runs on the caller's current stream, and takes its memory from PyTorch's allocator. In a child that was
+    forked, a CPU executable can be called, a loaded CUDA executable raises :class:`tkc.ForkError`.
+
+    ``pickle`` and ``copy`` work: a pickle holds the artifact and the current state, and is loaded with all of
+    :func:`tkc.load`'s checks (load only what you trust); a copy shares code and weights, and has a state of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        signature: Signature,
+        parameters: Mapping[str, torch.Tensor],
+        code: Path,
+        libraries: Sequence[KernelLibrary],
+        report: Report,
+        folder: tempfile.TemporaryDirectory[str] | None = None,
+        out_spec: pytree.TreeSpec | None = None,
+        requires: Requirements | None = None,
+        max_concurrency: int | None = None,
+    ) -> None:
+        """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
+
+        ``requires`` is what must be there when it runs. Raises :class:`tkc.UsageError` for a ``max_concurrency``
+        that is no positive number.
+        """
+        self._max_concurrency = checked_concurrency(max_concurrency)
+        self.target = target
+        self.signature = signature
+        self.report = report
+        self.requires = requires or Requirements()
+        # The initial state is only read to reset it, and is not the model's own memory, which may change.
+        initial = {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
+        self.parameters = {**parameters, **initial}
+        self.code = code
+        self.libraries = tuple(libraries)
+        self._folder = folder
+        self._in_spec = read_structure(signature.in_spec) if signature.in_spec else None
+        self._out_spec = out_spec or _load_spec(signature.out_spec)
+        self._device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if target.is_cuda and torch.cuda.is_available()
+            else torch.device("cpu")
+        )
+        self._checked: Run = InputChecks(signature, self._device)
+        self._index_flags = (
+            IndexFlags(signature.index_flags, self._device, at_once=signature.checked_at_once)
+            if signature.index_flags
+            else None
+        )
+        self.cuda_graphs = target.is_cuda
+        """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
+        (see :mod:`tkc.runtime.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
+        inputs = [spec.name for spec in signature.inputs]
+        self._returned = dict(signature.returned)
+        self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
+        self._loading = threading.RLock()
+        self._in_turn = threading.RLock() if signature.state or signature.updated_inputs else None
+        self._state: Mapping[str, torch.Tensor] | None = None
+        self._loaded: LoadedCode | None = None
+        self._machines: Machines[Machine] | None = None
+        self._launch: Run | None = None
+        self._graphs: CudaGraphs | None = None
+        self._order: StreamOrder | None = None
+        super().__init__()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
+        and start at a multiple of 64 bytes.
+
+        Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
+        had to be copied for the run is copied back. Inputs of an ONNX model are given in its order or by name, also
+        names that are no identifiers (``exe(**{"input.1": x})``). Returns what the model returns, with tensors of the
+        first input's kind; what the model returns of its state or of an updated input is that tensor itself. Raises
+        :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
+        a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
+        it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
+        """
+        values = self._tensors(args, kwargs)
+        outputs = self.run_flat(values)
+        restore = from_torch_as(values[0]) if values else from_torch
+        return self._result([restore(output) for output in outputs])
+
+    def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
+        if self._in_turn is None:
+            return self._run(inputs)
+        with self._in_turn:
+            return self._run_updating(inputs)
+
+    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        launch = self._launch or self._load()
+        fitted = self._checked(inputs)
+        if self._order is not None:
+            self._order()
+            if self.cuda_graphs and self._graphs is not None:
+                launch = self._graphs
+        return self._flagged(launch, fitted)
+
+    def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What ``launch`` computes, after earlier calls' bad indices were raised for, and without its own."""
+        if self._index_flags is None:
+            return launch(inputs)
+        self._index_flags.raise_if_any()
+        results = launch(inputs)
+        self._index_flags.add(results.pop())
+        return results
+
+    def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        launch = self._launch or self._load()
+        fitted = self._checked(inputs)
+        if self._order is not None:
+            self._order()
+        if self.cuda_graphs and self._graphs is not None:
+            launch = self._graphs
+        results = self._flagged(launch, fitted)
+        given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
+        if not self._returned:
+            return results
+        updated = [*given, *self.state.values()]
+        computed = iter(results)
+        return [
+            updated[self._returned[output]] if output in self._returned else next(computed)
+            for output in range(len(self.signature.outputs))
+        ]
+
+    @property
+    def max_concurrency(self) -> int:
+        """How many calls run at once; 1 for a model with state. It may be set, also while calls run.
+
+        Each call that runs needs memory for what it computes on the way, as the first one does, and a machine of its
+        own, which stays: some kilobytes, made in a fraction of a millisecond. Raises :class:`tkc.UsageError` if it is
+        set to anything but a positive number.
+        """
+        return 1 if self._in_turn is not None else self._max_concurrency
+
+    @max_concurrency.setter
+    def max_concurrency(self, value: int) -> None:
+        with self._loading:
+            self._max_concurrency = checked_concurrency(value)
+            if self._machines is not None:
+                self._machines.most = self.max_concurrency
+
+    @property
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that the model changes from call to call, by name, as they are now, on :attr:`device`.
+
+        These are the tensors that calls read and write: what is written into them (``state["cache"].copy_(prefilled)``)
+        is what the next call finds. Raises :class:`TargetError` on a machine the target does not run on.
+        """
+        if self._state is None:
+            with self._loading:
+                if self._state is None:
+                    self._check_device()
+                    names = [spec.name for spec in self.signature.state]
+                    tensors = {name: _owned(self.parameters[name], self._device) for name in names}
+                    self._state = MappingProxyType(tensors)
+        return self._state
+
+    def reset(self) -> None:
+        """Give the :attr:`state` its initial values, those of the model when it was exported."""
+        if self._in_turn is not None:
+            with self._in_turn:
+                for name, tensor in self.state.items():
+                    tensor.copy_(self.parameters[name].detach())
+
+    def check(self) -> None:
+        """Wait for the calls on a GPU; raise :class:`InputError` if one had an index out of range.
+
+        Such a call read or wrote at the nearest index that there is. Which indices are checked, and when, stands in
+        :func:`tkc.compile`. On the CPU there is nothing to wait for: calls raise for their own.
+        """
+        if self._index_flags is not None:
+            self._index_flags.check()
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs must be and outputs are."""
+        return self._device
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
+        from tkc.runtime.artifact import save
+
+        return save(self, Path(path), overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        signature = self.signature
+        uses = ", ".join(f"{use.kernel} ({use.calls} calls)" for use in self.report.uses)
+        state = {spec.name for spec in signature.state}
+        weights = [weight for name, weight in self.parameters.items() if name not in state]
+        size = sum(weight.nbytes for weight in weights)
+        sizes = ", ".join(
+            f"{name} {bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}"
+            for name, bounds in signature.sizes.items()
+        )
+        rows = {
+            "inputs": _listed(signature.leaves),
+            "outputs": _listed(signature.outputs),
+            "sizes": sizes,
+            "updated": ", ".join(signature.updated_inputs),
+            "kernels": uses or "none",
+            "weights": f"{len(weights)} tensors, {decimal(size)}",
+            "state": _listed(signature.state) or "none",
+        }
+        lines = [f"  {name:8} {text}" for name, text in rows.items() if text]
+        return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from tkc.runtime.artifact import from_bytes, to_bytes
+
+        state: dict[str, torch.Tensor] = {}
+        if self._in_turn is not None:
+            with self._in_turn:
+                state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state or {}).items()}
+        return from_bytes, (to_bytes(self), state, self._max_concurrency, self.cuda_graphs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
+        return self.__copy__()
+
+    def __copy__(self) -> Executable:
+        made = Executable(
+            target=self.target,
+            signature=self.signature,
+            parameters=self.parameters,
+            code=self.code,
+            libraries=self.libraries,
+            report=self.report,
+            folder=self._folder,
+            out_spec=self._out_spec,
+            requires=self.requires,
+            max_concurrency=self._max_concurrency,
+        )
+        made.cuda_graphs = self.cuda_graphs
+        made._loaded = self._loaded
+        if self._in_turn is not None and self._state is not None:
+            with self._in_turn:
+                made.set_state(self._state)
+        return made
+
+    def set_state(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copy ``values`` into the :attr:`state`; :class:`tkc.InputError` for a name, dtype or shape it has not."""
+        for name, value in values.items():
+            own = self.state.get(name)
+            if own is None or own.shape != value.shape or own.dtype != value.dtype:
+                raise InputError(f"the state has no {name} of {value.dtype} {list(value.shape)}: {self!r}")
+            own.copy_(value)
+
+    def is_busy(self) -> bool:
+        """Whether another thread was loading or calling this when its process was forked, as found in the child."""
+        locks = [lock for lock in (self._loading, self._in_turn) if lock is not None]
+        running = self._machines is not None and self._machines.lent > 0
+        return running or not all([_acquired(lock) for lock in locks])
+
+    def after_fork(self, busy: bool) -> None:
+        """Make ready for calls in a forked child, or for refusing them."""
+        if self.target.is_cuda and self._launch is not None:
+            self._refuse(_NO_CUDA)
+            self._graphs = self._order = None
+        elif busy:
+            self._refuse(_OTHER_THREAD)
+        elif self._machines is not None:
+            self._machines.after_fork()
+        self._loading = threading.RLock()
+        if self._in_turn is not None:
+            self._in_turn = threading.RLock()
+
+    def _refuse(self, reason: str) -> None:
+        # Before inputs are looked at: where they are is not what is wrong.
+        self._checked = self._launch = _refusing(reason)
+
+    def _check_device(self) -> None:
+        if self.target.is_cuda and torch.cuda._is_in_bad_fork():
+            _refusing(_NO_CUDA)([])
+        if forked_while_busy():
+            _refusing(_OTHER_THREAD)([])
+        if reason := runs_here(self.target):
+            raise TargetError(f"this executable cannot run here: {reason}")
+
+    def _load(self) -> Run:
+        with self._loading:
+            if self._launch is None:
+                self._check_device()
+                if self._loaded is None:
+                    repeatable = self._in_turn is None
+                    self._loaded = LoadedCode(
+                        self.code, self.libraries, self.target, self._device, repeatable=repeatable
+                    )
+                self._start(self._loaded)
+            assert self._launch is not None
+            return self._launch
+
+    def _start(self, loaded: LoadedCode) -> None:
+        weights = self._weights()
+        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
+        machines = Machines(loaded.machine, self.max_concurrency)
+        machine = machines.take()  # what is wrong with the code shows now
+        machines.give_back(machine)
+        launch = _launching(machines, weights, computed)
+        if self.target.is_cuda:
+            launch = launch if self.signature.inputs else _on_callers_stream(launch)
+            # Calls on other streams find the weights where this stream put them.
+            torch.cuda.current_stream(self._device).synchronize()
+            order = ThreadStreamOrder if self._in_turn is None else StreamOrder
+            self._order = order(self._device)
+            if machine.retaining is not None:
+                retaining = _retaining(machines, weights, computed)
+                self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
+        self._machines = machines
+        self._launch = launch  # last: calls look for it without a lock
+
+    def _weights(self) -> list[Any]:
+        """The parameters on the device, as generated code takes them."""
+        import tvm
+
+        return [
+            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
+            for name, weight in self.parameters.items()
+        ]
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flattened tensor arguments; checks the call's structure and constants."""
+        leaves = self.signature.leaves
+        if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
+            return list(args)
+        if self._in_spec is None:
+            flat = self._by_name(args, kwargs)
+        else:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self._in_spec:
+                flat = self._reordered(args, kwargs)
+        tensors = []
+        for leaf, value in zip(leaves, flat, strict=True):
+            if isinstance(leaf, TensorSpec):
+                tensors.append(value)
+            elif leaf.value != value:
+                raise InputError(
+                    f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {value!r}"
+                )
+        return tensors
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a model that has no structure but their order and their names, as ONNX models have none."""
+        leaves = self.signature.leaves
+        names = [leaf.name for leaf in leaves]
+        positional = dict(zip(names, args, strict=False))
+        given = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf, Constant)} | positional | kwargs
+        wrong = {
+            "missing": [name for name in names if name not in given],
+            "unknown": [name for name in kwargs if name not in names],
+            "given twice": [name for name in kwargs if name in positional],
+        }
+        faults = [f"{what}: {', '.join(map(repr, found))}" for what, found in wrong.items() if found]
+        if len(args) > len(names):
+            faults.insert(0, f"found {len(args)} positional inputs")
+        if faults:
+            raise InputError(f"the model takes {_listed(leaves)}, in this order or by name; {'; '.join(faults)}")
+        return [given[name] for name in names]
+
+    def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call whose named inputs come in another order, or leave out constants."""
+        assert self._in_spec is not None
+        children = self._in_spec.children() if hasattr(self._in_spec, "children") else self._in_spec.children_specs
+        kwargs_spec = children[1]
+        names = list(kwargs_spec.context or [])
+        constants = {leaf.name: leaf.value for leaf in self.signature.leaves if isinstance(leaf, Constant)}
+        complete = {name: kwargs.get(name, constants.get(name)) for name in names}
+        flat, spec = pytree.tree_flatten((args, complete))
+        unknown = sorted(set(kwargs) - set(names))
+        if spec != self._in_spec or unknown:
+            extra = f"; unknown: {', '.join(unknown)}" if unknown else ""
+            raise InputError(
+                f"the model takes {_listed(self.signature.leaves)}; found another structure of inputs{extra}"
+            )
+        return flat
+
+    def _result(self, outputs: list[Any]) -> Any:
+        for position, constant in self.signature.constant_outputs:
+            outputs.insert(position, constant.value)
+        if self._out_spec is not None:
+            return pytree.tree_unflatten(outputs, self._out_spec)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _launching(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Run:
+    """How checked inputs become outputs, kernel by kernel. There are ``computed`` ones; behind them come updates."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        machine = machines.take()
+        try:
+            outputs = machine.main(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
+        return [_torch(output) for output in outputs[:computed]]
+
+    return run
+
+
+def _retaining(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Retaining:
+    """The same by the entry that also returns the memory it computed in."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, Any]:
+        machine = machines.take()
+        try:
+            assert machine.retaining is not None
+            outputs, sizes, storages = machine.retaining(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
+        return [_torch(output) for output in outputs[:computed]], sum(sizes), storages
+
+    return run
+
+
+def _on_callers_stream(run: Run) -> Run:
+    """``run`` of a model without inputs, which are what tells other models' code its caller's stream."""
+    import tvm_ffi
+
+    def on_stream(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with tvm_ffi.use_torch_stream():
+            return run(inputs)
+
+    return on_stream
+
+
+def _refusing(reason: str) -> Run:
+    """What a call does in a forked child that cannot run it."""
+
+    def run(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise ForkError(
+            f"{reason}; start the process by spawn (multiprocessing.get_context('spawn')), and load the model in it"
+        )
+
+    return run
+
+
+def _load_spec(text: str | None) -> pytree.TreeSpec | None:
+    if text is None:
+        return None
+    try:
+        return read_structure(text)
+    except UnknownClassError:
+        # The result's class belongs to a package that is not imported here: a flat tuple it is.
+        return None
+
+
+def _acquired(lock: threading.RLock) -> bool:
+    """Whether no other thread holds ``lock``."""
+    return bool(lock.acquire(blocking=False))
+
+
+def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
+    """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
+    tensor = to_torch(value, "").detach()
+    return tensor if tensor.data_ptr() == fitted.data_ptr() else tensor.copy_(fitted)
+
+
+def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
+    return aligned(torch.empty(tensor.shape, dtype=tensor.dtype, device=device)).copy_(tensor.detach())
+
+
+def _torch(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or hasattr(value, "__dlpack__")
+
+
+def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
+    return ", ".join(
+        f"{leaf.name} ({described(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
+    )

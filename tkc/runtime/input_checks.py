@@ -1,0 +1,181 @@
+"""Checks what an executable is called with, so that nothing runs on tensors it was not compiled for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tkc.errors import InputError
+from tkc.runtime.signature import IndexBound, Signature, TensorSpec
+from tkc.runtime.sizes import Formula
+from tkc.runtime.tensors import to_torch
+
+_ALIGNMENT = 64  # bytes; what TVM assumes of every buffer
+
+
+class InputChecks:
+    """The checks of one signature: each tensor by itself, then the sizes of all against each other."""
+
+    def __init__(self, signature: Signature, device: torch.device) -> None:
+        self._tensors = [_TensorCheck(spec, signature, device) for spec in signature.inputs]
+        self._conditions = [Formula(text) for text in signature.conditions]
+        self._dependent = [
+            (position, axis, spec, Formula(dim))
+            for position, spec in enumerate(signature.inputs)
+            for axis, dim in enumerate(spec.shape)
+            if isinstance(dim, str) and not dim.isidentifier()
+        ]
+        inputs = {spec.name: position for position, spec in enumerate(signature.inputs)}
+        # On a GPU the elements are checked by generated code: to look at them here would be to wait for it.
+        self._indices = [
+            _IndexCheck(inputs[bound.input], bound) for bound in signature.index_bounds if device.type == "cpu"
+        ]
+        self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
+
+    def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
+        sizes: dict[str, tuple[int, str]] = {}
+        tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
+        named = {name: size for name, (size, _) in sizes.items()}
+        if self._conditions or self._dependent:
+            shapes = [tensor.shape for tensor in tensors]
+            if shapes != self._accepted:
+                try:
+                    self._check_relations(shapes, named)
+                except ZeroDivisionError:
+                    given = ", ".join(f"{name} = {size}" for name, size in sorted(named.items()))
+                    raise InputError(f"the model was exported for sizes that make no divisor 0: {given}") from None
+                self._accepted = shapes
+        for check in self._indices:
+            check(tensors[check.position], named)
+        return tensors
+
+    def _check_relations(self, shapes: Sequence[torch.Size], sizes: dict[str, int]) -> None:
+        for position, axis, spec, formula in self._dependent:
+            found, expected = shapes[position][axis], formula(sizes)
+            if found != expected:
+                raise InputError(
+                    f"axis {axis} of input '{spec.name}' is {found}, expected {expected}, which is {formula.text} "
+                    f"where {_values(formula, sizes)}"
+                )
+        for condition in self._conditions:
+            if not condition(sizes):
+                raise InputError(
+                    f"the model was exported for sizes with {condition.text}; found {_values(condition, sizes)}"
+                )
+
+
+def _values(formula: Formula, sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {sizes[name]}" for name in sorted(formula.names))
+
+
+class _TensorCheck:
+    """Checks one input against its spec: kind, dtype, device, axes, sizes and their ranges."""
+
+    def __init__(self, spec: TensorSpec, signature: Signature, device: torch.device) -> None:
+        self.spec = spec
+        self.dtype = getattr(torch, spec.dtype)
+        self.device = device
+        self.updated = spec.name in signature.updated_inputs
+        self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
+
+    def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
+        name = self.spec.name
+        tensor = to_torch(value, name)
+        if tensor.dtype != self.dtype:
+            raise InputError(
+                f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "
+                f"convert it with .to(torch.{self.spec.dtype})"
+            )
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise InputError(
+                f"input '{name}' is a {'nested' if tensor.is_nested else str(tensor.layout).removeprefix('torch.')} "
+                "tensor; pass a dense one (.to_dense(), .to_padded_tensor(...))"
+            )
+        if tensor.device != self.device:
+            raise InputError(
+                f"input '{name}' is on {tensor.device}, expected {self.device}; move it with .to('{self.device}')"
+            )
+        if tensor.dim() != len(self.dims):
+            raise InputError(
+                f"input '{name}' has shape {list(tensor.shape)}, expected {len(self.dims)} axes: {described(self.spec)}"
+            )
+        for axis, (size, (dim, bounds)) in enumerate(zip(tensor.shape, self.dims, strict=True)):
+            if isinstance(dim, str) and not dim.isidentifier():
+                continue  # a formula over other sizes, which is checked when all of them are known
+            if isinstance(dim, int):
+                if size != dim:
+                    raise InputError(f"axis {axis} of input '{name}' is {size}, expected {dim}: {described(self.spec)}")
+                continue
+            seen, where = sizes.setdefault(dim, (size, name))
+            if seen != size:
+                raise InputError(f"axis {axis} of input '{name}' is {size}, but '{dim}' is {seen} in input '{where}'")
+            if bounds is not None and not (
+                bounds.minimum <= size and (bounds.maximum is None or size <= bounds.maximum)
+            ):
+                upper = "" if bounds.maximum is None else f" and at most {bounds.maximum}"
+                raise InputError(
+                    f"axis {axis} of input '{name}' ('{dim}') is {size}; "
+                    f"the model was compiled for at least {bounds.minimum}{upper}"
+                )
+        if self.updated:
+            _check_writable(value, tensor, name)
+        return aligned(tensor.detach())
+
+
+class _IndexCheck:
+    """Checks that the elements of one input are indices into an axis."""
+
+    def __init__(self, position: int, bound: IndexBound) -> None:
+        self.position = position
+        self.bound = bound
+        self._size = bound.size if isinstance(bound.size, int) else Formula(bound.size)
+
+    def __call__(self, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
+        if tensor.numel() == 0:
+            return
+        size = self._size if isinstance(self._size, int) else self._size(sizes)
+        low, high = (int(bound) for bound in torch.aminmax(tensor))
+        lowest = -size if self.bound.wraps else 0
+        if low >= lowest and high < size:
+            return
+        bad = high if high >= size else low
+        place = [int(axis) for axis in (tensor == bad).nonzero()[0]]
+        raise InputError(
+            f"input '{self.bound.input}' holds the index {bad} at {place}, expected {lowest} to {size - 1}: "
+            f"{self.bound.source} indexes an axis of {size} with it"
+        )
+
+
+def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise InputError(f"input '{name}', which the model updates, is a read-only array; pass a copy of it")
+    copied = isinstance(value, np.ndarray) and any(step < 0 for step in value.strides)
+    if copied or any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise InputError(
+            f"input '{name}', which the model updates, is a view that cannot be written into (expanded, or reversed); "
+            "pass a contiguous copy of it"
+        )
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
+    if tensor.numel() == 0:
+        # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
+        strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
+        return tensor.new_empty(0).as_strided(tensor.shape, strides)
+    tensor = tensor.contiguous().resolve_neg()
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def described(spec: TensorSpec) -> str:
+    """A dtype and shape as messages show them."""
+    return f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"

@@ -1,0 +1,148 @@
+"""The code of an executable in memory, shared by every machine that runs it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tkc.builder import KernelLibrary
+from tkc.errors import InputError, InternalError, OutOfMemoryError
+from tkc.failures import Circumstances, explained
+from tkc.kernels import Target
+from tkc.runtime.parallel import share_threads
+
+_USE_DEVICE = "tkc_use_device"
+_IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
+"""What TVM says of sizes that a model computes and that no tensor has."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Machine:
+    """One of TVM's virtual machines, which runs one call at a time.
+
+    ``main`` computes the model; ``retaining``, which code for CUDA without branches has besides, also returns the
+    memory it computed in.
+    """
+
+    main: Callable[..., Any]
+    retaining: Callable[..., Any] | None
+
+
+class LoadedCode:
+    """Generated code, linked with its kernels, on one device. Makes machines, which share it and the weights."""
+
+    def __init__(
+        self,
+        code: Path,
+        libraries: Sequence[KernelLibrary],
+        target: Target,
+        device: torch.device,
+        *,
+        repeatable: bool = False,
+    ) -> None:
+        """Load ``code``, a generated ``model.so``. Raises :class:`InternalError` if it is none.
+
+        A call that fails is done again, to see in which function, where it is ``repeatable``: it changes nothing.
+        """
+        import tvm
+
+        with explained("load"):
+            self._module = _load_library(code)
+            native = _native(self._module)
+            for library in libraries:
+                native.import_module(_load_library(library.path))
+        self._cuda = target.is_cuda
+        self._repeatable = repeatable and not self._cuda
+        self._about = {"target": str(target), "kernels": [str(library.request) for library in libraries]}
+        self._device = tvm.device("cuda", device.index) if self._cuda else tvm.cpu()
+        if self._cuda:
+            native.get_function(_USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)
+        else:
+            share_threads(native)
+
+    def machine(self) -> Machine:
+        """One more machine."""
+        from tvm import relax
+
+        from tkc.passes.lowering.retain_memory import RETAINING_MAIN
+
+        with explained("load"):
+            machine = relax.VirtualMachine(self._module, self._device)
+            retaining = _entry(machine, RETAINING_MAIN) if self._cuda else None
+            return Machine(self._explained(machine["main"]), retaining and self._explained(retaining))
+
+    def _explained(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run``, of which a failure is raised as a :class:`tkc.InternalError`."""
+
+        def explained_run(*tensors: Any) -> Any:
+            try:
+                return run(*tensors)
+            except Exception as error:
+                failed = error
+            inputs = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors if hasattr(tensor, "shape")]
+            message = str(failed)
+            if any(part in message for part in _IMPOSSIBLE_SIZE):
+                raise InputError(
+                    "the model computes sizes that do not fit, are negative or too large for any tensor, from "
+                    f"{', '.join(inputs)}: {message.splitlines()[0]}"
+                ) from failed
+            if "std::bad_alloc" in message:
+                raise OutOfMemoryError(f"there is not enough memory for a call with {', '.join(inputs)}") from failed
+            function = self._failing_function(tensors) if self._repeatable else None
+            with explained("call", Circumstances({**self._about, "inputs": inputs}), function=function):
+                raise failed
+
+        return explained_run
+
+    def _failing_function(self, tensors: Sequence[Any]) -> str | None:
+        """The function that ``main`` was in when it failed, doing it once more."""
+        from tvm import relax
+
+        entered: list[str] = []
+
+        def note(_: Any, symbol: str, before: bool, *__: Any) -> int:
+            if before:
+                entered.append(symbol)
+            return 0
+
+        machine = relax.VirtualMachine(self._module, self._device)
+        machine.set_instrument(note)
+        try:
+            machine["main"](*tensors)
+        except Exception:
+            return entered[-1] if entered else None
+        return None
+
+
+def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
+    try:
+        return machine[name]  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+def _native(module: Any) -> Any:
+    """The native library in ``module``: functions are looked up in the imports of the module that calls them."""
+    while module.kind != "library":
+        if not module.imports:
+            raise InternalError(f"the generated code holds no native library (it is a {module.kind} module)")
+        module = module.imports[0]
+    return module
+
+
+def _load_library(path: Path) -> Any:
+    """The module in a shared library.
+
+    A copy is loaded, by a path of its own, because the dynamic linker knows libraries by their paths: of an artifact
+    that was saved in place of a loaded one, it would take the old code.
+    """
+    import tvm
+
+    with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
+        return tvm.runtime.load_module(shutil.copyfile(path, Path(folder, path.name)).as_posix())

@@ -1,0 +1,97 @@
+"""How a compiled model is called: its inputs and outputs, their sizes, and what a call changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One flattened input or output. A ``str`` dimension is symbolic: a name, whose bounds stand in
+    :attr:`Signature.sizes`, or a formula over names.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SizeRange:
+    """The inclusive bounds of a symbolic size; ``maximum`` is ``None`` where there is none."""
+
+    minimum: int = 1
+    maximum: int | None = None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A leaf of the call that was fixed at export (``use_cache=False``); a call must pass it unchanged."""
+
+    name: str
+    value: bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class IndexBound:
+    """The elements of ``input`` index an axis of ``size``, a number or a formula over sizes.
+
+    They are at least 0, or ``-size`` where ``wraps`` lets them count from the end. ``source`` says what reads or writes
+    by them.
+    """
+
+    input: str
+    size: int | str
+    wraps: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a compiled model is called.
+
+    ``leaves`` are the flattened arguments in order: tensors, which the compiled function takes, and constants,
+    which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
+    them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
+    tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
+    position among its leaves (``None`` for attention weights that were not asked for). ``conditions`` must hold between
+    the sizes of a call, as :class:`~tkc.runtime.sizes.Formula` reads them: the model was exported under them.
+
+    A call may change what it was given: ``updated_inputs`` names the inputs whose tensors it writes into, ``state`` the
+    parameters that it changes and that the next call finds changed. ``returned`` lists the outputs that are such a
+    tensor itself: the position among ``outputs``, and the position among updated inputs and state, taken together.
+
+    ``index_bounds`` says what the elements of inputs must be for the model to index with them. ``index_flags`` are the
+    uses of indices that the compiled function checks itself, each described as a message names it: behind the outputs
+    that it computes, it returns how many indices of each were out of range, ``int32 [len(index_flags)]``;
+    with ``checked_at_once`` a call waits for it.
+    Raises :class:`ValueError` where there is no such input or position.
+    """
+
+    leaves: tuple[TensorSpec | Constant, ...]
+    outputs: tuple[TensorSpec, ...]
+    sizes: Mapping[str, SizeRange]
+    in_spec: str | None = None
+    out_spec: str | None = None
+    constant_outputs: tuple[tuple[int, Constant], ...] = ()
+    conditions: tuple[str, ...] = ()
+    updated_inputs: tuple[str, ...] = ()
+    state: tuple[TensorSpec, ...] = ()
+    returned: tuple[tuple[int, int], ...] = ()
+    index_bounds: tuple[IndexBound, ...] = ()
+    index_flags: tuple[str, ...] = ()
+    checked_at_once: bool = False
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.updated_inputs) - {spec.name for spec in self.inputs}):
+            raise ValueError(f"a call updates {', '.join(unknown)}, which is no input")
+        updated = len(self.updated_inputs) + len(self.state)
+        for output, update in self.returned:
+            if not (0 <= output < len(self.outputs) and 0 <= update < updated):
+                raise ValueError(f"output {output} cannot be update {update} of {updated}")
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The leaves that are tensors."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorSpec))

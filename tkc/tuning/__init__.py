@@ -1,0 +1,1 @@
+"""Tuning: schedules of a model's functions, and configurations of kernels."""
