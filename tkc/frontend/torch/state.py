@@ -31,7 +31,7 @@ from tkc.frontend.torch.weights import STATE_KINDS, identity, weight
 @dataclass(frozen=True)
 class ProgramUpdates:
     """What a program in functional form updates, each with the node of its new value: ``inputs`` by their nodes'
-    names, ``state`` by the names of buffers. ``returned`` is :attr:`tkc.frontend.model.Signature.returned`."""
+    names, ``state`` by the names of buffers. ``returned`` is :attr:`tkc.runtime.signature.Signature.returned`."""
 
     inputs: dict[str, str]
     state: dict[str, str]
