@@ -19,7 +19,6 @@ from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
 from tkc.child import ChildStuckError, can_fork, in_child
 from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
-from tkc.failures import Circumstances
 from tkc.frontend import import_model
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.spec import as_json
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import torch
     from tvm import IRModule
 
+    from tkc.diagnosis.search import Compilation
     from tkc.frontend.indices import CheckedInGraph
     from tkc.passes.canonical.join_weights import JoinedWeights
     from tkc.passes.substitute_kernels import SubstitutionReport
@@ -301,9 +301,11 @@ def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return copy.deepcopy({name: weight.detach() for name, weight in weights.items()})
 
 
-def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Circumstances:
+def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Compilation:
     """What a failure of this compilation is explained with."""
-    return Circumstances(
+    from tkc.diagnosis.search import Compilation
+
+    return Compilation(
         {
             "model": str(model) if isinstance(model, (str, os.PathLike)) else type(model).__qualname__,
             "target": str(target),

@@ -9,26 +9,19 @@ import errno
 import importlib.metadata
 import json
 import logging
-import mmap
 import os
 import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tkc.child import ChildDiedError, RaisedInChildError, can_fork, ended, in_child
+from tkc.child import ChildDiedError, RaisedInChildError, ended
 from tkc.errors import Error, InternalError, UsageError
-
-if TYPE_CHECKING:
-    from tvm import IRModule
-
-    from tkc.diagnosis.segments import Segment
-    from tkc.frontend.model import ImportedModel
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,7 +32,6 @@ FILES = (REPORT, TRACEBACK, MODULE, SMALLEST, OUTPUT)
 _PACKAGES = ("tkc", "apache-tvm", "apache-tvm-ffi", "tilelang", "torch", "onnx", "numpy", "transformers")
 _MOST_NODES = 4
 _LONGEST_CAUSE = 500
-_SEARCH_SECONDS = 60.0
 
 _OF_THE_MACHINE = {
     errno.ENOSPC: "the disk is full",
@@ -49,18 +41,24 @@ _OF_THE_MACHINE = {
 }
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a failure was found to be: the generated function, the model's nodes, the smallest part that shows it."""
+
+    function: str | None = None
+    nodes: tuple[str, ...] = ()
+    smallest: Any = None
+
+
 @dataclass
 class Circumstances:
-    """What is compiled and how; ``about`` goes into the folder as it is.
-
-    ``replay`` compiles another module in the same way up to a stage, and raises what that stage raises. ``build``
-    does the work of a stage that takes functions one by one, by its name, for a module of one of them.
-    """
+    """What a failure is explained with; ``about`` goes into its folder as it is."""
 
     about: dict[str, Any] = field(default_factory=dict)
-    imported: ImportedModel | None = None
-    replay: Callable[[IRModule, str], None] | None = None
-    build: Mapping[str, Callable[[IRModule], object]] = field(default_factory=dict)
+
+    def locate(self, failure: InternalError, module: Any) -> Place:
+        """Where ``failure`` is; ``module`` is what its stage began with. Here nothing more is known than it says."""
+        return Place(failure.function)
 
 
 @contextmanager
@@ -90,12 +88,13 @@ def explained(
         if type(error).__name__ == "OutOfMemoryError":  # of PyTorch, which is not imported for its name
             raise
         explanation = InternalError(f"the stage '{stage}' failed: {_cause(error)}")
-        explanation.stage, explanation.kind, explanation.function = stage, _kind(error), function
+        explanation.stage, explanation.kind, explanation.function = stage, kind_of(error), function
         _complete(explanation, error, circumstances, module)
         raise explanation from error
 
 
-def _kind(error: BaseException) -> str:
+def kind_of(error: BaseException) -> str:
+    """The name of an exception's class, or how the child that it came from ended."""
     if isinstance(error, ChildDiedError):
         return ended(error.status)
     return error.kind if isinstance(error, RaisedInChildError) else type(error).__name__
@@ -108,7 +107,7 @@ def _cause(error: BaseException) -> str:
     # TVM's messages end in what is wrong, behind a trace of its own.
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if not line.startswith(("File ", "at ", "["))), "")
-    return f"{_kind(error)}: {told}"[:_LONGEST_CAUSE].rstrip(": ")
+    return f"{kind_of(error)}: {told}"[:_LONGEST_CAUSE].rstrip(": ")
 
 
 def _complete(
@@ -118,19 +117,19 @@ def _complete(
     if circumstances is None:
         return
     lines = [str(explanation)]
-    smallest: Segment | None = None
+    place = Place(explanation.function)
     try:
-        explanation.function = explanation.function or _function(explanation, circumstances, module)
-        if explanation.function:
-            lines.append(f"  in the function {explanation.function}")
-        smallest = _smallest(explanation, circumstances)
-        if smallest is not None and circumstances.imported is not None:
-            explanation.nodes = _nodes(smallest, circumstances.imported.sources)
-            lines += _told(explanation.nodes)
+        place = circumstances.locate(explanation, module)
     except Exception:  # what fails may fail in other ways too, and the first failure is the one to report
         _LOG.debug("looking for the node failed", exc_info=True)
+    explanation.function = place.function
+    if place.function:
+        lines.append(f"  in the function {place.function}")
+    if place.nodes:  # otherwise whoever raised it may have named them already
+        explanation.nodes = place.nodes
+        lines += _told(place.nodes)
     try:
-        explanation.folder = _written(explanation, error, circumstances, module, smallest)
+        explanation.folder = _written(explanation, error, circumstances, module, place.smallest)
         lines.append(
             f"  for a bug report: {explanation.folder} (no weights are in it; "
             f"pack it with: tkc bug-report {explanation.folder} -o report.zip)"
@@ -146,70 +145,12 @@ def _told(nodes: tuple[str, ...]) -> list[str]:
     return [f"  at {node}" for node in nodes]
 
 
-def _smallest(explanation: InternalError, circumstances: Circumstances) -> Segment | None:
-    """The smallest part of the model that fails in the same way, looked for in children of this process."""
-    from tkc.diagnosis.segments import narrowed, whole
-
-    imported, replay = circumstances.imported, circumstances.replay
-    if imported is None or replay is None or not can_fork():
-        return None
-    stage, kind = explanation.stage or "", explanation.kind
-
-    def fails(segment: Segment) -> bool:
-        try:
-            in_child(lambda: replay(segment.alone(), stage), timeout=_SEARCH_SECONDS)
-        except InternalError as error:
-            return (error.stage, error.kind) == (stage, kind)
-        except ChildDiedError as error:
-            return ended(error.status) == kind
-        except Exception:
-            return False
-        return False
-
-    found = narrowed(whole(imported.module), fails, _SEARCH_SECONDS)
-    return found if found.stop > found.start else None
-
-
-def _function(explanation: InternalError, circumstances: Circumstances, module: Any) -> str | None:
-    """The first of a module's TensorIR functions that fails in the same way by itself, in a child of this process."""
-    import tvm
-    from tvm import tirx
-
-    build = circumstances.build.get(explanation.stage or "")
-    if build is None or not isinstance(module, tvm.IRModule) or not can_fork():
-        return None
-    functions = [item for item in module.functions_items() if isinstance(item[1], tirx.PrimFunc)]
-    with mmap.mmap(-1, mmap.PAGESIZE) as tried:  # shared with the child, which may not live to tell
-
-        def build_each() -> None:
-            for position, (variable, function) in enumerate(functions):
-                tried[:4] = position.to_bytes(4, "little")
-                build(tvm.IRModule({variable: function}))
-            raise LookupError
-
-        kind: str | None = None
-        try:
-            in_child(build_each, timeout=_SEARCH_SECONDS)
-        except (ChildDiedError, RaisedInChildError) as error:
-            kind = _kind(error)
-        return functions[int.from_bytes(tried[:4], "little")][0].name_hint if kind == explanation.kind else None
-
-
-def _nodes(segment: Segment, sources: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes that a segment's variables were bound for.
-
-    A variable that no node is known of was made on the way to the next one.
-    """
-    names = [variable.name_hint for variable in segment.variables]
-    return tuple(dict.fromkeys(sources[name] for name in names if name in sources))
-
-
 def _written(
     explanation: InternalError,
     error: BaseException,
     circumstances: Circumstances,
     module: Any,
-    smallest: Segment | None,
+    smallest: Any,
 ) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tkc-failure-"))
     trace = error.trace if isinstance(error, RaisedInChildError) else "".join(traceback.format_exception(error))
@@ -229,7 +170,7 @@ def _written(
     (folder / TRACEBACK).write_text(trace)
     if isinstance(error, ChildDiedError) and error.output:
         (folder / OUTPUT).write_text(error.output)
-    texts = {MODULE: lambda: as_text(module), SMALLEST: lambda: None if smallest is None else as_text(smallest.alone())}
+    texts = {MODULE: lambda: as_text(module), SMALLEST: lambda: as_text(smallest)}
     for name, text in texts.items():
         try:
             if (written := text()) is not None:

@@ -13,7 +13,7 @@ import tvm
 from tvm import IRModule, relax
 from tvm.relax import transform
 
-from tkc.failures import Circumstances, explained
+from tkc.failures import explained
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
@@ -52,6 +52,7 @@ from tkc.runtime.report import Stage
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 
 if TYPE_CHECKING:
+    from tkc.diagnosis.search import Compilation
     from tkc.frontend.model import ImportedModel
     from tkc.schedules.database import Lookup
 
@@ -186,7 +187,7 @@ class StageRunner:
         self,
         observer: Observer | None = None,
         dump: str | Path | None = None,
-        circumstances: Circumstances | None = None,
+        circumstances: Compilation | None = None,
     ) -> None:
         self.stages: list[Stage] = []
         self.circumstances = circumstances
