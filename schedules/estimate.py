@@ -19,6 +19,18 @@ _NOMINAL_SIZE = 128
 
 
 @dataclass(frozen=True)
+class Cost:
+    """How often a model calls a function and what a call takes.
+
+    ``estimated`` is by operations and bytes, in seconds; ``recorded`` is what the record measured, if there is one.
+    """
+
+    calls: int
+    estimated: float
+    recorded: float | None = None
+
+
+@dataclass(frozen=True)
 class _Rates:
     """What a machine does in a second at best: operations on float32, and bytes read or written."""
 

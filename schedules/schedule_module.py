@@ -13,8 +13,7 @@ from tvm.s_tir import dlight
 
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
-from tkc.schedules.coverage import Cost
-from tkc.schedules.estimate import estimated_seconds
+from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.refusals import DoesNotApplyError, last_line

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
 from tkc.child import ChildStuckError, can_fork, in_child
+from tkc.coverage import coverage
 from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
 from tkc.frontend import import_model
@@ -25,7 +26,6 @@ from tkc.kernels.spec import as_json
 from tkc.runtime.executable import Executable
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.report import KernelUse, Nondeterministic, Refused, Report, Scheduled
-from tkc.schedules.coverage import coverage
 from tkc.targets import resolve_target
 
 if TYPE_CHECKING:

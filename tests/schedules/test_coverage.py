@@ -8,10 +8,9 @@ from random_schedules import the_function
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.runtime.report import Coverage as ReportedCoverage
-from tkc.runtime.report import Report, Scheduled
-from tkc.schedules.coverage import Cost, Coverage, coverage
-from tkc.schedules.estimate import estimated_seconds
+from tkc.coverage import coverage
+from tkc.runtime.report import Coverage, Report, Scheduled
+from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.target import tvm_target
 
 TARGET = tvm_target(CPU)
@@ -84,7 +83,7 @@ def test_unknown_sizes_have_an_estimate() -> None:
 def test_the_report_shows_shares_and_other_devices() -> None:
     """In its tables and in its JSON, which reads back as the same report."""
     scheduled = (Scheduled("dense", "database", "", 3, 1e-3, 2e-3, "H100"), Scheduled("sort", "fallback", "why"))
-    report = Report("cpu", "auto", scheduled=scheduled, coverage=ReportedCoverage(0.5, 0.25, 0.25))
+    report = Report("cpu", "auto", scheduled=scheduled, coverage=Coverage(0.5, 0.25, 0.25))
     shown = str(report)
     assert "50.0%" in shown
     assert "H100" in shown

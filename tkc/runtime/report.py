@@ -14,7 +14,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from tkc.kernels import SPECS
-from tkc.schedules.coverage import Coverage
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,18 @@ class Nondeterministic:
     function: str
     nodes: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Shares of the time of a model's generated functions: tuned exactly, by an anchor's record, or not at all.
+
+    They add up to one, or are all zero for a model without such functions.
+    """
+
+    exact: float = 0.0
+    anchor: float = 0.0
+    none: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 
+from tkc.runtime.report import Coverage
+from tkc.schedules.estimate import Cost
+
 COVERED_BY = {"database": "exact", "database (anchor)": "anchor"}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """How often a model calls a function and what a call takes.
-
-    ``estimated`` is by operations and bytes, in seconds; ``recorded`` is what the record measured, if there is one.
-    """
-
-    calls: int
-    estimated: float
-    recorded: float | None = None
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Shares of the time of a model's generated functions: tuned exactly, by an anchor's record, or not at all.
-
-    They add up to one, or are all zero for a model without such functions.
-    """
-
-    exact: float = 0.0
-    anchor: float = 0.0
-    none: float = 0.0
 
 
 def coverage(functions: Iterable[tuple[str, Cost]]) -> Coverage:
