@@ -16,7 +16,7 @@ import torch
 from manifests import write_manifest
 
 import tkc
-from tkc.builder.cache import file_sha256
+from tkc.kernels.kernel_library import file_sha256
 from tkc.runtime.artifact import DIGEST, MANIFEST, open_artifact
 
 Change = Callable[[dict[str, Any]], None]

@@ -19,11 +19,11 @@ from tvm.relax import op
 from tkc.builder import toolchain
 from tkc.kernels.target import CUDA_ARCHITECTURES, Target
 from tkc.passes.canonical.windows import Windows
+from tkc.runtime.local_gpu import local_gpu
 from tkc.schedules import schedule_module
 from tkc.schedules.blocks import launches_threads, top_level_statements
 from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
-from tkc.targets import local_gpu
 
 HOPPER = Target("cuda", "sm_90a")
 BATCH, LENGTH = size("b"), size("s")

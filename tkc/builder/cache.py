@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import tkc.kernels
 from tkc.builder import toolchain
 from tkc.errors import CacheError, KernelBuildError
 from tkc.kernels import KernelRequest, Target
+from tkc.kernels.kernel_library import KernelLibrary, file_sha256
 
 _LOG = logging.getLogger(__name__)
 _SETTING = "TKC_CACHE_DIR"
@@ -42,16 +42,6 @@ _SHAPELESS = {
     "toolchain.py",
     "worker.py",
 }
-
-
-@dataclass(frozen=True)
-class KernelLibrary:
-    """One built kernel: a shared library that exports ``request.symbol``, and the key of what it was made from."""
-
-    request: KernelRequest
-    path: Path
-    key: str
-    sha256: str
 
 
 def cache_folder() -> Path:
@@ -132,7 +122,7 @@ class KernelCache:
         try:
             expected = json.loads((entry / _RECORD).read_text())["sha256"]
             if file_sha256(path) == expected:
-                return KernelLibrary(request, path, key, expected)
+                return KernelLibrary(request.to_json(), path, key, expected)
             reason = "its library has other content than was stored"
         except FileNotFoundError:
             if not entry.exists():
@@ -174,7 +164,7 @@ class KernelCache:
             except BaseException:
                 shutil.rmtree(entry, ignore_errors=True)
                 raise
-        return KernelLibrary(request, target / library.name, key, digest)
+        return KernelLibrary(request.to_json(), target / library.name, key, digest)
 
     def libraries(self) -> list[Path]:
         """Every library that is stored; not those that others build meanwhile, whose folders come and go."""
@@ -182,12 +172,6 @@ class KernelCache:
 
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / key
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache

@@ -15,7 +15,7 @@ from rich.table import Table
 from tkc.cli.progress import StageProgress
 from tkc.compiler import compile
 from tkc.errors import Error, TargetError
-from tkc.targets import local_gpu
+from tkc.runtime.local_gpu import local_gpu
 
 _TOKENS = ((1, 17), (2, 64), (4, 128))
 """The (batch, sequence) sizes that the one build is run with."""

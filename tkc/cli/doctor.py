@@ -14,7 +14,7 @@ from rich.table import Table
 from tkc.builder import KernelCache, cache_folder, toolchain
 from tkc.builder.cache import writing_to
 from tkc.errors import CacheError, TargetError
-from tkc.targets import local_gpu
+from tkc.runtime.local_gpu import local_gpu
 
 _PACKAGES = {
     "apache-tvm": "nothing can be compiled or run",

@@ -18,8 +18,8 @@ from rich.table import Table
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
 from tkc.runtime.artifact import load
-from tkc.runtime.signature import Signature, SizeRange, TensorSpec
-from tkc.runtime.sizes import Formula
+from tkc.runtime.random_inputs import described_range, random_inputs
+from tkc.runtime.signature import Signature
 
 
 @dataclass(frozen=True)
@@ -117,44 +117,14 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float("inf") if error != error else error
 
 
-def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> list[torch.Tensor]:
-    """Tensors that fit ``signature``: normal floats, integers 0 or 1 (valid as indices and as masks), in ``sizes``.
-
-    A size not given is the smallest its range allows, but at least 2 where it may be. Raises :class:`UsageError` for a
-    given one outside of its range.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for name, size in sizes.items():
-        bounds = signature.sizes[name]
-        if size < bounds.minimum or (bounds.maximum is not None and size > bounds.maximum):
-            raise UsageError(f"--size {name}={size}: the model was compiled for {name} {_described(bounds)}")
-    chosen = {name: sizes.get(name, _small(bounds)) for name, bounds in signature.sizes.items()}
-
-    def draw(spec: TensorSpec) -> torch.Tensor:
-        shape = [dim if isinstance(dim, int) else Formula(dim)(chosen) for dim in spec.shape]
-        dtype = getattr(torch, spec.dtype)
-        if dtype.is_floating_point:
-            return torch.randn(shape, generator=generator).to(dtype)
-        return torch.randint(0, 2, shape, generator=generator).to(dtype)
-
-    return [draw(spec) for spec in signature.inputs]
-
-
-def _small(bounds: SizeRange) -> int:
-    size = max(2, bounds.minimum)
-    return size if bounds.maximum is None else min(size, bounds.maximum)
-
-
-def _described(bounds: SizeRange) -> str:
-    return f"from {bounds.minimum} on" if bounds.maximum is None else f"from {bounds.minimum} to {bounds.maximum}"
-
-
 def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
     parsed: dict[str, int] = {}
     for text in sizes:
         name, _, value = text.partition("=")
         if name not in signature.sizes or not (value.isascii() and value.isdigit()):
-            known = ", ".join(f"{known} {_described(bounds)}" for known, bounds in signature.sizes.items()) or "none"
+            known = (
+                ", ".join(f"{known} {described_range(bounds)}" for known, bounds in signature.sizes.items()) or "none"
+            )
             raise UsageError(
                 f"--size {text}: write NAME=N with NAME one of this model's symbolic sizes ({known}). A .pt2 file does "
                 "not keep the names of its Dims; tkc compile --size-name SIZE=NAME gives them back"

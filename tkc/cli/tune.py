@@ -169,8 +169,9 @@ def kernels(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the configurations of tkc's own kernels on this machine, for compilations to choose from."""
+    from tkc.runtime.local_gpu import runs_here
     from tkc.schedules.database_folders import target_folder, user_database
-    from tkc.targets import resolve_target, runs_here
+    from tkc.targets import resolve_target
     from tkc.tuning.kernels import tune_kernels
 
     resolved = resolve_target(target)

@@ -184,8 +184,8 @@ def _run_source(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynam
 
 
 def _run_program(program: ExportedProgram, example: Any, seed: int) -> _Source:
-    from tkc.cli.run import random_inputs
     from tkc.frontend.torch.importer import exported_signature, simplified
+    from tkc.runtime.random_inputs import random_inputs
 
     program = simplified(program)
     signature = exported_signature(program)
@@ -245,8 +245,8 @@ def _run_onnx(model: Any, seed: int) -> _Source:
     import numpy as np
     from onnx.reference import ReferenceEvaluator
 
-    from tkc.cli.run import random_inputs
     from tkc.frontend import import_model
+    from tkc.runtime.random_inputs import random_inputs
 
     signature = import_model(model).signature
     inputs = random_inputs(signature, {}, seed)

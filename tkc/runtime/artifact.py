@@ -30,16 +30,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from tkc.builder.cache import KernelLibrary, file_sha256
 from tkc.errors import ArtifactError, UsageError
-from tkc.kernels import KernelRequest, Target
+from tkc.kernels.kernel_library import KernelLibrary, file_sha256
+from tkc.kernels.target import Target
 from tkc.runtime.cpu_features import cpu_features
+from tkc.runtime.local_gpu import runs_here
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError
-from tkc.targets import runs_here
 
 if TYPE_CHECKING:
     from tkc.runtime.executable import Executable
@@ -434,7 +434,7 @@ def _check_versions(manifest: Manifest, folder: Path) -> None:
 
 def _library(folder: Path, entry: KernelEntry, manifest: Manifest, into: Path) -> KernelLibrary:
     path = _copied(folder, entry.file, manifest, into)
-    return KernelLibrary(KernelRequest.from_json(entry.request), path, entry.key, manifest.files[entry.file])
+    return KernelLibrary(entry.request, path, entry.key, manifest.files[entry.file])
 
 
 def _copied(folder: Path, name: str, manifest: Manifest, into: Path) -> Path:
@@ -454,7 +454,7 @@ def _write(executable: Executable, folder: Path) -> None:
     for library in executable.libraries:
         file = f"{_KERNELS}/{library.path.name}"
         shutil.copyfile(library.path, folder / file)
-        entries.append(KernelEntry(file=file, key=library.key, request=library.request.to_json()))
+        entries.append(KernelEntry(file=file, key=library.key, request=dict(library.request)))
     weights = _unshared(executable)
     safetensors.torch.save_file(weights, folder / _PARAMETERS)
     files = [_CODE, _PARAMETERS, *(entry.file for entry in entries)]

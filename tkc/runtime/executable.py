@@ -14,13 +14,14 @@ import torch
 from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 
-from tkc.builder import KernelLibrary
 from tkc.errors import ForkError, InputError, TargetError
-from tkc.kernels import Target
+from tkc.kernels.kernel_library import KernelLibrary
+from tkc.kernels.target import Target
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, aligned, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
+from tkc.runtime.local_gpu import runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
@@ -28,7 +29,6 @@ from tkc.runtime.signature import Constant, Signature, TensorSpec
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
 from tkc.runtime.tensors import from_torch, from_torch_as, to_torch
-from tkc.targets import runs_here
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"

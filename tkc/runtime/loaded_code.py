@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tkc.builder import KernelLibrary
 from tkc.errors import InputError, InternalError, OutOfMemoryError
 from tkc.failures import Circumstances, explained
-from tkc.kernels import Target
+from tkc.kernels.kernel_library import KernelLibrary
+from tkc.kernels.target import Target
 from tkc.runtime.parallel import share_threads
 
 _USE_DEVICE = "tkc_use_device"
@@ -59,7 +59,7 @@ class LoadedCode:
                 native.import_module(_load_library(library.path))
         self._cuda = target.is_cuda
         self._repeatable = repeatable and not self._cuda
-        self._about = {"target": str(target), "kernels": [str(library.request) for library in libraries]}
+        self._about = {"target": str(target), "kernels": [dict(library.request) for library in libraries]}
         self._device = tvm.device("cuda", device.index) if self._cuda else tvm.cpu()
         if self._cuda:
             native.get_function(_USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)

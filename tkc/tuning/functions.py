@@ -17,7 +17,8 @@ from tkc.compiler import CompileOptions, Kernels, checked_in_graph, prepare_tool
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
-from tkc.targets import resolve_target, runs_here
+from tkc.runtime.local_gpu import runs_here
+from tkc.targets import resolve_target
 
 if TYPE_CHECKING:
     from tvm import IRModule
