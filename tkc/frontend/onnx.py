@@ -23,7 +23,7 @@ from tvm import relax
 from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
-from tkc.frontend.model import ImportedModel, IndexBound
+from tkc.frontend.model import Flag, ImportedModel, IndexBound
 from tkc.frontend.onnx_converters import CONVERTERS
 from tkc.frontend.onnx_graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx_signature import element_type, input_types, signature_of, with_positive_sizes
@@ -394,7 +394,7 @@ class _Built:
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
     index_bounds: tuple[IndexBound, ...]
-    index_flags: tuple[str, ...]
+    index_flags: tuple[Flag, ...]
     sources: dict[str, str]
     values: dict[str, str]
 
@@ -428,7 +428,9 @@ def _build(
     variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
     parameters = _parameters(weights)
     builder = SourceBuilder()
-    uses = IndexUses(builder)
+    named = dict(zip(variables, inputs, strict=True))
+    tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
+    uses = IndexUses(builder, named, tensors, checked_in_graph)
     importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
@@ -440,14 +442,12 @@ def _build(
         try:
             importer.add_nodes(proto.graph.node)
             outputs = [importer.tensor(value.name) for value in proto.graph.output]
-            named = dict(zip(variables, inputs, strict=True))
-            counts, flags = uses.counted(named, checked_in_graph)
+            counts, flags = uses.counted()
         except Exception:
             builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
             raise
-        bounds = uses.input_bounds(named)
-        tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
-        uses.check_constants(tensors)
+        bounds = uses.input_bounds()
+        uses.check_constants()
         builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
     module = _cleaned(builder.get())
     used = set(relax.analysis.free_vars(module["main"].body))
