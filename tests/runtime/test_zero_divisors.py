@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import onnx
-import onnx.parser
 import pytest
 import torch
 from manifests import edit_manifest

@@ -1,7 +1,7 @@
 """The integers that a model divides by: constant zeros are refused, others that may be zero are counted by the model.
 
-PyTorch raises for an integer division by zero on the CPU; on a GPU, and in ONNX, its result is undefined. Generated code
-has 0 there, which must not pass for a result.
+PyTorch raises for an integer division by zero on the CPU; on a GPU, and in ONNX, its result is undefined. Generated
+code has 0 there, which must not pass for a result.
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ class Signature:
     tensor itself: the position among ``outputs``, and the position among updated inputs and state, taken together.
 
     ``index_bounds`` says what the elements of inputs must be for the model to index with them. ``index_flags`` are the
-    indices and integer divisors that the compiled function checks itself: behind the outputs that it computes, it returns
-    how many of each were out of range or zero, ``int32 [len(index_flags)]``; with ``checked_at_once`` a call waits for it.
+    indices and integer divisors that the compiled function checks itself: behind the outputs that it computes, it
+    returns how many of each were out of range or zero, ``int32 [len(index_flags)]``; with ``checked_at_once`` a call
+    waits for it.
     Raises :class:`ValueError` where there is no such input or position.
     """
 
