@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tkc.schedules.lowering.cuda_functions import call_cuda
+
 # The C++ type, and the two operands' extremum where PTX, or CUDA's headers, have one. Doubles have none.
 _TYPES = {
     "float32": ("float", 'float r; asm("{op}.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r;'),
@@ -19,28 +21,6 @@ def cuda_extremum(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr:
 
     Raises :class:`KeyError` for a dtype that CUDA does not compute in.
     """
-    element, _, lanes = a.dtype.partition("x")
-    name = f"tkc_{op}_{element}"
-    called = f"{name}_lanes<{lanes}>" if lanes else name
-    return tirx.call_intrin(a.dtype, "tirx.cuda_func_call", called, a, b, _source(name, op, element))
-
-
-def _source(name: str, op: str, dtype: str) -> str:
-    """Both functions. TVM writes the source once for each name that is called, so that guards keep one of them."""
-    type_, body = _TYPES[dtype]
-    return f"""
-#ifndef {name.upper()}
-#define {name.upper()}
-static __device__ __forceinline__ {type_} {name}({type_} a, {type_} b) {{
-  {body.format(op=op, relation=_RELATIONS[op])}
-}}
-template <int lanes, typename Vector>
-static __device__ __forceinline__ Vector {name}_lanes(Vector a, Vector b) {{
-#pragma unroll
-  for (int i = 0; i < lanes; ++i) {{
-    reinterpret_cast<{type_}*>(&a)[i] = {name}(reinterpret_cast<{type_}*>(&a)[i], reinterpret_cast<{type_}*>(&b)[i]);
-  }}
-  return a;
-}}
-#endif
-"""
+    element = a.dtype.partition("x")[0]
+    type_, body = _TYPES[element]
+    return call_cuda(f"tkc_{op}_{element}", type_, body.format(op=op, relation=_RELATIONS[op]), a, b)

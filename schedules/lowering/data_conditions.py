@@ -1,25 +1,28 @@
-"""Comparisons and selections of what a model computes, hidden from TVM's simplifier.
+"""Comparisons, selections and integer quotients of what a model computes, hidden from TVM's simplifier.
 
 It visits the condition of a selection several times, to learn from it for each branch, and the operands of a
 comparison again as their difference. Where conditions contain selections (an ELU of an ELU), its time is exponential.
 Of data there is nothing to learn: as arguments of functions that TVM does not know they are visited once.
-Quotients of positions rounded down, and what remains, are hidden where ``index_divisions`` asks for it.
+Quotients and remainders of data it rewrites as if integers never wrapped around, and wrongly: six steps of
+``(x * 5 + i) % 1000`` lose the last remainder. Quotients of positions rounded down, and what remains, are hidden where
+``index_divisions`` asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.schedules.lowering.integer_floors import floor_of_data, floor_of_positions
 from tkc.schedules.lowering.pure_functions import register_pure
 
 FLOORS = (tirx.FloorDiv, tirx.FloorMod)
 _CONDITIONS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-_NODES = [f"tirx.{kind.__name__}" for kind in _CONDITIONS]
+_DIVISIONS = (*FLOORS, tirx.Div, tirx.Mod)
+_NODES = [f"tirx.{kind.__name__}" for kind in (*_CONDITIONS, *_DIVISIONS)]
 _HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS)}
-_SHOWN = {op.name: kind for kind, op in _HIDDEN.items()}
+_HIDDEN_DATA = {kind: register_pure(f"tkc.data_{kind.__name__.lower()}") for kind in _DIVISIONS}
+_SHOWN = {op.name: kind for table in (_HIDDEN, _HIDDEN_DATA) for kind, op in table.items()}
 
 
 def hide_conditions(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -27,12 +30,12 @@ def hide_conditions(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Those of positions stay: bounds of loads and of loops follow from them.
     """
-    return func.with_body(_hidden_where(func.body, _is_on_data))
+    return func.with_body(_with_hidden_data(func.body))
 
 
 def without_conditions(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     """``expr``, all of which is of data, as :func:`hide_conditions` writes it."""
-    return _hidden_where(tirx.Evaluate(expr), lambda _: True).value
+    return ir_transform(tirx.Evaluate(expr), None, hidden, [f"tirx.{kind.__name__}" for kind in _CONDITIONS]).value
 
 
 def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -40,7 +43,7 @@ def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.call_intrin(expr.dtype, _HIDDEN[type(expr)], *_operands(expr))
 
 
-def shown(call: tirx.Call) -> tirx.PrimExpr | None:
+def shown(call: tirx.Call, *, on_cuda: bool) -> tirx.PrimExpr | None:
     """What ``call`` was, a floor spelled out; ``None`` for any other call."""
     if not _is_hidden(call):
         return None
@@ -48,23 +51,22 @@ def shown(call: tirx.Call) -> tirx.PrimExpr | None:
     if a.dtype != b.dtype:  # TVM narrows integers, one by one where it does not know the function
         wider = max(a.dtype, b.dtype, key=lambda dtype: DataType(dtype).bits)
         a, b = a.astype(wider), b.astype(wider)
-    return _floor(a, b, kind) if kind in FLOORS else kind(*others, a, b)
+    if kind not in FLOORS:
+        return kind(*others, a, b)
+    if call.op.same_as(_HIDDEN_DATA[kind]):
+        return floor_of_data(a, b, kind, on_cuda=on_cuda)
+    return floor_of_positions(a, b, kind)
 
 
-def _floor(a: tirx.PrimExpr, b: tirx.PrimExpr, kind: type[tirx.PrimExpr]) -> tirx.PrimExpr:
-    """The quotient of ``a`` and ``b`` rounded down, or what remains, by those rounded towards zero."""
-    if a.dtype.startswith("uint"):
-        return tirx.Div(a, b) if kind is tirx.FloorDiv else tirx.Mod(a, b)
-    # No variables: where an expression is looked at in two contexts, the analyzer would bind one to two ranges.
-    rest, zero = tirx.Mod(a, b), tirx.const(0, a.dtype)
-    differs = tirx.And(tirx.NE(rest, zero), tirx.LT(tirx.bitwise_xor(rest, b), zero))
-    if kind is tirx.FloorDiv:
-        return tirx.Div(a, b) - differs.astype(a.dtype)
-    return tirx.Select(differs, rest + b, rest)
+def _with_hidden_data(body: tirx.Stmt) -> tirx.Stmt:
+    def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        if isinstance(expr, _DIVISIONS):
+            if "int" not in expr.dtype or not _is_on_data(expr):
+                return None
+            return tirx.call_intrin(expr.dtype, _HIDDEN_DATA[type(expr)], expr.a, expr.b)
+        return hidden(expr) if _is_on_data(expr) else None
 
-
-def _hidden_where(body: tirx.Stmt, wanted: Callable[[tirx.PrimExpr], bool]) -> tirx.Stmt:
-    return ir_transform(body, None, lambda expr: hidden(expr) if wanted(expr) else None, _NODES)
+    return ir_transform(body, None, replaced, _NODES)
 
 
 def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:

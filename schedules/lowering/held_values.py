@@ -7,6 +7,8 @@ exponentially with their number. A load has nothing to simplify, and LLVM makes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule, Op
@@ -35,6 +37,14 @@ class HoldValues:
         return result
 
 
+def bound(value: tirx.PrimExpr, body: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
+    """``body`` of ``value``, which is computed once. :class:`HoldValues` stores it where TVM would simplify it."""
+    if isinstance(value, tirx.Var | tirx.FloatImm | tirx.IntImm | tirx.Broadcast | tirx.BufferLoad):
+        return body(value)
+    variable = tirx.Var("operand", value.dtype)
+    return tirx.Let(variable, value, body(variable))
+
+
 def _on_cuda(func: tirx.PrimFunc) -> bool:
     target = (func.attrs or {}).get("target")
     return target is not None and target.kind.name == "cuda"
@@ -42,10 +52,10 @@ def _on_cuda(func: tirx.PrimFunc) -> bool:
 
 def _held(store: tirx.BufferStore) -> tirx.Stmt | None:
     values = _Values()
-    value = values.rewritten(store.value)
+    value, indices = values.rewritten(store.value), list(map(values.rewritten, store.indices))
     if not values.statements:
         return None
-    return tirx.SeqStmt([*values.statements, tirx.BufferStore(store.buffer, value, store.indices, store.predicate)])
+    return tirx.SeqStmt([*values.statements, tirx.BufferStore(store.buffer, value, indices, store.predicate)])
 
 
 class _Values:

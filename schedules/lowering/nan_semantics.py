@@ -8,7 +8,6 @@ divides reductions among threads, recognise them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import tvm
 from tvm import tirx
@@ -19,6 +18,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from tkc.schedules.lowering.cuda_extrema import cuda_extremum
 from tkc.schedules.lowering.data_conditions import shown
 from tkc.schedules.lowering.float_algebra import unguarded
+from tkc.schedules.lowering.held_values import bound
 
 _NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
 _HALF = ("float16", "bfloat16")
@@ -47,7 +47,7 @@ def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
-            condition = shown(found)
+            condition = shown(found, on_cuda=on_cuda)
             if not isinstance(condition, tirx.NE):
                 return unguarded(found) if condition is None else condition
             found = condition
@@ -81,23 +81,15 @@ def _by_comparison(a: tirx.PrimExpr, b: tirx.PrimExpr, op: str) -> tirx.PrimExpr
     relation = tirx.GT if op == "max" else tirx.LT
     if _is_number(a):
         # A comparison with NaN is false: b is what remains, and LLVM makes one instruction of this.
-        return _bound(b, lambda b: tirx.Select(relation(a, b), a, b))
+        return bound(b, lambda b: tirx.Select(relation(a, b), a, b))
 
     def of_both(a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.Select(tirx.Not(tirx.EQ(b, b)), b, tirx.Select(relation(b, a), b, a))
 
-    return _bound(a, lambda a: _bound(b, lambda b: of_both(a, b)))
+    return bound(a, lambda a: bound(b, lambda b: of_both(a, b)))
 
 
 def _is_number(expr: tirx.PrimExpr) -> bool:
     """Whether ``expr`` is a constant other than NaN."""
     value = expr.value if isinstance(expr, tirx.Broadcast) else expr
     return isinstance(value, tirx.FloatImm) and not math.isnan(value.value)
-
-
-def _bound(value: tirx.PrimExpr, body: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
-    """``body`` of ``value``, which is computed once. ``HoldValues`` stores it where TVM would simplify it."""
-    if isinstance(value, tirx.Var | tirx.FloatImm | tirx.Broadcast | tirx.BufferLoad):
-        return body(value)
-    variable = tirx.Var("operand", value.dtype)
-    return tirx.Let(variable, value, body(variable))

@@ -198,7 +198,7 @@ def test_cpu_kernels_refuse_other_tensors(cache: KernelCache) -> None:
     """Too few, no tensor, and tensors of another rank, dtype or size; the error names the kernel and the tensor."""
     with KernelBuilder(cache) as builder:
         library = builder.build([request()])[request()]
-    kernel = tvm_ffi.load_module(str(library.path))[library.request.symbol]
+    kernel = tvm_ffi.load_module(str(library.path))[request().symbol]
     good = torch.empty(3, 8)
     for given, kind, message in (
         ((good, good), TypeError, "swiglu takes 3 tensors, and got 2 arguments"),

@@ -44,8 +44,8 @@ def build_for(builder: KernelBuilder, name: str, parameters: Any, target: str = 
 
 def build(builder: KernelBuilder, requests: Iterable[KernelRequest]) -> list[BuiltKernel]:
     """Each request's kernel."""
-    libraries = builder.build(requests).values()
-    return [BuiltKernel(lib.request, tvm_ffi.load_module(str(lib.path))[lib.request.symbol]) for lib in libraries]
+    libraries = builder.build(requests).items()
+    return [BuiltKernel(request, tvm_ffi.load_module(str(lib.path))[request.symbol]) for request, lib in libraries]
 
 
 def gpu_requests(name: str, parameters: Any) -> list[KernelRequest]:

@@ -1,120 +1,163 @@
-"""Which values a model indexes with, and what they must be: checked at the call, when compiling, or by generated code.
+"""What a model indexes with, and what that must be: checked at the call, when compiling, or by generated code.
 
 PyTorch and ONNX call an index out of range an error. Generated code brings every index into range, so that no memory
-outside of a tensor is touched; that a result is not what the model means must still be said.
+outside of a tensor is touched; that a result is not what the model means must still be said. Divisors of integers are
+counted beside indices (``divisors.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import torch
-from tvm import DataType, relax, tirx
-from tvm.ir import Op
+from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError
-from tkc.runtime.signature import IndexBound
+from tkc.frontend.divisors import Divisors
+from tkc.frontend.origins import Size, constant_values, origin, size_tensor
+from tkc.runtime.signature import Flag, IndexBound
 
 CheckedInGraph = Literal["none", "inputs", "all"]
 """Which indices generated code checks: none, those that are inputs of the model, or also those that it computes."""
 
-Size: TypeAlias = int | tirx.PrimExpr
-
-_MOVES = tuple(
-    f"relax.{name}"
-    for name in ("reshape", "flatten", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "astype")
-)
-"""Operators whose result holds each element of their operand, and no others."""
-
 
 @dataclass(frozen=True)
 class IndexUse:
-    """``indices`` index an axis of ``size``; negative ones count from the end if ``wraps``."""
+    """``indices`` index an axis of ``size``; negative ones count from the end if ``wraps``.
+
+    Of an index with several parts (ONNX's GatherND), ``part`` is the one meant: a position on the last axis.
+    """
 
     indices: relax.Expr
     size: Size
     wraps: bool
     source: str
+    part: int | None = None
 
 
 class IndexUses:
-    """What a frontend notes while it converts a model."""
+    """What a frontend notes while it converts a model, or a branch of it: indices, and :attr:`divisors`.
 
-    def __init__(self, builder: relax.BlockBuilder) -> None:
+    ``inputs`` are the model's by name, ``constants`` holds the values of the variables that no call changes, and
+    ``checked`` says which indices the graph checks. A branch checks the inputs and constants among its indices in any
+    case: they may be out of range as long as it is not taken.
+    """
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        inputs: Mapping[relax.Var, str],
+        constants: Mapping[relax.Var, torch.Tensor],
+        checked: CheckedInGraph,
+        *,
+        in_branch: bool = False,
+    ) -> None:
         self._builder = builder
+        self._inputs = inputs
+        self._constants = constants
+        self._checked = checked
+        self._in_branch = in_branch
         self._uses: list[IndexUse] = []
+        self.divisors = Divisors(builder, inputs, constants, in_branch=in_branch)
+        self._of_branches: list[tuple[relax.Var, list[Flag]]] = []
 
-    def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str) -> None:
+    def branch(self) -> IndexUses:
+        """Notes for a branch, whose counts :meth:`add_counts` is to be given."""
+        return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True)
+
+    def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str, part: int | None = None) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
-        self._uses.append(IndexUse(indices, size, wraps, source))
+        self._uses.append(IndexUse(indices, size, wraps, source, part))
 
-    def input_bounds(self, inputs: Mapping[relax.Var, str]) -> tuple[IndexBound, ...]:
-        """What the elements of ``inputs``, which are given by name, must be."""
+    def add_counts(self, counts: relax.Var, flags: Sequence[Flag]) -> None:
+        """Note what the two branches of a choice counted, ``int32 [flags]``: zeros for the one that was not taken."""
+        self._of_branches.append((counts, list(flags)))
+
+    def input_bounds(self) -> tuple[IndexBound, ...]:
+        """What the elements of inputs must be."""
         bounds: dict[tuple[str, int | str, bool], IndexBound] = {}
         for use in self._uses:
-            name = inputs.get(self._origin(use.indices))
+            name = self._inputs.get(self._origin(use.indices))
             size = written_size(use.size)
-            if name is not None:  # the first of equal ones is named
+            if name is not None and use.part is None:  # the first of equal ones is named
                 bounds.setdefault((name, size, use.wraps), IndexBound(name, size, use.wraps, use.source))
         return tuple(bounds.values())
 
-    def check_constants(self, constants: Mapping[relax.Var, torch.Tensor]) -> None:
-        """Raise :class:`UnsupportedModelError` for a constant index, one of ``constants``, that is out of range."""
+    def check_constants(self) -> None:
+        """Raise :class:`UnsupportedModelError` for a constant index that is out of range, or a constant divisor 0."""
         for use in self._uses:
-            values = constants.get(self._origin(use.indices))
-            size = written_size(use.size)
-            if values is None or not isinstance(size, int) or not values.numel():
-                continue
-            low, high = (int(bound) for bound in torch.aminmax(values))
-            if low < (-size if use.wraps else 0) or high >= size:
-                bad = high if high >= size else low
+            bad = self._bad_constant(use)
+            if bad is not None:
                 raise UnsupportedModelError(
-                    f"{use.source} indexes an axis of {size} with a constant that holds {bad}; correct the model"
+                    f"{use.source} indexes an axis of {written_size(use.size)} with a constant that holds {bad}; "
+                    "correct the model"
                 )
+        self.divisors.check_constants()
 
-    def counted(self, inputs: Mapping[relax.Var, str], checked: CheckedInGraph) -> tuple[relax.Var | None, list[str]]:
-        """Emit how many indices of each use are out of range, ``int32 [uses]``; and what the uses are.
+    def counted(self) -> tuple[relax.Var | None, list[Flag]]:
+        """Emit how many of each use are out of range, or zero, ``int32 [uses]``; and what the uses are.
 
         ``None`` where nothing is to be checked.
         """
-        uses: dict[tuple[relax.Expr, int | str, bool], IndexUse] = {}
-        for use in self._uses if checked != "none" else ():
-            origin = self._origin(use.indices)
-            given = origin in inputs
-            if given or (checked == "all" and not isinstance(origin, relax.Constant) and self._is_computed(origin)):
-                uses.setdefault((origin, written_size(use.size), use.wraps), use)
-        if not uses:
+        uses: dict[Hashable, IndexUse] = {}
+        for use in self._uses:
+            if self._is_counted(use):
+                indices = self._origin(use.indices) if use.part is None else use.indices
+                uses.setdefault((indices, written_size(use.size), use.wraps, use.part), use)
+        zeros, divisors = self.divisors.counted()
+        counts = [self._count(use) for use in uses.values()] + zeros
+        flags = [Flag(use.source) for use in uses.values()] + divisors
+        for counted, of_branches in self._of_branches:
+            counts.append(counted)
+            flags += of_branches
+        if not counts:
             return None, []
-        counts = [self._count(origin, use) for (origin, _, _), use in uses.items()]
-        emit = self._builder.emit
-        return counts[0] if len(counts) == 1 else emit(relax.op.concat(counts, 0)), [u.source for u in uses.values()]
+        return counts[0] if len(counts) == 1 else self._builder.emit(relax.op.concat(counts, 0)), flags
+
+    def _is_counted(self, use: IndexUse) -> bool:
+        held = self._origin(use.indices)
+        if held in self._inputs:
+            # On the CPU, the bounds of an input are checked before a call, but those of all its elements alike.
+            return self._checked != "none" or self._in_branch or use.part is not None
+        if self._in_branch and self._bad_constant(use) is not None:
+            return True
+        return self._checked == "all" and self._is_computed(held)
+
+    def _bad_constant(self, use: IndexUse) -> int | None:
+        """An index out of range among constant ones, if there is one."""
+        held, size = self._origin(use.indices), written_size(use.size)
+        values = constant_values(held, self._constants)
+        if values is None or not isinstance(size, int) or not values.numel():
+            return None
+        if use.part is not None:
+            if not held.same_as(use.indices):
+                return None
+            values = values[..., use.part]
+        low, high = (int(bound) for bound in torch.aminmax(values))
+        if high >= size:
+            return high
+        return low if low < (-size if use.wraps else 0) else None
 
     def _is_computed(self, variable: relax.Expr) -> bool:
         return isinstance(variable, relax.Var) and self._builder.lookup_binding(variable) is not None
 
-    def _count(self, indices: relax.Expr, use: IndexUse) -> relax.Var:
-        dtype, op, emit = indices.struct_info.dtype, relax.op, self._builder.emit
-        size = _tensor(self._builder, use.size, "int64")
+    def _count(self, use: IndexUse) -> relax.Var:
+        op, emit = relax.op, self._builder.emit
+        indices = self._origin(use.indices)
+        if use.part is not None:
+            last = use.indices.struct_info.ndim - 1
+            indices = emit(op.strided_slice(use.indices, [last], [use.part], [use.part + 1]))
+        dtype = indices.struct_info.dtype
+        size = size_tensor(self._builder, use.size)
         wide = indices if dtype == "int64" else emit(op.astype(indices, "int64"))
         lowest = emit(op.negative(size)) if use.wraps else relax.const(0, "int64")
         outside = emit(op.logical_or(op.less(wide, lowest), op.greater_equal(wide, size)))
         return emit(op.reshape(emit(op.sum(emit(op.astype(outside, "int32")))), [1]))
 
     def _origin(self, indices: relax.Expr) -> relax.Expr:
-        """What holds the elements of ``indices``, wherever they were moved since, in as wide a dtype or a wider one."""
-        while isinstance(indices, relax.Var):
-            value = self._builder.lookup_binding(indices)
-            if isinstance(value, relax.Var):
-                indices = value
-            elif isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in _MOVES:
-                if not _keeps_numbers(value.args[0].struct_info.dtype, value.struct_info.dtype):
-                    break
-                indices = value.args[0]
-            else:
-                break
-        return indices
+        return origin(self._builder, indices)
 
 
 def written_size(size: Size) -> int | str:
@@ -122,20 +165,3 @@ def written_size(size: Size) -> int | str:
     if isinstance(size, int | tirx.IntImm):
         return int(size)
     return str(size.script(int_dtype="int64").replace("T.", ""))
-
-
-def _keeps_numbers(source: str, result: str) -> bool:
-    """Whether a cast leaves every integer what it was."""
-    if source == result:
-        return True
-    if not ("int" in source and "int" in result):
-        return False
-    wider = DataType(result).bits > DataType(source).bits
-    return wider and (source.startswith("uint") or not result.startswith("uint"))
-
-
-def _tensor(builder: relax.BlockBuilder, size: Size, dtype: str) -> relax.Expr:
-    if isinstance(size, int | tirx.IntImm):
-        return relax.const(int(size), dtype)
-    # A size becomes a tensor as a range of one number.
-    return builder.emit(relax.op.reshape(builder.emit(relax.op.arange(size, size + 1, 1, dtype)), ()))

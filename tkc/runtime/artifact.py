@@ -44,7 +44,9 @@ from tkc.runtime.structures import UnknownClassError
 if TYPE_CHECKING:
     from tkc.runtime.executable import Executable
 
-FORMAT: Literal[3] = 3
+FORMAT: Literal[4] = 4
+"""The format that is written. Format 3, in which flags are strings that stand for indices, is read as well."""
+
 MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
 MOST_MANIFEST = 64 << 20
 """Bytes of the largest manifest that is read; that of a model with thousands of functions has some millions."""
@@ -85,7 +87,7 @@ class Manifest(BaseModel):
     """
 
     model_config = _STRICT
-    format: Literal[3] = FORMAT
+    format: Literal[3, 4] = FORMAT
     versions: dict[str, str]
     target: str
     cpu_features: tuple[str, ...] = ()
@@ -288,7 +290,9 @@ def _read_manifest(folder: Path) -> Manifest:
     if digest != _digest(content):
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not what was saved; copy or compile it again")
     try:
-        json.loads(content, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
+        loaded = json.loads(content, object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite)
+        if _converted_from_format_3(loaded):
+            content = json.dumps(loaded).encode()
         return _validated(Manifest.model_validate_json(content, strict=True))
     except ValidationError as error:
         first = error.errors()[0]
@@ -298,6 +302,23 @@ def _read_manifest(folder: Path) -> Manifest:
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid at {where} ({first['msg']})") from None
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{folder} was changed: {MANIFEST} is not valid ({error})") from None
+
+
+def _converted_from_format_3(manifest: Any) -> bool:
+    """Whether ``manifest`` is of format 3; its flags are then made what they are in :data:`FORMAT`.
+
+    What is no manifest is left for the checks that follow.
+    """
+    try:
+        if manifest["format"] != 3:
+            return False
+        for entry in manifest["entries"].values():
+            signature = entry["signature"]
+            if isinstance(flags := signature["index_flags"], list):
+                signature["index_flags"] = [{"source": source} for source in flags]
+        return True
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -379,7 +400,7 @@ def _without_digest(folder: Path, content: bytes) -> str:
 
 def _other_format(folder: Path, found: Any) -> str:
     return (
-        f"{folder} has artifact format {str(found)[:20]!s}, and this TKC reads format {FORMAT}; "
+        f"{folder} has artifact format {str(found)[:20]!s}, and this TKC reads formats 3 and {FORMAT}; "
         "use the TKC that made it, or compile again"
     )
 

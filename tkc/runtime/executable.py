@@ -212,7 +212,7 @@ class Executable(SurvivesFork):
                     tensor.copy_(self.parameters[name].detach())
 
     def check(self) -> None:
-        """Wait for the calls on a GPU; raise :class:`InputError` if one had an index out of range.
+        """Wait for the calls on a GPU; raise :class:`InputError` if one had an index out of range or a zero divisor.
 
         Such a call read or wrote at the nearest index that there is. Which indices are checked, and when, stands in
         :func:`tkc.compile`. On the CPU there is nothing to wait for: calls raise for their own.

@@ -1,4 +1,4 @@
-"""Indices out of range that generated code counted: kept until somebody can be told."""
+"""Indices out of range and zero divisors that generated code counted: kept until somebody can be told."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from collections.abc import Sequence
 import torch
 
 from tkc.errors import InputError
+from tkc.runtime.signature import Flag
+
+_MESSAGES = {
+    "index": "indices{} are out of range, so that the results are not what the model means: ",
+    "divisor": "integers{} are divided by zero, which has no result; keep zeros out of the divisor: ",
+}
 
 
 class IndexFlags:
-    """Collects what calls return as counts of bad indices, ``int32 [sources]`` each, and raises for them.
+    """Collects what calls return as counts of bad indices and divisors, ``int32 [sources]`` each, and raises for them.
 
     On the CPU, and ``at_once``, a call raises for its own. A call on a GPU ends before its kernels do: what they count
     is added up on the device, call by call, and copied to the host behind each. So the first call that finds
     something there raises, or :meth:`check`, which waits for it. Nothing is lost between; raising clears it.
     """
 
-    def __init__(self, sources: Sequence[str], device: torch.device, *, at_once: bool) -> None:
-        """``sources`` say what indexes, as messages name it."""
+    def __init__(self, sources: Sequence[Flag], device: torch.device, *, at_once: bool) -> None:
+        """``sources`` say what indexes or divides, as messages name it."""
         self._sources = tuple(sources)
         self._device = device
         self._at_once = at_once or device.type == "cpu"
@@ -54,11 +60,13 @@ class IndexFlags:
         self._raise_for([sum(column) for column in zip(*found, strict=True)], " of an earlier call")
 
     def _raise_for(self, counts: Sequence[int], which: str) -> None:
-        if any(counts):
-            listed = "; ".join(f"{n} by {source}" for source, n in zip(self._sources, counts, strict=True) if n)
-            raise InputError(
-                f"indices{which} are out of range, so that the results are not what the model means: {listed}"
-            )
+        found = [(flag, count) for flag, count in zip(self._sources, counts, strict=True) if count]
+        messages = []
+        for what, message in _MESSAGES.items():
+            if listed := "; ".join(f"{count} by {flag.source}" for flag, count in found if flag.what == what):
+                messages.append(message.format(which) + listed)
+        if messages:
+            raise InputError("; ".join(messages))
 
 
 class _Counts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,17 @@ class IndexBound:
 
 
 @dataclass(frozen=True)
+class Flag:
+    """What the compiled function counts: the indices of ``source`` that are out of range, or the zeros it divides by.
+
+    ``source`` is the node, and of divisors the tensor, as messages name them.
+    """
+
+    source: str
+    what: Literal["index", "divisor"] = "index"
+
+
+@dataclass(frozen=True)
 class Signature:
     """How a compiled model is called.
 
@@ -63,9 +75,9 @@ class Signature:
     tensor itself: the position among ``outputs``, and the position among updated inputs and state, taken together.
 
     ``index_bounds`` says what the elements of inputs must be for the model to index with them. ``index_flags`` are the
-    uses of indices that the compiled function checks itself, each described as a message names it: behind the outputs
-    that it computes, it returns how many indices of each were out of range, ``int32 [len(index_flags)]``;
-    with ``checked_at_once`` a call waits for it.
+    indices and integer divisors that the compiled function checks itself: behind the outputs that it computes, it
+    returns how many of each were out of range or zero, ``int32 [len(index_flags)]``; with ``checked_at_once`` a call
+    waits for it.
     Raises :class:`ValueError` where there is no such input or position.
     """
 
@@ -80,7 +92,7 @@ class Signature:
     state: tuple[TensorSpec, ...] = ()
     returned: tuple[tuple[int, int], ...] = ()
     index_bounds: tuple[IndexBound, ...] = ()
-    index_flags: tuple[str, ...] = ()
+    index_flags: tuple[Flag, ...] = ()
     checked_at_once: bool = False
 
     def __post_init__(self) -> None:

@@ -18,9 +18,10 @@ from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.signature import DTYPES
-from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, fold, pack_sizes
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, fold, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
+from tkc.runtime.signature import Flag
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT_DOMAIN = "com.microsoft"
@@ -81,7 +82,7 @@ class Node:
     inputs: Sequence[Value | None]
     builder: relax.BlockBuilder
     algebra: SizeAlgebra
-    index_uses: IndexUses | None = None
+    index_uses: IndexUses
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python value, strings decoded."""
@@ -149,10 +150,28 @@ class Node:
         """The element type of an input."""
         return self.tensor(position).struct_info.dtype
 
-    def note_indices(self, indices: relax.Expr, size: Size) -> None:
-        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end."""
-        if self.index_uses is not None:
-            self.index_uses.add(indices, size, wraps=True, source=describe(self.proto))
+    def note_indices(self, indices: relax.Expr, size: Size, part: int | None = None) -> None:
+        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end.
+
+        ``part`` is as in :class:`tkc.frontend.indices.IndexUse`.
+        """
+        self.index_uses.add(indices, size, wraps=True, source=describe(self.proto), part=part)
+
+    def note_divisor(self, position: int, quotient: relax.Expr) -> None:
+        """Note that the node divides integers by an input, for a result of the shape of ``quotient``."""
+        value, shape = self.value(position), quotient.struct_info.shape
+        if value is not None and value.known is not None and all(map(self._is_some, value.known.sizes)):
+            return
+        sizes = list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+        name, source = self.proto.input[position], describe(self.proto)
+        self.index_uses.divisors.add(self.tensor(position), sizes, name=name, source=source)
+
+    def _is_some(self, size: Size) -> bool:
+        """Whether a size is at least 1 in every call."""
+        try:
+            return bool(self.algebra.holds(size >= 1))
+        except UndecidedError:
+            return False
 
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
@@ -229,6 +248,31 @@ def _size_tensor(known: Known, builder: relax.BlockBuilder) -> relax.Expr:
     return vector if known.values.ndim == 1 else builder.emit(relax.op.reshape(vector, known.values.shape))
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """A branch that lacks its end: its bindings, what they compute, and its own counts of bad indices and divisors."""
+
+    bindings: relax.BindingBlock
+    results: Sequence[relax.Expr]
+    counts: relax.Var | None
+    flags: list[Flag]
+
+    def end(self, builder: relax.BlockBuilder, before: int, behind: int) -> relax.SeqExpr:
+        """The whole branch: a tuple of its results and of the counts of both, zeros for the other's.
+
+        There are so many of the other's ``before`` its own, or ``behind``.
+        """
+        builder.begin_scope()
+        builder._begin_binding_block()
+        zeros = [relax.const(np.zeros(count, "int32")) if count else None for count in (before, behind)]
+        parts = [part for part in (zeros[0], self.counts, zeros[1]) if part is not None]
+        counts = parts if len(parts) < 2 else [builder.emit(relax.op.concat(parts, 0))]
+        result = builder.emit(relax.Tuple([*self.results, *counts]))
+        block = builder._end_block()
+        builder.end_scope()
+        return relax.SeqExpr([self.bindings, block], result)
+
+
 @dataclass
 class GraphImporter:
     """Builds Relax from the nodes of a graph, in the block that ``builder`` has open."""
@@ -237,9 +281,8 @@ class GraphImporter:
     opsets: Mapping[str, int]
     converters: Mapping[tuple[str, str], Any]
     algebra: SizeAlgebra
+    index_uses: IndexUses
     values: dict[str, Value] = field(default_factory=dict)
-    index_uses: IndexUses | None = None
-    """Notes what nodes index with; ``None`` in a branch, which may not be taken."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -356,28 +399,32 @@ class GraphImporter:
             test = expression_of(condition, self.builder)
             if test.struct_info.ndim != 0:
                 test = self.builder.emit(relax.op.reshape(test, ()))
-            choice = self.builder.emit(
-                relax.If(test, self._branch(branches["then_branch"]), self._branch(branches["else_branch"]))
-            )
+            then, other = (self._branch(branches[name]) for name in ("then_branch", "else_branch"))
+            ends = then.end(self.builder, 0, len(other.flags)), other.end(self.builder, len(then.flags), 0)
+            choice = self.builder.emit(relax.If(test, *ends))
+            if flags := then.flags + other.flags:
+                counts = self.builder.emit(relax.TupleGetItem(choice, len(node.output)))
+                self.index_uses.add_counts(counts, flags)
             fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
             outputs = [Value(expression=expression) for expression in fields]
         self.values.update(zip(node.output, outputs, strict=True))
 
-    def _branch(self, graph: onnx.GraphProto) -> relax.SeqExpr:
+    def _branch(self, graph: onnx.GraphProto) -> _Branch:
         """A branch whose bindings run only when it is taken."""
+        uses = self.index_uses.branch()
         self.builder.begin_scope()
         self.builder._begin_binding_block()
-        results = [expression_of(value, self.builder) for value in self._add_subgraph(graph)]
-        result = self.builder.emit(relax.Tuple(results))
+        results = [expression_of(value, self.builder) for value in self._add_subgraph(graph, uses)]
+        counts, flags = uses.counted()
         block = self.builder._end_block()
         self.builder.end_scope()
-        return relax.SeqExpr([block], result)
+        return _Branch(block, results, counts, flags)
 
-    def _add_subgraph(self, graph: onnx.GraphProto, index_uses: IndexUses | None = None) -> list[Value]:
+    def _add_subgraph(self, graph: onnx.GraphProto, index_uses: IndexUses) -> list[Value]:
         """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, outer, index_uses)
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

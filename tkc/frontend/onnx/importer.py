@@ -39,7 +39,7 @@ from tkc.frontend.onnx.untrusted import (
     within_limits,
 )
 from tkc.frontend.sources import SourceBuilder
-from tkc.runtime.signature import IndexBound
+from tkc.runtime.signature import Flag, IndexBound
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
 # operator is converted. It is also the size from which onnx itself moves tensors to external files.
@@ -395,7 +395,7 @@ class _Built:
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
     index_bounds: tuple[IndexBound, ...]
-    index_flags: tuple[str, ...]
+    index_flags: tuple[Flag, ...]
     sources: dict[str, str]
     values: dict[str, str]
 
@@ -429,7 +429,9 @@ def _build(
     variables = [relax.Var(name, struct_info) for name, struct_info in zip(names, inputs.values(), strict=True)]
     parameters = _parameters(weights)
     builder = SourceBuilder()
-    uses = IndexUses(builder)
+    named = dict(zip(variables, inputs, strict=True))
+    tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
+    uses = IndexUses(builder, named, tensors, checked_in_graph)
     importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
@@ -441,14 +443,12 @@ def _build(
         try:
             importer.add_nodes(proto.graph.node)
             outputs = [importer.tensor(value.name) for value in proto.graph.output]
-            named = dict(zip(variables, inputs, strict=True))
-            counts, flags = uses.counted(named, checked_in_graph)
+            counts, flags = uses.counted()
         except Exception:
             builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
             raise
-        bounds = uses.input_bounds(named)
-        tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
-        uses.check_constants(tensors)
+        bounds = uses.input_bounds()
+        uses.check_constants()
         builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
     module = _cleaned(builder.get())
     used = set(relax.analysis.free_vars(module["main"].body))

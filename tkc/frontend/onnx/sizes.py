@@ -209,6 +209,8 @@ def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | N
         return None
     if _largest_result(node, arrays) > FOLDED_ELEMENTS:
         return None
+    if node.op_type in ("Div", "Mod") and _divides_by_zero(arrays[1]):
+        return None  # its converter refuses it, or has it counted
     results = _evaluate(node, opset, arrays)
     if not all(isinstance(result, np.ndarray | np.generic) for result in results):
         return None
@@ -216,6 +218,11 @@ def _fold_constants(node: onnx.NodeProto, opset: int, inputs: Sequence[Known | N
     if any(output.dtype.kind in _UNFOLDABLE_KINDS or output.size > FOLDED_ELEMENTS for output in outputs):
         return None
     return tuple(Known.constant(output) for output in outputs)
+
+
+def _divides_by_zero(divisor: np.ndarray | None) -> bool:
+    """Whether a divisor of integers holds 0, for which NumPy has a quotient."""
+    return divisor is not None and divisor.dtype.kind in "iu" and not divisor.all()
 
 
 def _largest_result(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -> float:

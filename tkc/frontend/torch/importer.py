@@ -18,7 +18,7 @@ from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
-from tkc.frontend.indices import CheckedInGraph
+from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.checks import check_interface, check_operators, unknown_operators
@@ -239,7 +239,8 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = _dimensions(program, names).solved().items()
-    symbols = Symbols({symbol: (sizes[name] - offset) // factor for symbol, (name, offset, factor) in solved})
+    known = {symbol: (sizes[name] - offset) // factor for symbol, (name, offset, factor) in solved}
+    symbols = Symbols(known, {size: signature.sizes[name].minimum for name, size in sizes.items()})
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
     weights = program_weights(program)
     variables = {
@@ -247,23 +248,24 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
         for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
     builder = SourceBuilder()
-    emitter = Emitter(builder, symbols)
+    named = {variable: name for name, variable in inputs.items()}
+    state = {spec.name for spec in signature.state}
+    constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
+    uses = IndexUses(builder, named, constants, checked_in_graph)
+    emitter = Emitter(builder, symbols, uses)
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function("main", params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
             outputs, updates = _translate(program, emitter, bound)
-            named = {variable: name for name, variable in inputs.items()}
-            uses = emitter.index_uses
-            counts, flags = uses.counted(named, checked_in_graph)
+            counts, flags = uses.counted()
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
     module = builder.finalize()
     module["main"] = module["main"].with_attr("num_input", len(inputs))
-    state = {spec.name for spec in signature.state}
-    uses.check_constants({variables[name]: weights.parameters[name] for name in variables if name not in state})
-    signature = replace(signature, index_bounds=uses.input_bounds(named), index_flags=tuple(flags))
+    uses.check_constants()
+    signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
     values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}
     return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources, values)
 

@@ -132,13 +132,24 @@ def _integer_power(node: Node) -> relax.Expr:
     return power if inner == dtype else relax.op.astype(node.emit(power), dtype)
 
 
+def _div(node: Node) -> Converted:
+    """The quotient, of integers rounded towards zero."""
+    return _integer_division(node, relax.op.divide) if "int" in node.dtype(0) else node.stock()
+
+
+def _integer_division(node: Node, function: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> relax.Expr:
+    result = node.emit(function(node.tensor(0), node.tensor(1)))
+    node.note_divisor(1, result)
+    return result
+
+
 def _mod(node: Node) -> Converted:
     """The remainder with the sign of the divisor, or of the dividend with ``fmod``."""
     data, divisor, dtype = node.tensor(0), node.tensor(1), node.dtype(0)
+    if "float" not in dtype:
+        return _integer_division(node, relax.op.mod if node.attribute("fmod", 0) else relax.op.floor_mod)
     if node.attribute("fmod", 0):
         return relax.op.mod(data, divisor)
-    if "float" not in dtype:
-        return relax.op.floor_mod(data, divisor)
     zero = scalar(0, dtype)
     remainder = node.emit(relax.op.mod(data, divisor))
     differs = relax.op.logical_xor(relax.op.less(remainder, zero), relax.op.less(divisor, zero))
@@ -217,6 +228,7 @@ CONVERTERS: dict[str, Converter] = {
     "Cast": _cast,
     "CastLike": _cast_like,
     "Clip": _clip,
+    "Div": _div,
     "Dropout": _dropout,
     "Equal": _equal,
     "Max": _chain(relax.op.maximum),

@@ -58,9 +58,8 @@ def _note(node: Node, indices: relax.Expr, sizes: Sequence[Size]) -> None:
     if all(_same(node, size, sizes[0]) for size in sizes[1:]):
         node.note_indices(indices, sizes[0])
         return
-    last = indices.struct_info.ndim - 1
     for axis, size in enumerate(sizes):
-        node.note_indices(node.emit(relax.op.strided_slice(indices, [last], [axis], [axis + 1])), size)
+        node.note_indices(indices, size, axis)
 
 
 def _same(node: Node, left: Size, right: Size) -> bool:

@@ -88,10 +88,13 @@ def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> rela
 
 
 def _divisor(b: Emitter, y: Any) -> relax.Expr:
-    """``y`` in the result's dtype, which is not the whole number zero in every call."""
+    """``y`` in the result's dtype, noted where integers are divided."""
     if isinstance(y, int) and y == 0 and not _is_floating(b.dtype):
-        raise b.unsupported("whole numbers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
-    return b.tensor(y, b.dtype)
+        raise b.unsupported("integers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
+    divisor = b.tensor(y, b.dtype)
+    if not _is_floating(b.dtype):
+        b.note_divisor(divisor, y)
+    return divisor
 
 
 def _uniform(b: Emitter, x: relax.Expr) -> relax.Expr:
@@ -394,6 +397,7 @@ CONVERTERS: dict[str, Converter] = {
         "Scalar",
     ),
     "prims.scalar_tensor.default": scalar_tensor,
+    "aten.remainder.Scalar_Tensor": remainder,
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

@@ -62,10 +62,10 @@ _BROADCASTING = frozenset(
 class Emitter:
     """Emits Relax for one graph, node by node; :attr:`node` is the one being converted."""
 
-    def __init__(self, builder: relax.BlockBuilder, symbols: Symbols) -> None:
+    def __init__(self, builder: relax.BlockBuilder, symbols: Symbols, index_uses: IndexUses) -> None:
         self.builder = builder
         self.symbols = symbols
-        self.index_uses = IndexUses(builder)
+        self.index_uses = index_uses
         self.node: fx.Node = None  # type: ignore[assignment]  # set by convert
         self.env: dict[fx.Node, Any] = {}
         self._analyzer = arith.Analyzer()
@@ -208,6 +208,13 @@ class Emitter:
         """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end if ``wraps``."""
         source = f"{self.node.target} ({source_of(self.node)})"
         self.index_uses.add(indices, self.simplified(size), wraps=wraps, source=source)
+
+    def note_divisor(self, divisor: relax.Expr, value: Any) -> None:
+        """Note that the node divides integers by ``divisor``, which ``value``, its second argument, became."""
+        if isinstance(value, tirx.PrimExpr) and self.symbols.is_positive(value):
+            return
+        source = f"{self.node.target} ({source_of(self.node)})"
+        self.index_uses.divisors.add(divisor, self.shape, name=str(self.node.args[1]), source=source)
 
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for a use of the node's operator that its converter cannot express."""

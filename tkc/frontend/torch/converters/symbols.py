@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import sympy
 import torch
-from tvm import tirx
+from tvm import arith, tirx
 
 from tkc.errors import UnsupportedModelError
 
@@ -61,8 +61,16 @@ class Symbols:
     """The TVM expression of each sympy symbol; a symbol that is met for the first time (the size of a result that
     depends on data) gets a variable of its own name."""
 
-    def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr]) -> None:
+    def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr], least: Mapping[tirx.Var, int]) -> None:
+        """``known`` are the symbols of inputs, whose variables have a ``least`` value each."""
         self._known = dict(known)
+        self._analyzer = arith.Analyzer()
+        for variable, minimum in least.items():
+            self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
+
+    def is_positive(self, size: Size) -> bool:
+        """Whether ``size`` is above zero in every call."""
+        return size > 0 if isinstance(size, int) else bool(self._analyzer.can_prove(size > 0))
 
     def size(self, value: int | float | torch.SymInt | torch.SymFloat) -> Size:
         """The expression of a size, or of a number computed from sizes."""
