@@ -32,10 +32,12 @@ from tkc.passes.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.nan_legalization import LEGALIZATIONS
 from tkc.passes.patch_products import PatchProducts
 from tkc.passes.planned_views import PlannedViews
+from tkc.passes.reshape_views import ReshapeViews
 from tkc.passes.retain_memory import RetainMemory
 from tkc.passes.rules import PRODUCT_RULES, RULES
 from tkc.passes.scans import Scans
 from tkc.passes.short_scans import ShortScans
+from tkc.passes.simple_sizes import SimpleSizes
 from tkc.passes.sort_keys import SortKeys
 from tkc.passes.substitute_kernels import (
     Choice,
@@ -126,6 +128,7 @@ def fusion_stages() -> list[PassStage]:
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),
                 TransposedProducts(),
+                SimpleSizes(),
                 transform.LegalizeOps(LEGALIZATIONS),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
@@ -133,7 +136,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.FuseTIR(),
                 DefineSizesFirst(),
                 # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
-                transform.RewriteDataflowReshape(),
+                ReshapeViews(),
                 transform.DeadCodeElimination(),
             ),
         ),
