@@ -32,9 +32,11 @@ from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.planned_views import PlannedViews
+from tkc.passes.lowering.reshape_views import ReshapeViews
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
 from tkc.passes.lowering.short_scans import ShortScans
+from tkc.passes.lowering.simple_sizes import SimpleSizes
 from tkc.passes.lowering.sort_keys import SortKeys
 from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.passes.lowering.update_in_place import UpdateInPlace
@@ -127,6 +129,7 @@ def fusion_stages() -> list[PassStage]:
                 relax.backend.DispatchSortScan(),
                 PlannedViews(),
                 TransposedProducts(),
+                SimpleSizes(),
                 transform.LegalizeOps(LEGALIZATIONS),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
@@ -134,7 +137,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.FuseTIR(),
                 DefineSizesFirst(),
                 # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
-                transform.RewriteDataflowReshape(),
+                ReshapeViews(),
                 transform.DeadCodeElimination(),
             ),
         ),

@@ -1,8 +1,8 @@
 """Arithmetic of floats that TVM's simplifier would change as if there were no NaN, infinity or rounding.
 
 TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with the constant zero, or its quotient, for
-zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). A quotient by the constant zero it does not take at
-all. It takes ``x == x`` for true, too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
+zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). A quotient by what it finds to be zero (a constant,
+``n - n`` of whole numbers) it does not take at all. It takes ``x == x`` for true, too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
 """
 
 from __future__ import annotations
@@ -41,14 +41,23 @@ def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         return None
     if isinstance(expr, tirx.Sub):
         return tirx.Sub(expr.a, _guard(expr.b))
+    if isinstance(expr, tirx.Div) and not _is_constant(expr.b):
+        return tirx.Div(_guard_zero(expr.a), _guard(expr.b))
     return type(expr)(_guard_zero(expr.a), _guard_zero(expr.b))
 
 
 def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    value = expr
-    while isinstance(value, tirx.Broadcast | tirx.Cast):  # what casts a constant becomes one
-        value = value.value
-    return _guard(expr) if isinstance(value, tirx.FloatImm | tirx.IntImm) and value.value == 0 else expr
+    return _guard(expr) if _is_constant(expr) and _uncast(expr).value == 0 else expr
+
+
+def _is_constant(expr: tirx.PrimExpr) -> bool:
+    return isinstance(_uncast(expr), tirx.FloatImm | tirx.IntImm)
+
+
+def _uncast(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    while isinstance(expr, tirx.Broadcast | tirx.Cast):  # what casts a constant becomes one
+        expr = expr.value
+    return expr
 
 
 def _guard(expr: tirx.PrimExpr) -> tirx.PrimExpr:

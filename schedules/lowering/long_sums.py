@@ -1,7 +1,8 @@
-"""Long sums in parts: some hundreds of numbers at a time are added up in float32, and the parts in float64.
+"""Long sums in parts: 64 numbers, or 256 products, at a time are added up in float32, and the parts in float64.
 
 Added one by one, n numbers take n roundings, all of which may go the same way: a sum of millions keeps three digits. In
-parts it is as many as there are numbers in a part, whatever n is.
+parts it is as many as there are numbers in a part, whatever n is. They do go the same way where the numbers are few
+different ones (squares of deviations of whole numbers, say); products of different elements are seldom so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class _Lengths:
     part: int
 
 
-_ON_CPU = _Lengths(short=1024, part=256)
+_OF_NUMBERS = _Lengths(short=128, part=64)
+_OF_PRODUCTS = _Lengths(short=1024, part=256)
 _OF_ROWS = _Lengths(short=4096, part=256)
 _IN_THREAD = _Lengths(short=4096, part=512)  # TVM would write out the loops of parts that DLight has it unroll: of 256
 
@@ -40,9 +42,15 @@ def sum_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     What is known to add up few numbers stays as it is.
     """
-    return _with_parts(
-        func, lambda nest: _is_long(nest, _OF_ROWS if _has_short_rows(nest) else _ON_CPU), _ON_CPU, "global"
-    )
+
+    def lengths(nest: SumNest) -> _Lengths | None:
+        if _has_short_rows(nest):
+            chosen = _OF_ROWS
+        else:
+            chosen = _OF_PRODUCTS if _adds_products(nest) else _OF_NUMBERS
+        return chosen if _is_long(nest, chosen) else None
+
+    return _with_parts(func, lengths, "global")
 
 
 def sum_threads_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -53,16 +61,12 @@ def sum_threads_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(isinstance(node, tirx.For) and _is_long_among_threads(node) for node in nodes(func.body)):
         return func
     lowered = s_tir.transform.LowerCrossThreadReduction()(tvm.IRModule({"main": func}))["main"]
-    return _with_parts(
-        lowered,
-        lambda nest: (
-            _is_long(nest, _IN_THREAD)
-            and (known_product(nest.spatial) or _MOST_TOTALS + 1) <= _MOST_TOTALS
-            and nest.is_perfect()
-        ),
-        _IN_THREAD,
-        "local",
-    )
+
+    def lengths(nest: SumNest) -> _Lengths | None:
+        has_few = (known_product(nest.spatial) or _MOST_TOTALS + 1) <= _MOST_TOTALS
+        return _IN_THREAD if _is_long(nest, _IN_THREAD) and has_few and nest.is_perfect() else None
+
+    return _with_parts(lowered, lengths, "local")
 
 
 def _is_long_among_threads(loop: tirx.For) -> bool:
@@ -70,10 +74,13 @@ def _is_long_among_threads(loop: tirx.For) -> bool:
     return loop.kind == tirx.ForKind.SERIAL and (length is None or length > _IN_THREAD.short) and adds_in(loop)
 
 
-def _with_parts(func: tirx.PrimFunc, chosen: Callable[[SumNest], bool], lengths: _Lengths, scope: str) -> tirx.PrimFunc:
+def _with_parts(func: tirx.PrimFunc, lengths: Callable[[SumNest], _Lengths | None], scope: str) -> tirx.PrimFunc:
+    """``func`` with those of its sums in parts for which there are ``lengths``."""
+
     def in_parts(loop: tirx.For) -> tirx.Stmt | None:
         nest = sum_nest(loop)
-        return None if nest is None or not chosen(nest) else _Parts(nest, lengths.part, scope).statement()
+        chosen = None if nest is None else lengths(nest)
+        return None if nest is None or chosen is None else _Parts(nest, chosen.part, scope).statement()
 
     return func.with_body(ir_transform(func.body, in_parts, None, ["tirx.For"]))
 
@@ -82,6 +89,21 @@ def _has_short_rows(nest: SumNest) -> bool:
     """Whether one sum is of rows that LLVM writes out, to add up several rows at once, which parts would hinder."""
     length = static(nest.reducing[-1].extent)
     return not nest.spatial and len(nest.reducing) > 1 and length is not None and length < _SHORT_ROW
+
+
+def _adds_products(nest: SumNest) -> bool:
+    """Whether what is added are products of different elements, as of matrices, and no squares."""
+    return any(
+        isinstance(node, tirx.Mul)
+        and _loads(node.a)
+        and _loads(node.b)
+        and not tirx.analysis.expr_deep_equal(node.a, node.b)
+        for node in nodes(nest.store.value)
+    )
+
+
+def _loads(expr: tirx.PrimExpr) -> bool:
+    return any(isinstance(node, tirx.BufferLoad) for node in nodes(expr))
 
 
 def _is_long(nest: SumNest, lengths: _Lengths) -> bool:

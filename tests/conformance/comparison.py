@@ -7,6 +7,7 @@ from two measurements instead of a constant:
 - The operator's condition: how far the float64 result moves when the inputs move by the dtype's precision, in random
   directions. It is measured with a sixteenth of that and scaled, and counts for nothing where the result does not
   shrink with the perturbation: there the operator jumps (``floor``, ``sign``), and a jump is no rounding error.
+  Where it jumps with all inputs (labels of 1 and -1), each input is moved alone, and those without a jump count.
   For results in float64 it is measured with larger steps, which the reference's own precision resolves, and
   PyTorch's own error is that in float32, scaled.
 
@@ -102,11 +103,9 @@ class Expected:
                 torch.randint(0, 2, t.shape, generator=generator).mul(2.0).sub(1).to(t.device, torch.float64)
                 for t in tensors
             ]
-            whole, part = (self._leaves(_moved(tensors, signs, s), torch.float64, wanted) for s in (step, step / _PART))
-            for leaf, like, far, near, own in zip(exact, wanted, whole, part, spread, strict=True):
-                if own is not None and leaf is not None and far is not None and near is not None:
-                    moved = _condition(_reference(like.cpu(), leaf), far, near) * (eps / step)
-                    torch.maximum(own, moved, out=own)
+            for own, found in zip(spread, self._conditions(tensors, signs, step, wanted, exact), strict=True):
+                if own is not None and found is not None:
+                    torch.maximum(own, found * (eps / step), out=own)
         if eps == _eps(torch.float64):
             narrow = self._leaves(self._sample.tensors, torch.float32, wanted)
             for leaf, single, own in zip(exact, narrow, spread, strict=True):
@@ -114,6 +113,39 @@ class Expected:
                     error = (single.double() - leaf).abs().nan_to_num(0, 0, 0) * (eps / _eps(torch.float32))
                     torch.maximum(own, error, out=own)
         return spread
+
+    def _conditions(
+        self,
+        tensors: Sequence[torch.Tensor],
+        signs: Sequence[torch.Tensor],
+        step: float,
+        wanted: list[Any],
+        exact: list[torch.Tensor | None],
+    ) -> list[torch.Tensor | None]:
+        """How far each leaf moves with a step of the inputs; ``None`` where there is no exact one.
+
+        Where it jumps with all of them, the sum of how far it moves with each that it does not jump with.
+        """
+
+        def of(chosen: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+            far, near = (self._leaves(_moved(tensors, chosen, s), torch.float64, wanted) for s in (step, step / _PART))
+            return [
+                None
+                if leaf is None or whole is None or part is None
+                else _condition(_reference(like.cpu(), leaf), whole, part)
+                for like, leaf, whole, part in zip(wanted, exact, far, near, strict=True)
+            ]
+
+        together = of(signs)
+        real = [position for position, tensor in enumerate(tensors) if tensor.dtype == torch.float64]
+        if len(real) < 2 or not any(found is not None and found[1].any() for found in together):
+            return [found and found[0] for found in together]
+        still = [torch.zeros_like(sign) for sign in signs]
+        alone = [of([*still[:position], signs[position], *still[position + 1 :]]) for position in real]
+        return [
+            found and torch.where(found[1], sum(moved[0] for each in alone if (moved := each[leaf])), found[0])
+            for leaf, found in enumerate(together)
+        ]
 
     def _leaves(
         self, tensors: Sequence[torch.Tensor], dtype: torch.dtype, wanted: list[Any]
@@ -177,10 +209,11 @@ def _special(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return (value.isnan() & other.isnan()) | (value == other)
 
 
-def _condition(exact: torch.Tensor, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """How far each element moves with a step of its inputs, by a part of that step; 0 where it jumps."""
+def _condition(exact: torch.Tensor, whole: torch.Tensor, part: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far each element moves with a step of its inputs, by a part of that step; 0 where it jumps; and where."""
     far, near = (whole - exact).abs().nan_to_num(0, 0, 0), (part - exact).abs().nan_to_num(0, 0, 0)
-    return torch.where(near * (_PART / 4) <= far, near * _PART, 0.0)
+    jumps = near * (_PART / 4) > far
+    return torch.where(jumps, 0.0, near * _PART), jumps
 
 
 def _moved(tensors: Sequence[torch.Tensor], signs: Sequence[torch.Tensor], step: float) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .comparison import Expected
-from .samples import samples
+from .samples import Sample, samples
 
 OPERATORS = ["add", "exp", "sum", "bmm", "nn.functional.layer_norm", "nn.functional.conv2d", "cumsum", "var_mean"]
 NARROWER = {"float64": torch.float32, "float32": torch.bfloat16}
@@ -48,6 +48,34 @@ def test_one_wrong_element_is_found(operator: str) -> None:
             continue
         wrong[0].view(-1)[wrong[0].numel() // 2] += 1e-3 * wrong[0].abs().max() + 1e-3
         assert expected.difference(wrong[0] if len(wrong) == 1 else tuple(wrong))
+
+
+def test_labels_do_not_hide_the_condition_of_other_inputs() -> None:
+    """A sum that cancels may err by a rounding of its terms where a label that moves makes another term; no more."""
+
+    def call(x: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.where(labels == 1, x, 8.396 - x).sum()
+
+    x = torch.tensor([-8.4784, -1.7658, -4.3228, -2.4005, -7.9506])
+    labels = torch.tensor([1.0, 1.0, 1.0, 1.0, -1.0])
+    expected = Expected(Sample(0, "", (x, labels), call), "float32")
+    rounding = torch.finfo(torch.float32).eps * 8
+    assert expected.difference(expected.eager + rounding) is None
+    assert expected.difference(expected.eager + 8 * rounding) is not None
+
+
+@pytest.mark.parametrize("operator", ["nn.functional.hinge_embedding_loss", "var", "std_mean"])
+def test_an_error_of_the_fifth_digit_is_found(operator: str) -> None:
+    """All elements, off by a part in 100,000."""
+    compared = 0
+    for sample in samples(operator, "float32", "cpu", 12):
+        expected = Expected(sample, "float32")
+        leaves = pytree.tree_leaves(expected.eager)
+        if not all(leaf.numel() and leaf.isfinite().all() and (leaf != 0).any() for leaf in leaves):
+            continue
+        assert expected.difference(pytree.tree_map(lambda leaf: leaf * (1 + 1e-5), expected.eager)), sample.text
+        compared += 1
+    assert compared > 5
 
 
 def test_ties_are_free_and_nothing_else() -> None:

@@ -23,6 +23,9 @@ KINDS: tuple[Kind, ...] = ("right", "refused", "not exportable", "wrong", "inter
 FAULTS: tuple[Kind, ...] = ("wrong", "internal", "crash", "hang")
 """The verdicts of which there are to be none."""
 
+UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+"""Operators whose results hold whatever the memory held: they have shapes and dtypes to compare, and no values."""
+
 PACKED = 24
 """Samples that are compiled as one module: more share the cost of one, and more fall with one that fails."""
 
@@ -73,6 +76,7 @@ def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int)
         watcher.begin([sample.index])
         try:
             nondeterministic = getattr(operators()[case.operator], "has_nondeterministic_output", False)
+            nondeterministic |= case.operator in UNINITIALIZED
             has_ties = case.operator in ties.OPERATORS and "stable=True" not in sample.text
             expected[sample.index] = Expected(sample, case.dtype, nondeterministic, has_ties)
         except Exception as error:
@@ -154,7 +158,7 @@ def _attempt(group: Sequence[Sample], expected: dict[int, Expected], target: str
 def _compared(sample: Sample, expected: Expected, result: Any) -> Verdict:
     if difference := expected.difference(result):
         return Verdict(sample.index, sample.text, "wrong", difference)
-    return Verdict(sample.index, sample.text, "right", "random: shapes only" if expected.random else "")
+    return Verdict(sample.index, sample.text, "right", "shapes and dtypes only" if expected.random else "")
 
 
 def fallen(case: Case, index: int, fate: Fate, reason: str) -> Verdict:

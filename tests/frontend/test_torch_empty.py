@@ -50,3 +50,46 @@ def test_no_elements_and_no_dimensions() -> None:
         "add": lambda e, s, i: s.index_add(0, i, s, alpha=2),
     }
     check(functions, empty, scalar, first, tolerance=1e-6)
+
+
+def test_reshapes_to_no_elements() -> None:
+    """A size of 0 that a converter reshapes to is no axis to keep, where the tensor has others."""
+    none, whole = torch.zeros(2, 0, dtype=torch.int64), torch.arange(12.0).reshape(3, 4)
+    functions = {
+        "histc": lambda n, x: torch.zeros(5, 0, 5).histc(4, -1, 1),
+        "index_put": lambda n, x: x.index_put((n, n), torch.zeros(2, 0)),
+        "index_put rows": lambda n, x: x[None].index_put((n, n), torch.zeros(2, 0, 4)),
+        "index_put slices": lambda n, x: x.index_put((n,), torch.zeros(2, 0, 4)),
+        "take": lambda n, x: x.take(n).sum(),
+        "group_norm": lambda n, x: torch.native_group_norm(torch.zeros(2, 6, 3, 0), None, None, 2, 6, 0, 3, 1e-5)[0],
+    }
+    check(functions, none, whole)
+
+
+def test_dimensions_of_scalars() -> None:
+    """0 and -1 are dimensions of a tensor without any."""
+    functions = {
+        "transpose": lambda s: s.transpose(0, 0),
+        "transpose last": lambda s: s.transpose(0, -1) + 1,
+        "swapaxes": lambda s: s.swapaxes(-1, 0),
+        "movedim": lambda s: s.movedim(0, -1),
+        "permute": lambda s: s.permute(()),
+        "flip": lambda s: s.flip(0),
+        "flip last": lambda s: s.flip(-1),
+        "flip none": lambda s: s.flip(()),
+        "roll": lambda s: s.roll(3),
+        "unsqueeze": lambda s: s.unsqueeze(-1),
+        "squeeze": lambda s: s.squeeze(0),
+        "softmax": lambda s: s.softmax(-1),
+        "cumsum": lambda s: s.cumsum(0),
+        "argmax": lambda s: s.argmax(-1, True),
+        "amax": lambda s: s.amax(0, True),
+        "var": lambda s: s.var(0, correction=0),
+        "norm": lambda s: s.norm(2, -1),
+        "lse": lambda s: s.logsumexp(0),
+        "all": lambda s: s.all(-1, True),
+    }
+    check(functions, torch.tensor(2.5), tolerance=1e-6)
+    whole = {name: functions[name] for name in ("transpose", "flip", "roll", "amax", "all", "cumsum")}
+    for number in (torch.tensor(3), torch.tensor(True), torch.tensor(-1.5, dtype=torch.bfloat16)):
+        check(whole, number)

@@ -286,6 +286,21 @@ def test_ranges_of_whole_numbers() -> None:
     check(functions, one)
 
 
+def test_ranges_between_tensors() -> None:
+    """Ends that are tensors come into the result's dtype first, as numbers do."""
+    low, high = torch.tensor(3.7), torch.tensor(50.2, dtype=torch.float64)
+    functions: dict[str, Function] = {}
+    for dtype in (torch.uint8, torch.int64, torch.float32, torch.float64):
+        for steps in (1, 2, 7, 50):
+            functions[f"tensors {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(a, b, n, dtype=d)
+            functions[f"begin {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(a, 50, n, dtype=d)
+            functions[f"end {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(-0.7 + 1, b, n, dtype=d)
+    check(functions, low, high, tolerance=1e-6)
+    exact = {name: function for name, function in functions.items() if "int" in name}
+    check(exact, low, high)
+    check({name: functions[name] for name in functions if "float64" in name}, low, high, tolerance=1e-15)
+
+
 class Written(nn.Module):
     """A buffer, all of which one statement writes, and what is read of it afterwards."""
 

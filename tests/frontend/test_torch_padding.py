@@ -37,6 +37,19 @@ def test_padding(dtype: torch.dtype) -> None:
     compare(functions, *calls, tolerance=0.0, dynamic_shapes=[sizes])
 
 
+def test_values_in_other_dtypes() -> None:
+    """The value comes into the tensor's dtype: a truth value, what is before the point, all digits of a large one."""
+    functions: dict[str, Function] = {
+        "bool": lambda x: F.pad(x > 1, (1, 2), value=2.0),
+        "bool zero": lambda x: F.pad(x > 1, (1, 2), value=0.0),
+        "part": lambda x: F.pad(x.long(), (1, 2), value=2.7),
+        "large": lambda x: F.pad(x.long(), (1, 2), value=2**60 + 1),
+        "infinite": lambda x: F.pad(x, (1, 2), value=-float("inf")),
+        "nan": lambda x: F.pad(x, (1, 2), value=float("nan")),
+    }
+    compare(functions, (torch.arange(6.0).reshape(2, 3),), tolerance=0.0)
+
+
 def test_padding_of_whole_numbers_and_of_nothing() -> None:
     """Integers and truth values by a constant; an empty batch."""
     functions = {"value": _padded("constant", (1, 2), value=3), "cut": _padded("constant", (-1, 1))}

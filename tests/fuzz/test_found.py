@@ -58,3 +58,53 @@ def test_sizes_of_concatenations() -> None:
 
     inputs = [tensor(0, (1, "n0", 1), "int64", "integers"), tensor(1, (3, "n1"), "float32", "plain")]
     check(Model, inputs, [{"n0": 2, "n1": 4}, {"n0": 17, "n1": 5}])
+
+
+def test_sizes_that_padding_and_repetition_add_up() -> None:
+    """Internal: "Inconsistent buffers T_multiply and lv8 mapped to the same relax var"."""
+
+    class Model(nn.Module):
+        def forward(self, v0):
+            flat = v0.reshape((-1,))
+            padded = F.pad(flat, (3, 0))
+            joined = torch.cat((flat[1:], flat)) * 2
+            return F.selu(F.pad(flat, (1, 1), value=1)), F.elu(joined), F.elu(padded.repeat(2) + 1), F.elu(flat[1:])
+
+    check(Model, [tensor(0, ("n0", 4), "float32", "plain")], [{"n0": 2}, {"n0": 33}])
+
+
+def test_a_divisor_that_simplifies_to_zero() -> None:
+    """Internal: "Divide by zero" where whole numbers minus themselves are divided by."""
+
+    class Model(nn.Module):
+        def forward(self, v0, v1):
+            nothing = v0 - v0
+            return (
+                v1 / nothing,
+                v1 / nothing.clamp(0, 0),
+                v1 / torch.where(v0 > v0, 2.0, 0.0),
+                v1.reciprocal() / (v0 * 0),
+            )
+
+    check(Model, [tensor(0, (1,), "int64", "integers"), tensor(1, (3, 1), "float32", "integers")], [{}])
+
+
+def test_a_reshape_that_divides_by_a_formula() -> None:
+    """Internal: "The padding factor (n0 + 2) * 2 is not divisible by n0 + 2", of a view."""
+
+    class Model(nn.Module):
+        def __init__(self, tensors):
+            super().__init__()
+            self.register_buffer("v1", tensors[0])
+
+        def forward(self, v0, v2):
+            padded = F.pad(v0, (0, 2, 1, 0), value=1)
+            self.v1.add_(v2)
+            return torch.stack((padded, padded), 1), torch.stack((padded, padded, padded), 0).reshape(-1, 6)
+
+    inputs = [
+        tensor(0, (1, "n0"), "int64", "below", bound=5),
+        tensor(1, (), "float32", "plain", role="buffer"),
+        tensor(2, (), "float32", "plain"),
+    ]
+    check(Model, inputs, [{"n0": 2}, {"n0": 7}], [1])

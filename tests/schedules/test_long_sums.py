@@ -1,7 +1,7 @@
 """Sums of millions of numbers, to what float32 can hold.
 
-256 numbers at a time are added in float32: 256 roundings at the most, of half an ``EPSILON`` of what is summed so far,
-half of which on average. Constants are the worst case, in which most roundings go the same way: 64 ``EPSILON``
+Up to 256 numbers at a time are added in float32: 256 roundings at the most, of half an ``EPSILON`` of what is summed so
+far, half of which on average. Constants are the worst case, in which most roundings go the same way: 64 ``EPSILON``
 at the very most, and few in fact. What comes after is of float64, but for the sum of some ten lanes. PyTorch's own
 error, by cascades, is of the same size; that of its matrix products and norms is thousands of times larger. Added one
 by one, each of these results is off by hundreds of ``EPSILON``.
@@ -151,6 +151,7 @@ SUMS: dict[str, BodyOf] = {
     "rows": lambda b, x: op.sum(x, 1),
     "all": lambda b, x: op.sum(x),
     "softmax": lambda b, x: op.nn.softmax(x, -1),
+    "squares": lambda b, x: op.sum(op.multiply(x, x), [0]),
     "product": lambda b, x: op.matmul(x, op.permute_dims(x)),
 }
 
@@ -162,10 +163,22 @@ def scheduled_by_rules(shape: tuple[int, int], body: BodyOf, target: Target) -> 
         return schedule_by_rules(function, target, tvm_target(target)).scheduled
 
 
-@pytest.mark.parametrize("name", ["columns", "rows", "softmax", "product"])
-def test_short_sums_stay(name: str) -> None:
-    """What is known to add up to 1024 numbers one by one is as it was."""
-    func = scheduled_by_rules((1024, 1024), SUMS[name], CPU)
+@pytest.mark.parametrize("rows", [64, 128, 129, 512, 1000])
+@pytest.mark.parametrize("unknown", [(), (0,)], ids=["known", "symbolic"])
+def test_squares_that_round_the_same_way(unknown: Sequence[int], rows: int) -> None:
+    """Deviations of whole numbers are few different ones: their squares, added one by one, all round up, or down."""
+    numbers = torch.randint(-4, 5, (rows, 93), generator=torch.Generator().manual_seed(0)).float()
+    for function in (lambda x: x.var(0), lambda x: (x - x.mean(0)).square().sum(0)):
+        found = tkc.compile(Model(function), (numbers,), dynamic_shapes=({d: ANY for d in unknown},), database=False)
+        assert error(found(numbers).double(), function(numbers.double())) <= MOST / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("columns", 128), ("rows", 1024), ("softmax", 1024), ("product", 1024), ("squares", 128)]
+)
+def test_short_sums_stay(name: str, length: int) -> None:
+    """What is known to add up to 128 numbers, or 1024 products, one by one is as it was."""
+    func = scheduled_by_rules((length, length), SUMS[name], CPU)
     tvm.ir.assert_structural_equal(sum_in_parts(func), func)
 
 

@@ -244,7 +244,17 @@ def _pad(node: Node) -> Converted:
         widths[axis] = (before, after)
     data = _crop(node, widths)
     padded = [max(width, 0) for pair in widths for width in pair]
-    return relax.op.nn.pad(data, padded, _PAD_MODES[mode], value) if any(padded) else data
+    if not any(padded):
+        return data
+    if mode == "constant" and isinstance(value, int) and int(float(value)) != value:
+        return _padded_by_large(node, data, padded, value)
+    return relax.op.nn.pad(data, padded, _PAD_MODES[mode], value)
+
+
+def _padded_by_large(node: Node, data: relax.Expr, padded: list[int], value: int) -> relax.Expr:
+    """``data`` padded by a whole number that float64, in which the operator keeps its value, has not."""
+    is_data = node.emit(relax.op.nn.pad(relax.op.full_like(data, scalar(1, "bool"), "bool"), padded))
+    return relax.op.where(is_data, relax.op.nn.pad(data, padded), scalar(value, data.struct_info.dtype))
 
 
 def _crop(node: Node, widths: Sequence[tuple[int, int]]) -> relax.Expr:

@@ -72,22 +72,29 @@ def arange_step(b: Emitter, start: Any, end: Any, step: Any = 1, *_: Any) -> rel
     return _arange(b, start, step)
 
 
-def linspace(b: Emitter, start: float, end: float, steps: Size, *_: Any) -> relax.Expr:
-    """``steps`` evenly spaced numbers from ``start`` to ``end``."""
-    if "int" in b.dtype:  # PyTorch brings both ends there first
-        start, end = (int(bound) if isinstance(bound, float) else bound for bound in (start, end))
+def linspace(b: Emitter, start: Any, end: Any, steps: Size, *_: Any) -> relax.Expr:
+    """``steps`` evenly spaced numbers from ``start`` to ``end``, which are numbers or tensors without dimensions."""
+    first, last = _bound(b, start), _bound(b, end)
     index = b.emit(op.arange(b.shape[0], dtype="int64"))
     gaps = steps - 1
-    if isinstance(gaps, int):
-        width: relax.Expr = b.tensor((end - start) / max(gaps, 1), "float64")
+    if isinstance(gaps, int) and not isinstance(first, relax.Expr) and not isinstance(last, relax.Expr):
+        width: relax.Expr = b.tensor((last - first) / max(gaps, 1), "float64")
     else:
-        width = b.emit(op.divide(b.tensor(end - start, "float64"), b.tensor(gaps, "float64")))
+        whole = b.emit(op.subtract(b.tensor(last, "float64"), b.tensor(first, "float64")))
+        width = b.emit(op.divide(whole, b.tensor(max(gaps, 1) if isinstance(gaps, int) else gaps, "float64")))
     # From both ends to the middle, so that the last number is the end itself.
-    left = b.emit(op.add(op.multiply(b.cast(index, "float64"), width), b.tensor(start, "float64")))
+    left = b.emit(op.add(op.multiply(b.cast(index, "float64"), width), b.tensor(first, "float64")))
     behind = b.cast(b.emit(op.subtract(b.tensor(gaps, "int64"), index)), "float64")
-    right = b.emit(op.subtract(b.tensor(end, "float64"), op.multiply(behind, width)))
+    right = b.emit(op.subtract(b.tensor(last, "float64"), op.multiply(behind, width)))
     half = max(steps // 2, 1) if isinstance(steps, int) else tirx.max(steps // 2, 1)
     return op.astype(op.where(op.less(index, b.tensor(half, "int64")), left, right), b.dtype)
+
+
+def _bound(b: Emitter, bound: Any) -> Any:
+    """An end of a range in the result's dtype, to which PyTorch brings it first: a number, or a tensor."""
+    if isinstance(bound, relax.Expr) and not isinstance(bound, relax.PrimValue):
+        return b.cast(bound, b.dtype)
+    return int(bound) if "int" in b.dtype and isinstance(bound, float) else bound
 
 
 def eye(b: Emitter, *_: Any) -> relax.Expr:
@@ -138,7 +145,10 @@ CONVERTERS: dict[str, Converter] = {
     "aten.arange.default": arange,
     "aten.arange.start": arange_start,
     "aten.arange.start_step": arange_step,
-    "aten.linspace.default": linspace,
+    **{
+        f"aten.linspace.{overload}": linspace
+        for overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    },
     "aten.eye.default": eye,
     "aten.eye.m": eye,
     "aten.tril.default": tril,

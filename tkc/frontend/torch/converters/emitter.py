@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
-from tvm.ir import Op
-from tvm.relax.expr import _update_struct_info
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.converters.symbols import Size, Symbols
+from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
 
-_CONCAT = Op.get("relax.concat")
 _LOW_PRECISION = frozenset({"float16", "bfloat16"})
 
 
@@ -120,7 +118,8 @@ class Emitter:
         value = self.builder.normalize(value)
         if _has_unknown_shape(value):
             value = self.builder.normalize(self._with_equal_sizes(value))
-        return self.builder.emit(self._with_simple_sizes(value))
+        # Functions that the importer makes take the sizes of their arguments as they are.
+        return self.builder.emit(with_simple_sizes(value) if isinstance(value, relax.Call) else value)
 
     def _with_equal_sizes(self, call: relax.Call) -> relax.Expr:
         """``call`` of operands whose sizes are the same where they broadcast.
@@ -142,20 +141,6 @@ class Emitter:
         ]
         return relax.Call(call.op, operands, call.attrs, call.sinfo_args)
 
-    def _with_simple_sizes(self, value: relax.Expr) -> relax.Expr:
-        """``value``; a concatenation with its sizes in their simplest form.
-
-        TVM leaves the sum of sizes that it has as it is, but simplifies the sizes of functions' results: where one
-        tensor has both forms, ``FuseTIR`` fails.
-        """
-        info = value.struct_info
-        if not (isinstance(value, relax.Call) and value.op == _CONCAT and isinstance(info.shape, relax.ShapeExpr)):
-            return value
-        sizes = [self._analyzer.simplify(size) for size in info.shape]
-        simple = relax.Call(value.op, value.args, value.attrs, value.sinfo_args)
-        _update_struct_info(simple, relax.TensorStructInfo(sizes, info.dtype, info.vdevice))
-        return simple
-
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
         return self.builder.emit_te(compute, *args, primfunc_name_hint=name, primfunc_attrs=attrs or None)
@@ -170,7 +155,13 @@ class Emitter:
             return self.cast(value, dtype)
         if isinstance(value, tirx.PrimExpr) and not isinstance(value, tirx.IntImm | tirx.FloatImm):
             return self._scalar(value, dtype)
-        return relax.const(_wrapped(getattr(value, "value", value), dtype), dtype)
+        return relax.const(as_element(getattr(value, "value", value), dtype), dtype)
+
+    def reshape(self, x: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``x`` in ``shape``, of as many elements, of which one may be -1; Relax would keep an axis for a size of 0."""
+        if any(self.equal(size, 0) for size in shape):
+            return relax.op.zeros(shape, x.struct_info.dtype)
+        return relax.op.reshape(x, shape)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returned when it was first called for ``key``: several nodes share what it emits."""
@@ -295,8 +286,10 @@ def _example(argument: Any) -> Any:
     return 1.0 if isinstance(value, torch.SymFloat) else value
 
 
-def _wrapped(value: Any, dtype: str) -> Any:
-    """A whole number that an integer ``dtype`` has not, as PyTorch brings it there: its lowest bits."""
+def as_element(value: Any, dtype: str) -> Any:
+    """A Python number as PyTorch brings it to ``dtype``: a truth value, or the lowest bits of a whole number."""
+    if dtype == "bool":
+        return bool(value)
     if "int" not in dtype or not isinstance(value, int) or isinstance(value, bool):
         return value
     bits = DataType(dtype).bits

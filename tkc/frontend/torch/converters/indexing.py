@@ -143,9 +143,9 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
     shape = list(front.struct_info.shape)
     indexed, rest = shape[: len(kept)], shape[len(kept) :]
     position, count = _flat_index(b, kept, indexed)
-    flat = b.emit(op.reshape(front, [_product(indexed), *rest]))
+    flat = b.emit(b.reshape(front, [_product(indexed), *rest]))
     if rest:
-        position = b.emit(op.reshape(position, [count, *[1] * len(rest)]))
+        position = b.emit(b.reshape(position, [count, *[1] * len(rest)]))
         position = b.emit(op.broadcast_to(position, [count, *rest]))
     rows = _value_rows(b, values, kept, dims, count, rest)
     out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
@@ -168,7 +168,7 @@ def _flat_index(b: Emitter, indices: list[relax.Expr], sizes: list[Any]) -> tupl
         scaled = b.emit(op.multiply(position, b.tensor(size, dtype)))
         position = b.emit(op.add(scaled, b.cast(given, dtype)))
     count = _product(list(position.struct_info.shape))
-    return (position if position.struct_info.ndim == 1 else b.emit(op.reshape(position, [count]))), count
+    return (position if position.struct_info.ndim == 1 else b.emit(b.reshape(position, [count]))), count
 
 
 def _value_rows(
@@ -182,7 +182,7 @@ def _value_rows(
     if before:
         width = range(before, before + len(indexed))
         whole = b.emit(op.permute_dims(whole, [*width, *range(before), *range(width.stop, len(indexed) + len(rest))]))
-    return whole if len(indexed) == 1 else b.emit(op.reshape(whole, [count, *rest]))
+    return whole if len(indexed) == 1 else b.emit(b.reshape(whole, [count, *rest]))
 
 
 def _scatter(
@@ -204,10 +204,10 @@ def _slices_written(
     values = b.emit(op.broadcast_to(values, [*shape[:dim], *indices.struct_info.shape, *shape[dim + 1 :]]))
     shape[dim] = count
     if indices.struct_info.ndim != 1:
-        values = b.emit(op.reshape(values, shape))
+        values = b.emit(b.reshape(values, shape))
     rows = indices
     if not b.has_shape(indices, shape):
-        rows = b.emit(op.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
+        rows = b.emit(b.reshape(indices, [count if axis == dim else 1 for axis in range(len(shape))]))
         rows = b.emit(op.broadcast_to(rows, shape))
     return _scatter(b, x, rows, values, dim, reduction)
 
@@ -249,7 +249,7 @@ def take(b: Emitter, x: relax.Expr, indices: relax.Expr) -> relax.Expr:
     """The elements of ``x``, in reading order, at ``indices``."""
     count = _product(list(x.struct_info.shape))
     indices = _inside(b, indices, b.node.args[1], count, wrap=True)
-    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
+    flat = x if x.struct_info.ndim == 1 else b.emit(b.reshape(x, [count]))
     return op.take(flat, indices, 0, mode="clip")
 
 

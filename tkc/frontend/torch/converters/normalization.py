@@ -183,13 +183,13 @@ def group_norm(
     """Group normalization, in float32 for the 16-bit types; each group's mean and reciprocal deviation with it."""
     wide = b.wide(x)
     dtype, shape = wide.struct_info.dtype, list(x.struct_info.shape)
-    grouped = b.emit(op.reshape(wide, [shape[0], groups, prod(shape[1:]) // groups]))
+    grouped = b.emit(b.reshape(wide, [shape[0], groups, prod(shape[1:]) // groups]))
     mean = b.emit(op.mean(grouped, [2], keepdims=True))
     centered = b.emit(op.subtract(grouped, mean))
     square = b.emit(op.mean(op.multiply(centered, centered), [2], keepdims=True))
     reciprocal = b.emit(op.rsqrt(op.add(square, relax.const(eps, dtype))))
     normalized = b.emit(op.multiply(centered, reciprocal))
-    out = b.emit(op.reshape(normalized, shape))
+    out = b.emit(b.reshape(normalized, shape))
     along = [1, shape[1], *[1] * (len(shape) - 2)]
     if weight is not None:
         out = b.emit(op.multiply(out, op.reshape(b.cast(weight, dtype), along)))

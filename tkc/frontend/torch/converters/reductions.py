@@ -89,10 +89,17 @@ def variance(b: Emitter, x: relax.Expr, dim: Any, *, correction: float = 1, keep
     """The mean squared deviation, with ``count - correction`` for the count."""
     x = b.wide(x)
     axes = _axes(x, dim)
-    freedom = _at_least(_count(x, axes) - correction, 0)
+    freedom = _at_least(_less(_count(x, axes), correction), 0)
     deviation = b.emit(op.subtract(x, op.mean(x, axes, keepdims=True)))
     total = b.emit(op.sum(op.multiply(deviation, deviation), axes, keepdim))
     return b.emit(op.divide(total, b.tensor(freedom, x.struct_info.dtype)))
+
+
+def _less(count: Any, correction: float) -> Any:
+    """``count - correction``, in float64 where that is no whole number: TVM would take float32."""
+    if isinstance(count, int | tirx.IntImm):
+        return int(count) - correction
+    return count - correction if isinstance(correction, int) else count.astype("float64") - correction
 
 
 def _at_least(number: Any, least: int) -> Any:
@@ -179,9 +186,10 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
     """
     if minimum == maximum:
         raise b.unsupported("a histogram over the data's own range is not supported. Give min and max.")
-    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [_count(x, None)]))
-    if b.equal(flat.struct_info.shape[0], 0):
+    count = _count(x, None)
+    if b.equal(count, 0):  # a reshape to no elements means the size that the axis has
         return op.zeros(b.shape, b.dtype)
+    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
     attributes = {"tkc.op": "histc", "tkc.minimum": float(minimum), "tkc.maximum": float(maximum)}
 
     def counts(values: te.Tensor) -> te.Tensor:

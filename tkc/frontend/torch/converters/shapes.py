@@ -7,8 +7,9 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, as_element
 from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.torch.converters.vectors import as_vectors
 
 
 def reshape(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
@@ -28,10 +29,11 @@ def permute(b: Emitter, x: relax.Expr, axes: list[int]) -> relax.Expr:
 
 
 def transpose(b: Emitter, x: relax.Expr, first: int = 0, second: int = 1) -> relax.Expr:
-    """``x`` with two dimensions swapped."""
+    """``x`` with two dimensions swapped; itself where it has none to swap, as ``t`` of a vector."""
     axes = list(range(x.struct_info.ndim))
-    if len(axes) > 1 or first != 0 or second != 1:  # `t` of a vector, which is itself
-        axes[first], axes[second] = axes[second], axes[first]
+    if len(axes) < 2:
+        return x
+    axes[first], axes[second] = axes[second], axes[first]
     return permute(b, x, axes)
 
 
@@ -199,12 +201,18 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
     widths = [max(p, 0) if isinstance(p, int) else p for pair in pairs for p in pair]
     if all(isinstance(width, int) and width == 0 for width in widths):
         return x
-    if all(isinstance(width, int) for width in widths):
+    value = as_element(value, b.dtype)
+    if all(isinstance(width, int) for width in widths) and _is_float64(value):
         return op.nn.pad(x, widths, "constant", value)
     for dim in range(rank):
         before, after = widths[2 * dim : 2 * dim + 2]
         x = _padded(b, x, dim, before, after, value)
     return x
+
+
+def _is_float64(value: float) -> bool:
+    """Whether a number stays what it is in float64, in which an operator's attribute keeps it."""
+    return isinstance(value, float) or int(float(value)) == value
 
 
 def _padded(b: Emitter, x: relax.Expr, dim: int, before: Size, after: Size, value: Any) -> relax.Expr:
@@ -293,7 +301,7 @@ CONVERTERS: dict[str, Converter] = {
     "aten.split_with_sizes.default": split_with_sizes,
     "aten.unbind.int": unbind,
     "aten.repeat.default": repeat,
-    "aten.flip.default": flip,
+    "aten.flip.default": as_vectors(flip),
     "aten.roll.default": roll,
     "aten.constant_pad_nd.default": constant_pad,
     "aten.diff.default": diff,

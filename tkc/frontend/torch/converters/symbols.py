@@ -18,7 +18,24 @@ Size: TypeAlias = "int | tirx.PrimExpr"
 
 
 def _real(value: Size | float) -> tirx.PrimExpr:
-    return tirx.Cast("float64", tirx.convert(value))
+    if isinstance(value, int | float):  # a Python float would become float32
+        return tirx.const(float(value), "float64")
+    return value if value.dtype == "float64" else tirx.Cast("float64", value)
+
+
+def _either_real(function: Callable[[Size, Size], Size]) -> Callable[..., Size]:
+    """``function`` of terms, two at a time, in float64 where one is no whole number: TVM would take float32."""
+
+    def combined(left: Size, right: Size) -> Size:
+        if isinstance(left, int | float) and isinstance(right, int | float):
+            return function(left, right)
+        return function(*map(_real, (left, right))) if _is_real(left) or _is_real(right) else function(left, right)
+
+    return lambda *terms: functools.reduce(combined, terms)
+
+
+def _is_real(value: Size | float) -> bool:
+    return isinstance(value, float) or (isinstance(value, tirx.PrimExpr) and "float" in value.dtype)
 
 
 def _floor(value: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -31,9 +48,14 @@ def _power(base: Size, exponent: Size) -> Size:
     return tirx.pow(_real(base), _real(exponent))
 
 
+def _extreme(numbers: Callable[..., Size], values: Callable[..., Size], left: Size, right: Size) -> Size:
+    are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    return (numbers if are_numbers else values)(left, right)
+
+
 _FUNCTIONS: dict[str, Callable[..., Size]] = {
-    "Add": lambda *terms: functools.reduce(operator.add, terms),
-    "Mul": lambda *factors: functools.reduce(operator.mul, factors),
+    "Add": _either_real(operator.add),
+    "Mul": _either_real(operator.mul),
     "Pow": _power,
     "PowByNatural": _power,
     "FloatPow": _power,
@@ -43,8 +65,8 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
     "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
-    "Max": lambda *values: functools.reduce(tirx.max, values),
-    "Min": lambda *values: functools.reduce(tirx.min, values),
+    "Max": _either_real(lambda left, right: _extreme(max, tirx.max, left, right)),
+    "Min": _either_real(lambda left, right: _extreme(min, tirx.min, left, right)),
     "ToFloat": _real,
     "IntTrueDiv": lambda a, b: _real(a) / _real(b),
     "FloatTrueDiv": lambda a, b: _real(a) / _real(b),

@@ -1,0 +1,59 @@
+"""Brings symbolic sizes to their simplest form, so that the sizes of one tensor are written in one way."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import arith, relax, tirx
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax.expr import _update_struct_info
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_equal
+
+from tkc.passes.graph.rewriting import rewritten
+
+
+@tvm.transform.module_pass(opt_level=0, name="SimpleSizes")
+class SimpleSizes:
+    """Simplifies the sizes of operators' results, and those that operators take as arguments.
+
+    TVM 0.25 infers ``n * 4 + 1 + 1`` for a padded axis, and simplifies the sizes of the TensorIR function that pads.
+    Where the two meet in one fused function, ``FuseTIR`` takes them for different buffers and fails.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with such sizes simplified."""
+        return rewritten(module, _Simplifying)
+
+
+@mutator
+class _Simplifying(PyExprMutator):
+    def visit_shape_expr_(self, shape: relax.ShapeExpr) -> relax.Expr:
+        simple = simplest(shape.values)
+        return shape if simple is None else relax.ShapeExpr(simple)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.builder_.normalize(super().visit_call_(call))
+        return with_simple_sizes(call) if isinstance(call, relax.Call) else call
+
+
+def with_simple_sizes(call: relax.Call) -> relax.Call:
+    """``call``, if it is one of an operator with a tensor for its result, with the sizes of that simplified."""
+    info = call.struct_info
+    if not (isinstance(call.op, Op) and isinstance(info, relax.TensorStructInfo)):
+        return call
+    simple = simplest(info.shape.values) if isinstance(info.shape, relax.ShapeExpr) else None
+    if simple is None:
+        return call
+    changed = relax.Call(call.op, call.args, call.attrs, call.sinfo_args)
+    _update_struct_info(changed, relax.TensorStructInfo(simple, info.dtype, info.vdevice))
+    return changed
+
+
+def simplest(sizes: list[tirx.PrimExpr]) -> list[tirx.PrimExpr] | None:
+    """``sizes`` in their simplest form; ``None`` where they have it already."""
+    if all(isinstance(size, tirx.IntImm | tirx.Var) for size in sizes):
+        return None
+    analyzer = arith.Analyzer()
+    simple = [analyzer.simplify(size) for size in sizes]
+    return None if all(map(structural_equal, simple, sizes)) else simple
