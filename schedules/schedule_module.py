@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
+from tkc.contracts import IS_SCHEDULED, KERNEL
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
 from tkc.schedules.coverage import Cost
@@ -119,9 +120,9 @@ class ScheduleModule:
         calls = calls_of_functions(module)
         with self.tvm_target:
             for variable, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
-                if not isinstance(func, tirx.PrimFunc) or "tkc.kernel" in (func.attrs or {}):
+                if not isinstance(func, tirx.PrimFunc) or KERNEL in (func.attrs or {}):
                     continue
-                if (func.attrs or {}).get("tirx.is_scheduled"):
+                if (func.attrs or {}).get(IS_SCHEDULED):
                     fitting = widest_first(func) if self.target.is_cuda else func
                     result[variable] = for_code_generation(fitting, self.target)
                     continue
@@ -190,7 +191,7 @@ def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.targe
 
 def _finished(original: tirx.PrimFunc, scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``scheduled`` under the attributes of ``original``, marked as done."""
-    attributes = {**dict(original.attrs or {}), "tirx.is_scheduled": True}
+    attributes = {**dict(original.attrs or {}), IS_SCHEDULED: True}
     return for_code_generation(scheduled, target).with_attrs(attributes)
 
 

@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
+from tkc.contracts import MAIN
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.updates import updated, with_parameters
 
@@ -37,7 +38,7 @@ class JoinWeights:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with ``main`` over the joined weights."""
-        function = module["main"]
+        function = module[MAIN]
         graph = Graph(module, function)
         found = dict(_concatenations(graph))
         if not found:
@@ -49,7 +50,7 @@ class JoinWeights:
         params = [*(param for param in function.params if param not in gone), *new.values()]
         body = relax.SeqExpr(blocks, function.body.body)
         joined = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
-        module.update_func(module.get_global_var("main"), with_parameters(joined, params))
+        module.update_func(module.get_global_var(MAIN), with_parameters(joined, params))
         return relax.transform.CanonicalizeBindings()(module)
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-ATTRIBUTE = "tkc.updates"
-"""A function's attribute: the positions of the parameters that it updates. It returns their new values, in this order,
-behind everything else that it returns, as one tuple."""
+from tkc.contracts import UPDATES
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,14 @@ def updates(function: relax.Function) -> tuple[Update, ...]:
 def updated(function: relax.Function) -> tuple[relax.Var, ...]:
     """The parameters that ``function`` updates, in the order in which it returns their new values."""
     attributes = function.attrs or {}
-    return tuple(function.params[int(i)] for i in attributes[ATTRIBUTE]) if ATTRIBUTE in attributes else ()
+    return tuple(function.params[int(i)] for i in attributes[UPDATES]) if UPDATES in attributes else ()
 
 
 def with_parameters(function: relax.Function, parameters: Sequence[relax.Var]) -> relax.Function:
     """``function`` with other parameters, among them all that it updates."""
     targets = updated(function)
     changed = relax.Function(parameters, function.body, function.ret_struct_info, function.is_pure, function.attrs)
-    return changed.with_attr(ATTRIBUTE, [parameters.index(target) for target in targets]) if targets else changed
+    return changed.with_attr(UPDATES, [parameters.index(target) for target in targets]) if targets else changed
 
 
 def returned(function: relax.Function) -> relax.VarBinding:

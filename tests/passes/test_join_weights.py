@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import tkc
+from tkc.contracts import UPDATES
 from tkc.frontend.model import ImportedModel
 from tkc.passes.canonical.join_weights import JoinedWeights, JoinWeights
-from tkc.passes.graph.updates import ATTRIBUTE, updates
+from tkc.passes.graph.updates import updates
 from tkc.runtime.signature import Signature
 
 X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
@@ -52,13 +53,13 @@ def test_other_concatenations_stay(function: Callable[..., object]) -> None:
 def test_weights_that_are_updated_stay_and_are_still_the_updated_ones() -> None:
     """Their number among the parameters changes when others are joined."""
     module = imported(lambda x, a, b, c: (torch.cat([a, c]) + x.sum(), b + 1), X, A, B, C, symbolic=())
-    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [2]})
+    module["main"] = module["main"].with_attrs({"num_input": 1, UPDATES: [2]})
     found: list[JoinedWeights] = []
     main = JoinWeights(found)(module)["main"]
     (update,) = updates(main)
     assert found == [JoinedWeights((0, 2), 0)] and update.target.same_as(main.params[1])
     module = imported(lambda x, a, b, c: (torch.cat([a, c]), x + b.sum()), X, A, B, C, symbolic=())
-    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [1]})
+    module["main"] = module["main"].with_attrs({"num_input": 1, UPDATES: [1]})
     found.clear()
     assert len(JoinWeights(found)(module)["main"].params) == 4 and found == []
 

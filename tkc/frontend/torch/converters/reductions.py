@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from tkc.contracts import HISTOGRAM, HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, OPERATOR
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.vectors import as_vectors
 
@@ -182,7 +183,11 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
     flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [_count(x, None)]))
     if b.equal(flat.struct_info.shape[0], 0):
         return op.zeros(b.shape, b.dtype)
-    attributes = {"tkc.op": "histc", "tkc.minimum": float(minimum), "tkc.maximum": float(maximum)}
+    attributes = {
+        OPERATOR: HISTOGRAM,
+        HISTOGRAM_MINIMUM: float(minimum),
+        HISTOGRAM_MAXIMUM: float(maximum),
+    }
 
     def counts(values: te.Tensor) -> te.Tensor:
         (length,) = values.shape
