@@ -37,7 +37,7 @@ class ImportedModel:
     values: Mapping[str, str] = field(default_factory=dict)
 
     def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
-        """Bring ``parameters`` in line with a module in which :class:`JoinWeights` joined some of them.
+        """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.
 
         Weights go out of ``parameters`` one by one as they are joined. The others stay what they were, which may be
         the tensors of a model that is still in use.
