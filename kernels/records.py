@@ -106,14 +106,13 @@ def _write_merged(folder: Path, records: Iterable[KernelRecord]) -> None:
 class RecordedChoices:
     """Chooses configurations by the nearest records; earlier ones come first where they are equally near.
 
-    Records of ``device`` come before those of others. ``other_devices`` are those whose records had to do so far.
+    Records of ``device`` come before those of others.
     ``batch_invariant``: configurations of one kernel all reduce a row in the same order.
     """
 
     def __init__(
         self, records: Sequence[KernelRecord], device: str | None = None, batch_invariant: bool = False
     ) -> None:
-        self.other_devices: set[str] = set()
         self._device = device
         self._batch_invariant = batch_invariant
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
@@ -129,14 +128,18 @@ class RecordedChoices:
 
         Nothing where all must reduce a row in one order, whatever the batch, and none does.
         """
+        offered = self._offered(spec, parameters, target)
+        return _choices(spec, self._nearest(spec, parameters, target, offered), offered) if offered else ()
+
+    def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
+        """The other devices whose records the kernel's configurations are chosen by."""
+        offered = self._offered(spec, parameters, target)
+        found = self._nearest(spec, parameters, target, offered) if offered else []
+        return frozenset(record.device for record, _ in found) - {self._device}
+
+    def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
         offered = spec.configurations(parameters, target)
-        if self._batch_invariant:
-            offered = self._of_one_order(spec, parameters, target, offered)
-        if not offered:
-            return ()
-        found = self._nearest(spec, parameters, target, offered)
-        self.other_devices |= {record.device for record, _ in found} - {self._device}
-        return _choices(spec, found, offered)
+        return self._of_one_order(spec, parameters, target, offered) if self._batch_invariant else offered
 
     def _of_one_order(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]

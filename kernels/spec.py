@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
+from tkc.contracts import KERNEL_SYMBOL_PREFIX
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class KernelRequest:
     def symbol(self) -> str:
         """The name of the one function that the kernel's library exports."""
         digest = hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:12]
-        return f"tkc_{self.kernel.replace('.', '_')}_{digest}"
+        return f"{KERNEL_SYMBOL_PREFIX}{self.kernel.replace('.', '_')}_{digest}"
 
     def __str__(self) -> str:
         parameters = ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(self.parameters).items())

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule
-from tvm.ir.transform import PassContext
 
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
@@ -51,12 +49,15 @@ class RefusedMatch:
     reason: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class SubstitutionReport:
-    """What :class:`SubstituteKernels` did and declined to do, in the order of the rules."""
+    """What :class:`SubstituteKernels` did and declined to do, in the order of the rules. Two add up to one."""
 
-    substitutions: list[Substitution] = field(default_factory=list)
-    refusals: list[RefusedMatch] = field(default_factory=list)
+    substitutions: tuple[Substitution, ...] = ()
+    refusals: tuple[RefusedMatch, ...] = ()
+
+    def __add__(self, later: SubstitutionReport) -> SubstitutionReport:
+        return SubstitutionReport(self.substitutions + later.substitutions, self.refusals + later.refusals)
 
 
 def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[KernelChoice[Any], ...]:
@@ -84,49 +85,41 @@ def called_kernels(module: IRModule) -> list[tuple[GlobalVar, KernelDispatch, in
     return [(name, dispatch, calls[name]) for name, dispatch in dispatches if dispatch is not None]
 
 
-@tvm.transform.module_pass(opt_level=0, name="SubstituteKernels")
+@dataclass(frozen=True)
 class SubstituteKernels:
     """Applies ``rules``, in their order, to every dataflow block of a module, then drops what nothing reads any more.
 
     ``kernels``: ``"auto"`` substitutes where a kernel exists and its spec expects it to pay, ``"all"`` wherever one
-    exists, ``"none"`` nowhere. ``report`` is filled with what was substituted and what was refused. ``configure``
-    chooses a kernel's configurations.
+    exists, ``"none"`` nowhere. ``configure`` chooses a kernel's configurations.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        kernels: Choice,
-        report: SubstitutionReport,
-        rules: Sequence[Rule] = RULES,
-        configure: Configure = default_configuration,
-    ) -> None:
-        self.target = target
-        self.kernels = kernels
-        self.report = report
-        self.rules = rules
-        self.configure = configure
+    target: Target
+    kernels: Choice
+    rules: Sequence[Rule] = RULES
+    configure: Configure = default_configuration
 
-    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with kernel calls."""
+    def __call__(self, module: IRModule) -> tuple[IRModule, SubstitutionReport]:
+        """``module`` with kernel calls, and what was substituted and refused."""
+        report = SubstitutionReport()
         if self.kernels == "none":
-            return module
+            return module, report
         for rule in self.rules:
             for name, function in module.functions_items():
                 if isinstance(function, relax.Function):
-                    module = self._apply(rule, module, name)
+                    module, found = self._apply(rule, module, name)
+                    report += found
         module = relax.transform.CanonicalizeBindings()(module)
-        return relax.transform.DeadCodeElimination()(module)
+        return relax.transform.DeadCodeElimination()(module), report
 
-    def _apply(self, rule: Rule, module: IRModule, name: GlobalVar) -> IRModule:
+    def _apply(self, rule: Rule, module: IRModule, name: GlobalVar) -> tuple[IRModule, SubstitutionReport]:
         function, builder = module[name], relax.BlockBuilder(module)
         writer = _Writer(rule, Graph(module, function), builder, self)
         blocks = [writer.rewritten(block) for block in function.body.blocks]
-        self.report.refusals += [
+        refusals = tuple(
             RefusedMatch(rule.name, name.name_hint, var.name_hint, reason) for var, reason in writer.refusals.items()
-        ]
+        )
         if not writer.written:
-            return module
+            return module, SubstitutionReport((), refusals)
         body = relax.SeqExpr(blocks, function.body.body)
         builder.update_func(
             name, relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
@@ -134,8 +127,8 @@ class SubstituteKernels:
         module = relax.transform.Normalize()(builder.get())
         module.update_func(name, relax.analysis.remove_all_unused(module[name]))
         live = relax.analysis.get_var2val(module[name])
-        self.report.substitutions += _summary(rule, name, [call for call in writer.written if call.is_read(live)])
-        return module
+        substitutions = _summary(rule, name, [call for call in writer.written if call.is_read(live)])
+        return module, SubstitutionReport(substitutions, refusals)
 
 
 @dataclass(frozen=True)
@@ -151,15 +144,15 @@ class _WrittenCall:
         return any(var in live for var in self.replaced)
 
 
-def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> list[Substitution]:
+def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> tuple[Substitution, ...]:
     """``calls`` with equal ones taken together, in the function's order."""
     variables: dict[Any, list[str]] = {}
     for call in calls:
         variables.setdefault(call.parameters, []).insert(0, call.root.name_hint)
-    return [
+    return tuple(
         Substitution(rule.name, rule.kernel, function.name_hint, parameters, tuple(names))
         for parameters, names in variables.items()
-    ]
+    )
 
 
 class _Writer:

@@ -13,6 +13,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
 
+from tkc.contracts import PARTITIONED, THREAD_EXTENT
+
 _COSTLY = ("exp", "erf", "tanh", "sigmoid", "log", "pow", "sqrt", "rsqrt", "sin", "cos", "call_pure_extern")
 
 
@@ -160,7 +162,7 @@ def partition_tail(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
     sch.annotate(loop, "pragma_loop_partition_hint", 1)
     # LoopPartition replaces the variable of a loop of one iteration by a 32-bit zero, whatever its type, unless the
     # loop has an annotation.
-    sch.annotate(loop, "tkc.partitioned", 1)
+    sch.annotate(loop, PARTITIONED, 1)
 
 
 _CONDITIONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.Or, tirx.Not)
@@ -200,7 +202,7 @@ def calls_host(func: tirx.PrimFunc) -> bool:
 def launches_threads(statement: tirx.Stmt) -> bool:
     """Whether GPU threads are launched somewhere in ``statement``."""
     return any(
-        (isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent")
+        (isinstance(node, tirx.AttrStmt) and node.attr_key == THREAD_EXTENT)
         or (isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING)
         for node in nodes(statement)
     )

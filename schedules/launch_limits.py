@@ -9,6 +9,7 @@ from tvm import DataType, s_tir, tirx
 from tvm.target import Target
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.contracts import THREAD_EXTENT
 from tkc.schedules.blocks import nodes, static
 
 # CUDA Programming Guide, "Technical Specifications per Compute Capability": a grid may be 2^31 - 1 blocks wide.
@@ -70,7 +71,7 @@ def _exchanged(statement: tirx.Stmt) -> tirx.Stmt | None:
 
 def _thread_tag(node: object) -> str | None:
     """The axis of threads or blocks that a statement launches."""
-    if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+    if isinstance(node, tirx.AttrStmt) and node.attr_key == THREAD_EXTENT:
         return str(node.node.thread_tag)
     if isinstance(node, tirx.For) and node.thread_binding is not None:
         return str(node.thread_binding.thread_tag)

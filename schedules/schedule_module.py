@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
+from tkc.contracts import IS_SCHEDULED, KERNEL
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
 from tkc.schedules.estimate import Cost, estimated_seconds
@@ -90,43 +91,36 @@ GPU_RULES = (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="ScheduleModule")
+@dataclass(frozen=True)
 class ScheduleModule:
     """Schedule every function that has no schedule yet.
 
     Functions that call a prebuilt kernel (attribute ``tkc.kernel``) are left alone, and those already scheduled
-    (``tirx.is_scheduled``) keep their loops. ``database`` finds tuning records, ``report`` is appended to.
+    (``tirx.is_scheduled``) keep their loops. ``database`` finds tuning records.
 
     Raises :class:`ValueError` for a function that cannot run on ``target``.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        tvm_target: tvm.target.Target,
-        database: Lookup | None = None,
-        report: list[ScheduledFunction] | None = None,
-    ) -> None:
-        self.target = target
-        self.tvm_target = tvm_target
-        self.database = database
-        self.report = [] if report is None else report
+    target: Target
+    tvm_target: tvm.target.Target
+    database: Lookup | None = None
 
-    def transform_module(self, module: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
-        """The module with every function scheduled."""
+    def __call__(self, module: tvm.IRModule) -> tuple[tvm.IRModule, tuple[ScheduledFunction, ...]]:
+        """The module with every function scheduled, and what scheduled each, by the functions' names."""
+        report: list[ScheduledFunction] = []
         result = tvm.IRModule(module.functions, attrs=module.attrs)
         calls = calls_of_functions(module)
         with self.tvm_target:
             for variable, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
-                if not isinstance(func, tirx.PrimFunc) or "tkc.kernel" in (func.attrs or {}):
+                if not isinstance(func, tirx.PrimFunc) or KERNEL in (func.attrs or {}):
                     continue
-                if (func.attrs or {}).get("tirx.is_scheduled"):
+                if (func.attrs or {}).get(IS_SCHEDULED):
                     fitting = widest_first(func) if self.target.is_cuda else func
                     result[variable] = for_code_generation(fitting, self.target)
                     continue
                 result[variable], entry = self._schedule(variable.name_hint, func)
-                self.report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
-        return result
+                report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
+        return result, tuple(report)
 
     def _schedule(self, name: str, func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, ScheduledFunction]:
         return schedule_function(name, func, self.target, self.tvm_target, self.database)
@@ -189,7 +183,7 @@ def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.targe
 
 def _finished(original: tirx.PrimFunc, scheduled: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``scheduled`` under the attributes of ``original``, marked as done."""
-    attributes = {**dict(original.attrs or {}), "tirx.is_scheduled": True}
+    attributes = {**dict(original.attrs or {}), IS_SCHEDULED: True}
     return for_code_generation(scheduled, target).with_attrs(attributes)
 
 

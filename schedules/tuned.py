@@ -12,9 +12,10 @@ from tvm.s_tir.meta_schedule.database import TuningRecord
 from tvm.s_tir.meta_schedule.trace_apply import schedule_using_anchor_trace
 from tvm.target import Target
 
+from tkc.contracts import BY_RULES
 from tkc.schedules.blocks import all_in_threads
 from tkc.schedules.database import as_workload
-from tkc.schedules.default_record import BY_RULES, is_default
+from tkc.schedules.default_record import is_default
 from tkc.schedules.refusals import REFUSALS, DoesNotApplyError, last_line
 from tkc.schedules.sizes import (
     Variant,

@@ -17,8 +17,10 @@ from tkc.errors import TargetError
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session one cache folder, so that kernels are built once in it and the user's cache stays untouched.
 
-    What the user has tuned must decide nothing either: the session's own database is empty.
+    What the user has tuned must decide nothing either: the session's own database is empty. Every compilation verifies
+    its stages, also in processes that tests start.
     """
+    os.environ.setdefault("TKC_VERIFY", "1")
     if "TKC_CACHE_DIR" not in os.environ:
         os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-cache-")
     os.environ["TKC_DATABASE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-database-")

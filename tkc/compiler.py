@@ -21,7 +21,7 @@ from tkc.coverage import coverage
 from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UsageError
 from tkc.frontend import import_model
-from tkc.kernels import KernelDispatch, Target
+from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.executable import Executable
 from tkc.runtime.machines import checked_concurrency
@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     import torch
     from tvm import IRModule
 
-    from tkc.diagnosis.search import Compilation
+    from tkc.diagnosis.search import Search
     from tkc.frontend.indices import CheckedInGraph
-    from tkc.passes.canonical.join_weights import JoinedWeights
-    from tkc.passes.substitute_kernels import SubstitutionReport
-    from tkc.pipeline import StageRunner
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
     from tkc.schedules.unordered import UnorderedFunction
+    from tkc.stages import Compilation, StageRunner
 
 GENERATE_CODE = "generate code"
 _LOG = logging.getLogger(__name__)
@@ -53,14 +51,14 @@ KernelProgress = Callable[[KernelLibrary, bool], None]
 class CompileOptions:
     """What shapes a compilation besides the model and the target.
 
-    ``observer`` is told each stage's name as it begins; ``kernel_progress`` each kernel library as it is ready, and
-    whether it was cached; ``dump`` names a folder for the module between stages. The others are as in :func:`compile`.
+    Each is as in :func:`compile`.
     """
 
     kernels: Kernels = "auto"
     database: Database = None
     batch_invariant: bool = False
     dump: str | Path | None = None
+    verify: bool | None = None
     observer: Observer | None = None
     kernel_progress: KernelProgress | None = None
     builder: BuilderSettings = dataclasses.field(default_factory=BuilderSettings)
@@ -90,6 +88,7 @@ def compile(
     max_concurrency: int | None = None,
     size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
+    verify: bool | None = None,
     observer: Observer | None = None,
     kernel_progress: KernelProgress | None = None,
     builder: BuilderSettings | None = None,
@@ -122,7 +121,9 @@ def compile(
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them: ``{"x_0": "batch"}``.
-        dump: A folder for the module between stages.
+        dump: A folder for the module after each stage, and for what each pass of the stage did to it.
+        verify: Check after each stage that what it promises holds, which takes longer; :class:`~tkc.InternalError`
+            says what does not. ``None`` asks ``$TKC_VERIFY``, which is off unless it is ``1``.
         observer: Is told each stage's name as it begins.
         kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
         builder: The limits of the processes that build kernels.
@@ -133,13 +134,20 @@ def compile(
     refuse_unknown_options(compile, unknown)
     checked_concurrency(max_concurrency)
     settings = CompileOptions(
-        kernels, database, batch_invariant, dump, observer, kernel_progress, builder or BuilderSettings()
+        kernels=kernels,
+        database=database,
+        batch_invariant=batch_invariant,
+        dump=dump,
+        verify=verify,
+        observer=observer,
+        kernel_progress=kernel_progress,
+        builder=builder or BuilderSettings(),
     )
     resolved = resolve_target(target)
     prepare_toolchain(resolved)
-    from tkc.pipeline import StageRunner
+    from tkc.stages import StageRunner
 
-    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings))
+    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
@@ -148,12 +156,13 @@ def compile(
         imported = runner.run(
             "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
         )
+        runner.dump(imported.module)
         runner.explain_with(imported)
         front = _substituted(runner, imported.module, resolved, settings)
         runner.run("join weights", lambda: imported.join_weights(front.joined))
-        requests = [request for kernel in front.called for request in kernel.requests]
+        requests = [request for kernel in front.kernels or () for request in kernel.requests]
         libraries = background.submit(kernel_builder.build, requests, settings.kernel_progress)
-        generated = _generated(runner, front.module, resolved, settings)
+        generated = _generated(runner, front, resolved, settings)
         folder = tempfile.TemporaryDirectory(prefix="tkc-")
         code = Path(folder.name) / "model.so"
         runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, resolved, code), generated.module)
@@ -164,7 +173,7 @@ def compile(
         parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
         code=code,
         libraries=tuple(built.values()),
-        report=_report(front, generated, imported.sources, resolved, settings, runner),
+        report=_report(generated, imported.sources, resolved, settings, runner),
         folder=folder,
         out_spec=imported.out_spec,
         max_concurrency=max_concurrency,
@@ -184,6 +193,7 @@ def explain(
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
     dump: str | Path | None = None,
+    verify: bool | None = None,
     observer: Observer | None = None,
     **unknown: Any,
 ) -> Report:
@@ -192,19 +202,27 @@ def explain(
     Arguments and errors are those of :func:`compile`.
     """
     refuse_unknown_options(explain, unknown)
-    settings = CompileOptions(kernels, database, batch_invariant, dump, observer)
+    settings = CompileOptions(
+        kernels=kernels,
+        database=database,
+        batch_invariant=batch_invariant,
+        dump=dump,
+        verify=verify,
+        observer=observer,
+    )
     resolved = resolve_target(target)
-    from tkc.pipeline import StageRunner
+    from tkc.stages import StageRunner
 
-    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings))
+    runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
     checked = checked_in_graph(checks, resolved)
     imported = runner.run(
         "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
     )
+    runner.dump(imported.module)
     runner.explain_with(imported)
     front = _substituted(runner, imported.module, resolved, settings)
-    generated = _generated(runner, front.module, resolved, settings)
-    return _report(front, generated, imported.sources, resolved, settings, runner)
+    generated = _generated(runner, front, resolved, settings)
+    return _report(generated, imported.sources, resolved, settings, runner)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
@@ -239,55 +257,30 @@ def prepare_toolchain(target: Target) -> None:
         ensure_cuda_runtime()
 
 
-@dataclass(frozen=True)
-class _Front:
-    """A model after substitution, which takes ``joined`` weights; ``other_devices`` measured some configurations."""
-
-    module: IRModule
-    joined: tuple[JoinedWeights, ...]
-    substitutions: SubstitutionReport
-    called: tuple[KernelDispatch, ...]
-    other_devices: tuple[str, ...]
-
-
-def _substituted(runner: StageRunner, imported: IRModule, target: Target, settings: CompileOptions) -> _Front:
-    from tkc.passes.substitute_kernels import SubstitutionReport, called_kernels
+def _substituted(runner: StageRunner, imported: IRModule, target: Target, settings: CompileOptions) -> Compilation:
+    """The imported model after substitution."""
     from tkc.pipeline import substitution_stages
+    from tkc.stages import Compilation
 
-    report = SubstitutionReport()
     choices = kernel_choices(settings.database, target, settings.batch_invariant)
-    joined: list[JoinedWeights] = []
-    stages = substitution_stages(target, settings.kernels, report, choices, joined)
-    module = runner.run_passes(imported, stages)
-    called = tuple(kernel for _, kernel, _ in called_kernels(module))
-    return _Front(module, tuple(joined), report, called, tuple(sorted(choices.other_devices)))
+    done = runner.run_stages(Compilation(imported), substitution_stages(target, settings.kernels, choices))
+    others = (choices.other_devices(kernel.spec, kernel.parameters, target) for kernel in done.kernels or ())
+    return dataclasses.replace(
+        done, kernels_measured_on=tuple(sorted({device for other in others for device in other}))
+    )
 
 
-@dataclass(frozen=True)
-class _Generated:
-    """A program of scheduled functions, what scheduled them, and those of them that do not repeat their bits."""
-
-    module: IRModule
-    scheduled: tuple[ScheduledFunction, ...]
-    unordered: tuple[UnorderedFunction, ...]
-
-
-def _generated(runner: StageRunner, module: IRModule, target: Target, settings: CompileOptions) -> _Generated:
+def _generated(runner: StageRunner, front: Compilation, target: Target, settings: CompileOptions) -> Compilation:
+    """The model after substitution as a program of scheduled functions."""
     from tkc.pipeline import generation_stages
     from tkc.schedules.target import tvm_target
-    from tkc.schedules.unordered import unordered_functions
 
-    scheduled: list[ScheduledFunction] = []
     generated_for = tvm_target(target)
     with generated_for:
         # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
         # of random ones for products on the CPU a third did. The rules' do not.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
-        *stages, lowering = generation_stages(target, generated_for, lookup, scheduled)
-        module = runner.run_passes(module, stages)
-        unordered = unordered_functions(module)  # lowering leaves no variables by which to name nodes
-        module = runner.run_passes(module, [lowering])
-    return _Generated(module, tuple(scheduled), unordered)
+        return runner.run_stages(front, generation_stages(target, generated_for, lookup))
 
 
 def _lookup(settings: CompileOptions, target: Target) -> Lookup:
@@ -302,11 +295,11 @@ def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return copy.deepcopy({name: weight.detach() for name, weight in weights.items()})
 
 
-def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Compilation:
+def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Search:
     """What a failure of this compilation is explained with."""
-    from tkc.diagnosis.search import Compilation
+    from tkc.diagnosis.search import Search
 
-    return Compilation(
+    return Search(
         {
             "model": str(model) if isinstance(model, (str, os.PathLike)) else type(model).__qualname__,
             "target": str(target),
@@ -321,13 +314,13 @@ def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Comp
 
 def _replay(module: IRModule, stage: str, target: Target, settings: CompileOptions) -> None:
     """Compile the imported ``module`` to the end of ``stage``, in this process, and raise what that raises."""
-    from tkc.pipeline import StageRunner
+    from tkc.stages import StageRunner
 
-    runner = StageRunner()
+    runner = StageRunner(verify=settings.verify)
     front = _substituted(runner, module, target, settings)
     if stage in [done.name for done in runner.stages]:
         return
-    generated = _generated(runner, front.module, target, settings)
+    generated = _generated(runner, front, target, settings)
     if stage == GENERATE_CODE:
         with tempfile.TemporaryDirectory(prefix="tkc-") as folder:
             runner.run(stage, lambda: _export(generated.module, target, Path(folder) / "model.so"))
@@ -371,16 +364,15 @@ def _built(module: IRModule, target: Target) -> Any:
 
 
 def _report(
-    front: _Front,
-    generated: _Generated,
+    done: Compilation,
     sources: Mapping[str, str],
     target: Target,
     settings: CompileOptions,
     runner: StageRunner,
 ) -> Report:
-    choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in front.called}
+    choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in done.kernels or ()}
     uses = []
-    for row in front.substitutions.substitutions:
+    for row in done.substitutions.substitutions:
         if (row.kernel, row.parameters) in choices:
             configurations = tuple(
                 {"most": choice.most, **dataclasses.asdict(choice.configuration)}
@@ -392,11 +384,11 @@ def _report(
         kernels=settings.kernels,
         batch_invariant=settings.batch_invariant,
         uses=tuple(uses),
-        uses_measured_on=front.other_devices,
-        refused=tuple(Refused(r.rule, r.variable, r.reason) for r in front.substitutions.refusals),
-        scheduled=tuple(map(_scheduled, generated.scheduled)),
-        nondeterministic=tuple(_nondeterministic(function, sources) for function in generated.unordered),
-        coverage=coverage((entry.scheduled_by, entry.cost) for entry in generated.scheduled),
+        uses_measured_on=done.kernels_measured_on,
+        refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
+        scheduled=tuple(map(_scheduled, done.scheduled)),
+        nondeterministic=tuple(_nondeterministic(function, sources) for function in done.unordered),
+        coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
     )
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import tvm
-from tvm import IRModule, relax
+from tvm import relax
 from tvm.relax import transform
 
-from tkc.failures import explained
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
-from tkc.passes.canonical.join_weights import JoinedWeights, JoinWeights
+from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
@@ -47,43 +42,35 @@ from tkc.passes.substitute_kernels import (
     Choice,
     Configure,
     SubstituteKernels,
-    SubstitutionReport,
+    called_kernels,
     default_configuration,
 )
-from tkc.runtime.report import Stage
-from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
+from tkc.schedules.schedule_module import ScheduleModule
+from tkc.schedules.unordered import unordered_functions
+from tkc.stages import Compilation, PassStage, Step
+from tkc.verify import (
+    ATTENTION_SPELLED_OUT,
+    ENTRIES_EXPORTED,
+    FUNCTIONS_ONLY,
+    INPUTS_COUNTED,
+    KERNELS_MARKED,
+    KERNELS_REQUESTED,
+    MACHINE_OPERATORS,
+    OPAQUE_UNFUSED,
+    SCHEDULED,
+    UPDATED_IN_PLACE,
+    UPDATES_RETURNED,
+    WELL_FORMED,
+)
 
 if TYPE_CHECKING:
-    from tkc.diagnosis.search import Compilation
-    from tkc.frontend.model import ImportedModel
     from tkc.schedules.database import Lookup
-
-# Operators of one function: of some 200, each reading the one before, code generation overflows the stack. TVM has 256.
-_MOST_FUSED = 100
-
-Observer = Callable[[str], None]
-"""Is told the name of each stage as it begins."""
-
-
-@dataclass(frozen=True)
-class PassStage:
-    """Passes that belong together, under the name that reports, progress and dumps use."""
-
-    name: str
-    passes: tuple[tvm.transform.Pass, ...]
 
 
 def substitution_stages(
-    target: Target,
-    kernels: Choice,
-    report: SubstitutionReport,
-    configure: Configure = default_configuration,
-    joined: list[JoinedWeights] | None = None,
+    target: Target, kernels: Choice, configure: Configure = default_configuration
 ) -> list[PassStage]:
-    """From the imported model to one in which the rules' subgraphs are kernel calls.
-
-    ``joined`` is filled with the weights that must be joined for it.
-    """
+    """From the imported model to one in which the rules' subgraphs are kernel calls."""
     # Tensor cores multiply, and nothing else convolves on them.
     convolutions = (Canonicalize(), ConvolutionProducts()) if target.is_cuda else ()
     return [
@@ -91,6 +78,7 @@ def substitution_stages(
         PassStage(
             "canonicalize",
             (FoldEmptyTensors(), Concatenations(), Contractions(), *convolutions, PatchProducts(), Canonicalize()),
+            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED),
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
         # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.
@@ -98,14 +86,33 @@ def substitution_stages(
         PassStage(
             "substitute kernels",
             (
-                SubstituteKernels(target, kernels, report, RULES, configure),
+                _substitute(SubstituteKernels(target, kernels, RULES, configure)),
                 LowerAttention(),
-                SubstituteKernels(target, kernels, report, PRODUCT_RULES, configure),
-                JoinWeights([] if joined is None else joined),
+                _substitute(SubstituteKernels(target, kernels, PRODUCT_RULES, configure)),
+                Step("JoinWeights", _join_weights),
                 Canonicalize(),
+                Step("ListKernels", _list_kernels),
             ),
+            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED, ATTENTION_SPELLED_OUT),
         ),
     ]
+
+
+def _substitute(kernels: SubstituteKernels) -> Step:
+    def run(state: Compilation) -> Compilation:
+        module, report = kernels(state.module)
+        return replace(state, module=module, substitutions=state.substitutions + report)
+
+    return Step("SubstituteKernels", run)
+
+
+def _join_weights(state: Compilation) -> Compilation:
+    module, joined = join_weights(state.module)
+    return replace(state, module=module, joined=state.joined + joined)
+
+
+def _list_kernels(state: Compilation) -> Compilation:
+    return replace(state, kernels=tuple(kernel for _, kernel, _ in called_kernels(state.module)))
 
 
 def fusion_stages() -> list[PassStage]:
@@ -113,9 +120,17 @@ def fusion_stages() -> list[PassStage]:
     return [
         # What layers compute alike (positions, masks) is computed once. Where a call updates rows of a tensor, these
         # alone are written, by opaque functions: no consumer takes the write into itself.
-        PassStage("write rows", (transform.EliminateCommonSubexpr(), WriteRows())),
+        PassStage(
+            "write rows",
+            (transform.EliminateCommonSubexpr(), WriteRows()),
+            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED),
+        ),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
-        PassStage("lower operators", (WidenProducts(), LowerFloat8Casts(), ExpandFunctions())),
+        PassStage(
+            "lower operators",
+            (WidenProducts(), LowerFloat8Casts(), ExpandFunctions()),
+            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED),
+        ),
         # Operators become TensorIR functions, neighbours one function each.
         PassStage(
             "fuse",
@@ -140,9 +155,22 @@ def fusion_stages() -> list[PassStage]:
                 ReshapeViews(),
                 transform.DeadCodeElimination(),
             ),
+            holds=(
+                WELL_FORMED,
+                INPUTS_COUNTED,
+                UPDATES_RETURNED,
+                KERNELS_MARKED,
+                KERNELS_REQUESTED,
+                FUNCTIONS_ONLY,
+            ),
+            throughout=(OPAQUE_UNFUSED,),
         ),
         # From here on the bindings keep their order, by which it is decided what can be overwritten.
-        PassStage("update in place", (UpdateInPlace(),)),
+        PassStage(
+            "update in place",
+            (UpdateInPlace(),),
+            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATED_IN_PLACE, KERNELS_MARKED, FUNCTIONS_ONLY),
+        ),
     ]
 
 
@@ -165,66 +193,32 @@ def lowering_stage(target: Target) -> PassStage:
             transform.VMShapeLower(),
             transform.AttachGlobalSymbol(),
         ),
+        holds=(WELL_FORMED, ENTRIES_EXPORTED, MACHINE_OPERATORS),
     )
 
 
-def generation_stages(
-    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, scheduled: list[ScheduledFunction]
-) -> list[PassStage]:
+def generation_stages(target: Target, tvm_target: tvm.target.Target, database: Lookup | None) -> list[PassStage]:
     """From what substitution left to a program of scheduled functions; the last stage lowers the graph."""
     return [
         *fusion_stages(),
-        # Every function gets a schedule: the database's, a rule's, or the fallback's.
-        PassStage("schedule", (ScheduleModule(target, tvm_target, database, scheduled),)),
+        # Every function gets a schedule: the database's, a rule's, or the fallback's. Which functions do not repeat
+        # their bits is asked before lowering, which leaves no variables by which to name the model's nodes.
+        PassStage(
+            "schedule",
+            (_schedule(ScheduleModule(target, tvm_target, database)), Step("UnorderedFunctions", _find_unordered)),
+            holds=(WELL_FORMED, SCHEDULED, KERNELS_MARKED, KERNELS_REQUESTED),
+        ),
         lowering_stage(target),
     ]
 
 
-class StageRunner:
-    """Runs stages, times them, tells an observer, and dumps the module between them if asked to.
+def _schedule(schedule: ScheduleModule) -> Step:
+    def run(state: Compilation) -> Compilation:
+        module, scheduled = schedule(state.module)
+        return replace(state, module=module, scheduled=state.scheduled + scheduled)
 
-    ``circumstances`` are what a failure is explained with.
-    """
+    return Step("ScheduleModule", run)
 
-    def __init__(
-        self,
-        observer: Observer | None = None,
-        dump: str | Path | None = None,
-        circumstances: Compilation | None = None,
-    ) -> None:
-        self.stages: list[Stage] = []
-        self.circumstances = circumstances
-        self._observer = observer
-        self._dump = None if dump is None else Path(dump)
-        if self._dump is not None:
-            with explained("dump"):
-                self._dump.mkdir(parents=True, exist_ok=True)
 
-    def explain_with(self, imported: ImportedModel) -> None:
-        """Explain the failures of later stages by the nodes of the model that ``imported`` is."""
-        if self.circumstances is not None:
-            self.circumstances.imported = imported
-
-    def run(self, name: str, work: Callable[[], Any], module: IRModule | None = None) -> Any:
-        """Do ``work`` as the stage ``name``; its result, which is dumped if it is a module.
-
-        ``module`` is what ``work`` begins with. Raises :class:`tkc.Error` for whatever ``work`` raises.
-        """
-        if self._observer is not None:
-            self._observer(name)
-        start = time.perf_counter()
-        with explained(name, self.circumstances, module):
-            result = work()
-        self.stages.append(Stage(name, time.perf_counter() - start))
-        if self._dump is not None and isinstance(result, IRModule):
-            path = self._dump / f"{len(self.stages):02d}_{name.replace(' ', '_')}.py"
-            with explained("dump"):
-                path.write_text(result.script(show_meta=False))
-        return result
-
-    def run_passes(self, module: IRModule, stages: list[PassStage]) -> IRModule:
-        """``module`` after every stage, in order."""
-        with tvm.transform.PassContext(config={"relax.FuseOps.max_depth": _MOST_FUSED}):
-            for stage in stages:
-                module = self.run(stage.name, partial(tvm.transform.Sequential(stage.passes), module), module)
-        return module
+def _find_unordered(state: Compilation) -> Compilation:
+    return replace(state, unordered=unordered_functions(state.module))

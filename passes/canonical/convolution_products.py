@@ -13,6 +13,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN, REDUCTION_PATTERN
 from tkc.passes.canonical.windows import Windows
 from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import channels_last, channels_second, with_channels_last
@@ -23,7 +24,6 @@ _ALIGNMENT = 8
 _MOST_BYTES = 2 << 30
 _LEAST_COLUMNS = 16  # of a group's product: a tile of tensor cores
 
-_REDUCTION_WITH_EPILOGUE, _OPAQUE = 4, 8  # TVM's OpPatternKind
 
 _LAYOUTS = {
     "relax.nn.conv1d": ("NCW", "OIW"),
@@ -121,7 +121,7 @@ class _Rewriting(PyExprMutator):
             groups,
             call.struct_info.dtype,
             primfunc_name_hint="convolution",
-            primfunc_attrs={"op_pattern": _REDUCTION_WITH_EPILOGUE},
+            primfunc_attrs={OP_PATTERN: REDUCTION_PATTERN},
         )
 
     def _product(self, call: relax.Call) -> relax.Expr | None:
@@ -158,14 +158,14 @@ class _Rewriting(PyExprMutator):
     def _gathered(self, gather: Callable[[te.Tensor], te.Tensor], image: relax.Expr) -> relax.Expr:
         # FuseOps would fuse the reshape to rows too, whose last axis no vector runs along. It leaves to themselves what
         # it takes for opaque, and the image is then normalized once, not for each window.
-        attributes = {"op_pattern": _OPAQUE}
+        attributes = {OP_PATTERN: OPAQUE_PATTERN}
         return self.builder_.call_te(gather, image, primfunc_name_hint="windows", primfunc_attrs=attributes)
 
     def _by_groups(self, image: relax.Expr, groups: int) -> relax.Var:
         """``image [..., channels]`` as ``[..., groups, channels / groups]``, which becomes a view."""
         sizes = (*shape(image)[:-1], groups, int(shape(image)[-1]) // groups)
         # Not an operator of Relax, which would be fused into what computes the image, and keep vectors from it.
-        attributes = {"op_pattern": _OPAQUE}
+        attributes = {OP_PATTERN: OPAQUE_PATTERN}
         return self._emit(self.builder_.call_te(topi.reshape, image, sizes, primfunc_attrs=attributes))
 
     def _is_narrow(self, call: relax.Call) -> bool:

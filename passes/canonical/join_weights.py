@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import tvm
 from tvm import relax
 from tvm.ir import IRModule
-from tvm.ir.transform import PassContext
 
+from tkc.contracts import MAIN
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.updates import updated, with_parameters
 
@@ -25,32 +24,25 @@ class JoinedWeights:
     axis: int
 
 
-@tvm.transform.module_pass(opt_level=0, name="JoinWeights")
-class JoinWeights:
-    """Replaces each concatenation of nothing but weights that nothing else reads or writes.
+def join_weights(module: IRModule) -> tuple[IRModule, tuple[JoinedWeights, ...]]:
+    """``module`` with each concatenation of nothing but weights, which nothing else reads or writes, as one weight.
 
-    ``joined`` is filled with which.
+    And which weights those are, in the order of the new parameters.
     """
-
-    def __init__(self, joined: list[JoinedWeights]) -> None:
-        self.joined = joined
-
-    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with ``main`` over the joined weights."""
-        function = module["main"]
-        graph = Graph(module, function)
-        found = dict(_concatenations(graph))
-        if not found:
-            return module
-        self.joined += found.values()
-        new = {var: relax.Var(var.name_hint, var.struct_info) for var in found}
-        gone = {graph.weights[position] for weights in found.values() for position in weights.sources}
-        blocks = [_with_values(block, new) for block in function.body.blocks]
-        params = [*(param for param in function.params if param not in gone), *new.values()]
-        body = relax.SeqExpr(blocks, function.body.body)
-        joined = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
-        module.update_func(module.get_global_var("main"), with_parameters(joined, params))
-        return relax.transform.CanonicalizeBindings()(module)
+    function = module[MAIN]
+    graph = Graph(module, function)
+    found = dict(_concatenations(graph))
+    if not found:
+        return module, ()
+    new = {var: relax.Var(var.name_hint, var.struct_info) for var in found}
+    gone = {graph.weights[position] for weights in found.values() for position in weights.sources}
+    blocks = [_with_values(block, new) for block in function.body.blocks]
+    params = [*(param for param in function.params if param not in gone), *new.values()]
+    body = relax.SeqExpr(blocks, function.body.body)
+    joined = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+    changed = module.clone()
+    changed.update_func(changed.get_global_var(MAIN), with_parameters(joined, params))
+    return relax.transform.CanonicalizeBindings()(changed), tuple(found.values())
 
 
 def _concatenations(graph: Graph) -> Iterator[tuple[relax.Var, JoinedWeights]]:

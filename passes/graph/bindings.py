@@ -11,6 +11,8 @@ from tvm import arith, relax, tirx
 from tvm.ir import IRModule, Op
 from tvm_ffi import structural_equal
 
+from tkc.contracts import NUM_INPUT
+
 _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 _EXACT_CASTS = frozenset(
     {("float16", "float32"), ("bfloat16", "float32"), ("int32", "int64")}
@@ -88,7 +90,7 @@ class Graph:
     def weights(self) -> tuple[relax.Var, ...]:
         """The parameters that hold the model's weights, which are the same at every call; frontends say how many."""
         attrs = self.function.attrs
-        inputs = len(self.function.params) if attrs is None else int(attrs.get("num_input", len(self.function.params)))
+        inputs = len(self.function.params) if attrs is None else int(attrs.get(NUM_INPUT, len(self.function.params)))
         return tuple(self.function.params[inputs:])
 
     def value(self, expr: relax.Expr) -> relax.Expr:

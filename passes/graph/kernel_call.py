@@ -10,12 +10,11 @@ from itertools import accumulate, islice
 from tvm import arith, relax, tirx
 from tvm.ir import Range
 
+from tkc.contracts import IS_SCHEDULED, KERNEL, OP_PATTERN, OPAQUE_PATTERN, S_TIR
 from tkc.kernels import KernelDispatch, TensorType
 from tkc.passes.graph.bindings import known_dims
 
-KERNEL_ATTRIBUTE = "tkc.kernel"
 _DLTENSOR_ADDRESS = 0  # TVM's TVMStructFieldKind.kDLTensorAddr
-OPAQUE_PATTERN = 8  # relax's OpPatternKind.kOpaque: operator fusion leaves such functions alone
 
 
 class UnfitInput(ValueError):
@@ -58,10 +57,10 @@ def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
     )
     return function.with_attrs(
         {
-            KERNEL_ATTRIBUTE: json.dumps(dispatch.to_json(), sort_keys=True),
-            "op_pattern": OPAQUE_PATTERN,
-            "tirx.is_scheduled": True,
-            "s_tir": True,
+            KERNEL: json.dumps(dispatch.to_json(), sort_keys=True),
+            OP_PATTERN: OPAQUE_PATTERN,
+            IS_SCHEDULED: True,
+            S_TIR: True,
         }
     )
 
@@ -101,8 +100,8 @@ def _chosen(dispatch: KernelDispatch, calls: Sequence[tirx.Stmt], sizes: Mapping
 
 def kernel_dispatch(function: object) -> KernelDispatch | None:
     """The kernel that a function of a module calls; ``None`` for every other function."""
-    if isinstance(function, tirx.PrimFunc) and function.attrs is not None and KERNEL_ATTRIBUTE in function.attrs:
-        return KernelDispatch.from_json(json.loads(function.attrs[KERNEL_ATTRIBUTE]))
+    if isinstance(function, tirx.PrimFunc) and function.attrs is not None and KERNEL in function.attrs:
+        return KernelDispatch.from_json(json.loads(function.attrs[KERNEL]))
     return None
 
 

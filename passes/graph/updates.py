@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 
-ATTRIBUTE = "tkc.updates"
-"""A function's attribute: the positions of the parameters that it updates. It returns their new values, in this order,
-behind everything else that it returns, as one tuple."""
+from tkc.contracts import UPDATES
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,14 @@ def updates(function: relax.Function) -> tuple[Update, ...]:
 def updated(function: relax.Function) -> tuple[relax.Var, ...]:
     """The parameters that ``function`` updates, in the order in which it returns their new values."""
     attributes = function.attrs or {}
-    return tuple(function.params[int(i)] for i in attributes[ATTRIBUTE]) if ATTRIBUTE in attributes else ()
+    return tuple(function.params[int(i)] for i in attributes[UPDATES]) if UPDATES in attributes else ()
 
 
 def with_parameters(function: relax.Function, parameters: Sequence[relax.Var]) -> relax.Function:
     """``function`` with other parameters, among them all that it updates."""
     targets = updated(function)
     changed = relax.Function(parameters, function.body, function.ret_struct_info, function.is_pure, function.attrs)
-    return changed.with_attr(ATTRIBUTE, [parameters.index(target) for target in targets]) if targets else changed
+    return changed.with_attr(UPDATES, [parameters.index(target) for target in targets]) if targets else changed
 
 
 def returned(function: relax.Function) -> relax.VarBinding:
@@ -49,3 +47,55 @@ def returned(function: relax.Function) -> relax.VarBinding:
     while not isinstance(result.value, relax.Tuple):
         result = bindings[result.value]
     return result
+
+
+def overwritten(function: relax.Function) -> Iterator[str]:
+    """What is wrong with ``function``, all of whose updates are in place; each fault as a clause.
+
+    A ``call_tir_inplace`` stands for the memory of its argument after the write. What that memory was called before
+    must not be read behind it. In the end, each updated parameter's memory holds its new value, and nothing else that
+    is returned lies there.
+    """
+    memory = {param: param for param in function.params}
+    overwritten_by: dict[relax.Var, relax.Var] = {}
+    end = returned(function)
+    for binding in (binding for block in function.body.blocks for binding in block.bindings):
+        var, value = binding.var, binding.value
+        written = _written(value)
+        for read in _read(value, written):
+            if read in overwritten_by:
+                yield f"{var.name_hint} reads {read.name_hint} after {overwritten_by[read].name_hint} overwrote it"
+        source = _viewed(value) if written is None else written
+        memory[var] = memory.get(source, var)
+        if written is not None:
+            overwritten_by.update({other: var for other, held in memory.items() if held.same_as(memory[var])})
+            del overwritten_by[var]
+    results, changed = list(end.value.fields), updates(function)
+    targets = [update.target for update in changed]
+    for update in changed:
+        if not update.target.same_as(memory.get(update.value)):
+            yield f"the new value of {update.target.name_hint} is not in its memory"
+    for result in results[: len(results) - len(changed)]:
+        if memory.get(result) in targets:
+            yield f"the result {result.name_hint} lies in the memory of {memory[result].name_hint}"
+
+
+def _written(value: relax.Expr) -> relax.Var | None:
+    """The argument in whose memory ``value`` computes its result, if it does so."""
+    if isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.call_tir_inplace":
+        return value.args[1].fields[int(value.attrs.inplace_indices[0])]
+    return None
+
+
+def _read(value: relax.Expr, written: relax.Var | None) -> list[relax.Var]:
+    """The variables whose elements ``value`` reads. One that is computed anew stands last, and is not read."""
+    if written is None:
+        return list(relax.analysis.free_vars(value))
+    arguments = list(value.args[1].fields)
+    return arguments[:-1] if arguments[-1].same_as(written) else arguments
+
+
+def _viewed(value: relax.Expr) -> relax.Expr | None:
+    """What ``value`` is another name or a view of, if it is."""
+    is_view = isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.reshape"
+    return value.args[0] if is_view else value if isinstance(value, relax.Var) else None

@@ -8,9 +8,10 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.contracts import ALLOC_STORAGE, ALLOC_TENSOR, MAIN, NUM_INPUT
 from tkc.passes.graph.rewriting import rewritten
 
-_STORAGE, _TENSOR = relax.ExternFunc("tkc_alloc_storage"), relax.ExternFunc("tkc_alloc_tensor")
+_STORAGE, _TENSOR = relax.ExternFunc(ALLOC_STORAGE), relax.ExternFunc(ALLOC_TENSOR)
 
 
 @tvm.transform.module_pass(opt_level=0, name="DeviceMemory")
@@ -23,9 +24,9 @@ class DeviceMemory:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` whose storages on its first device are the caller's."""
-        main = module["main"]
+        main = module[MAIN]
         attrs = main.attrs or {}
-        inputs = int(attrs.get("num_input", len(main.params)))
+        inputs = int(attrs.get(NUM_INPUT, len(main.params)))
         return rewritten(module, _Allocations) if inputs else module
 
 

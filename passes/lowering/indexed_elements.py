@@ -11,11 +11,11 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tkc.contracts import INJECTIVE_PATTERN, OP_PATTERN
 from tkc.kernels.reducers import highest, lowest
 from tkc.passes.graph.bindings import known_dims, shape, static
 from tkc.passes.graph.rewriting import rewritten_for_gpu
 
-_INJECTIVE = 2  # relax's OpPatternKind.kInjective
 # The most elements along the axis that a scatter compares each position with.
 _MOST_SCATTERED = 16
 # Elementwise operators that frontends bring indices into range with.
@@ -57,7 +57,7 @@ class _Rewriting(PyExprMutator):
     def _injective(self, name: str, function: Callable[..., te.Tensor], *args: Any) -> relax.Call:
         call = self.builder_.call_te(function, *args, primfunc_name_hint=name)
         variable = call.args[0]
-        self.builder_.update_func(variable, self.builder_.get()[variable].with_attr("op_pattern", _INJECTIVE))
+        self.builder_.update_func(variable, self.builder_.get()[variable].with_attr(OP_PATTERN, INJECTIVE_PATTERN))
         return call
 
     def _before_broadcast(self, indices: relax.Expr) -> relax.Expr:

@@ -11,8 +11,8 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
+from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.passes.graph.bindings import known_dims
-from tkc.passes.graph.kernel_call import OPAQUE_PATTERN
 from tkc.passes.graph.layout import product
 from tkc.passes.graph.rewriting import rewritten
 
@@ -64,7 +64,7 @@ def _powers(dtype: str, on_gpu: bool) -> tirx.PrimFunc:
 
     @T.prim_func(private=True, s_tir=True)
     def powers(base_handle: T.handle, exponent_handle: T.handle, out_handle: T.handle):
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE_PATTERN})
+        T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         count = T.int64()
         base = T.match_buffer(base_handle, (count,), dtype=dtype)
         exponent = T.match_buffer(exponent_handle, (count,), dtype=dtype)

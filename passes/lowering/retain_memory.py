@@ -7,9 +7,8 @@ from tvm import relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
+from tkc.contracts import GLOBAL_SYMBOL, MAIN, RETAINING_MAIN
 from tkc.passes.graph.branches import has_branches
-
-RETAINING_MAIN = "main_retaining_memory"
 
 
 @tvm.transform.module_pass(opt_level=0, name="RetainMemory")
@@ -25,9 +24,9 @@ class RetainMemory:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the second entry; its ``main`` has one block of bindings, as everything here makes it."""
-        if has_branches(module["main"]):
+        if has_branches(module[MAIN]):
             return module
-        main = relax.utils.copy_with_new_vars(module["main"])
+        main = relax.utils.copy_with_new_vars(module[MAIN])
         (block,) = main.body.blocks
         storages = [binding for binding in block.bindings if _is_storage(binding.value)]
         sizes = [size for binding in storages for size in binding.value.args[0]]
@@ -49,4 +48,4 @@ def _returning(main: relax.Function, block: relax.BindingBlock, result: relax.Ex
     function = relax.Function(
         main.params, relax.SeqExpr([bindings], returned), result.struct_info, main.is_pure, main.attrs
     )
-    return function.with_attr("global_symbol", RETAINING_MAIN)
+    return function.with_attr(GLOBAL_SYMBOL, RETAINING_MAIN)

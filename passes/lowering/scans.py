@@ -11,8 +11,8 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
+from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.passes.graph.bindings import known_dims
-from tkc.passes.graph.kernel_call import OPAQUE_PATTERN
 from tkc.passes.graph.layout import product
 from tkc.passes.graph.rewriting import rewritten
 
@@ -64,7 +64,7 @@ def _scan(dtype: str, out_dtype: str, *, adds: bool, exclusive: bool) -> tirx.Pr
 
     @T.prim_func(private=True, s_tir=True)
     def scan(x_handle: T.handle, out_handle: T.handle):
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE_PATTERN})
+        T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         outer, length, inner = T.int64(), T.int64(), T.int64()
         x = T.match_buffer(x_handle, (outer, length, inner), dtype=dtype)
         out = T.match_buffer(out_handle, (outer, length, inner), dtype=out_dtype)

@@ -11,8 +11,8 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
+from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.passes.graph.bindings import known_dims, static
-from tkc.passes.graph.kernel_call import OPAQUE_PATTERN
 from tkc.passes.graph.layout import product
 from tkc.passes.graph.rewriting import rewritten_for_gpu
 
@@ -77,7 +77,7 @@ def _scan(length: int, columns: int | None, dtype: str, out_dtype: str, adds: bo
 
     @T.prim_func(private=True, s_tir=True)
     def scan(x_handle: T.handle, out_handle: T.handle):
-        T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE_PATTERN})
+        T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         x = T.match_buffer(x_handle, (outer, length, inner), dtype=dtype)
         out = T.match_buffer(out_handle, (outer, length, inner), dtype=out_dtype)
         for block in T.thread_binding(T.ceildiv(outer * inner, threads), thread="blockIdx.x"):

@@ -8,8 +8,8 @@ from tvm import relax, tirx
 from tvm.ir import Range
 from tvm.tirx.analysis import undefined_vars
 
+from tkc.contracts import NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN, S_TIR
 from tkc.passes.graph.bindings import dtype, shape
-from tkc.passes.graph.kernel_call import OPAQUE_PATTERN
 from tkc.passes.lowering.row_writes import Element, Write
 
 _NAMES = ("out", "rows", "positions")
@@ -40,7 +40,7 @@ def write_function(old: relax.Expr, write: Write) -> tuple[tirx.PrimFunc, list[t
         _body(write, buffers, own),
         buffer_map=dict(zip(handles, buffers, strict=True)),
     )
-    return function.with_attrs({"op_pattern": OPAQUE_PATTERN, "tirx.noalias": True, "s_tir": True}), given
+    return function.with_attrs({OP_PATTERN: OPAQUE_PATTERN, NO_ALIAS: True, S_TIR: True}), given
 
 
 def _elements(write: Write) -> list[Element]:

@@ -18,10 +18,10 @@ from pydantic_core import from_json, to_json
 from tvm import tirx
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 
+from tkc.contracts import DEFAULT_SCHEDULE
 from tkc.schedules.database.provenance import Provenance
 from tkc.schedules.database.untrusted import lines, link_in, record_problem, workload_problem
 from tkc.schedules.database.workloads import exact_key, same_function
-from tkc.schedules.default_record import MARK
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -63,7 +63,7 @@ class StoredRecord:
     @property
     def by_rules(self) -> bool:
         """Whether it says what the default rules' schedule takes; without its schedule being read."""
-        return MARK in self.line
+        return DEFAULT_SCHEDULE in self.line
 
     @property
     def arguments(self) -> str:

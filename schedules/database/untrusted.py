@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_core import from_json
 from tvm import tirx
 
-from tkc.schedules.default_record import MARK
+from tkc.contracts import DEFAULT_SCHEDULE
 
 MOST_LINE = 16 << 20
 """Bytes of the longest line that is read; the longest that is known has 0.2 million."""
@@ -65,7 +65,7 @@ _PRIMITIVES = frozenset(
 )
 # Annotations that mean something to lowering; others (pragma_import_llvm, pragma_import_c) bring code into the program.
 _ANNOTATIONS = (
-    MARK,
+    DEFAULT_SCHEDULE,
     "meta_schedule.",
     "software_pipeline_",
     "pragma_auto_unroll_max_step",

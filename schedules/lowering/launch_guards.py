@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from tkc.contracts import THREAD_EXTENT
 from tkc.schedules.blocks import static
 
 _LAUNCHING = ["tirx.For", "tirx.AttrStmt"]
@@ -45,7 +46,7 @@ def _if(condition: tirx.PrimExpr, launch: tirx.Stmt) -> tirx.Stmt:
 
 def _launches(node: object) -> bool:
     if isinstance(node, tirx.AttrStmt):
-        return bool(node.attr_key == "thread_extent")
+        return bool(node.attr_key == THREAD_EXTENT)
     return isinstance(node, tirx.For) and node.thread_binding is not None
 
 

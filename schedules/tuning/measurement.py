@@ -14,6 +14,7 @@ from typing import Protocol
 import tvm
 from tvm import tirx
 
+from tkc.contracts import GLOBAL_SYMBOL, NO_ALIAS
 from tkc.kernels.target import Target
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.lowering.pipeline import LOWERING
@@ -190,7 +191,7 @@ def measurement_of(result: object) -> Measurement:
 
 def build(func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, path: str) -> None:
     """Compile ``func``, scheduled, to the shared library ``path`` with the entry ``main``; as compilations do."""
-    finished = for_code_generation(func, target).with_attr("global_symbol", _ENTRY).with_attr("tirx.noalias", True)
+    finished = for_code_generation(func, target).with_attr(GLOBAL_SYMBOL, _ENTRY).with_attr(NO_ALIAS, True)
     with tvm_target:
         module = tvm.compile(tvm.IRModule({_ENTRY: finished}), target=tvm_target, tir_pipeline=LOWERING)
         module.export_library(path)

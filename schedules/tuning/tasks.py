@@ -9,6 +9,7 @@ from functools import cached_property
 import tvm
 from tvm import tirx
 
+from tkc.contracts import IS_SCHEDULED, KERNEL
 from tkc.schedules.blocks import calls_host
 from tkc.schedules.database import as_workload, exact_key
 from tkc.schedules.schedule_module import calls_of_functions
@@ -128,9 +129,9 @@ def _tasks(functions: Iterable[Function]) -> dict[str, Task]:
 
 def _nothing_to_tune(func: tirx.PrimFunc) -> str | None:
     attributes = func.attrs or {}
-    if "tkc.kernel" in attributes:
+    if KERNEL in attributes:
         return "a prebuilt kernel"
-    if attributes.get("tirx.is_scheduled"):
+    if attributes.get(IS_SCHEDULED):
         return "scheduled by the pass that made it"
     if calls_host(func):
         return "it calls a function of the host"

@@ -178,9 +178,9 @@ def test_a_model_with_state_is_run_from_its_initial_state(tmp_path: Path) -> Non
 
 
 def test_dump_holds_the_module_between_stages(artifact: Path, model: Path) -> None:
-    """One readable file for each stage, in order."""
-    names = sorted(path.name for path in model.with_name("dump").iterdir())
-    assert [name.split("_", 1)[1] for name in names][:2] == ["canonicalize.py", "substitute_kernels.py"]
+    """One readable file for each stage, in order, and what each of its passes did."""
+    names = sorted(path.name for path in model.with_name("dump").glob("*.py"))
+    assert [name.split("_", 1)[1] for name in names][:3] == ["import.py", "canonicalize.py", "substitute_kernels.py"]
     assert "R.function" in (model.with_name("dump") / names[0]).read_text()
 
 

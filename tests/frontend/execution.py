@@ -10,10 +10,10 @@ from tvm import relax
 
 from tkc.frontend.model import ImportedModel
 from tkc.kernels import Target
-from tkc.passes.substitute_kernels import SubstitutionReport
-from tkc.pipeline import StageRunner, generation_stages, substitution_stages
+from tkc.pipeline import generation_stages, substitution_stages
 from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target
+from tkc.stages import Compilation, StageRunner
 
 CPU = Target.parse("cpu")
 
@@ -24,12 +24,9 @@ def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     What it counts of bad indices and divisors is left out.
     """
     target = tvm_target(CPU)
-    stages = [
-        *substitution_stages(CPU, "none", SubstitutionReport()),
-        *generation_stages(CPU, target, database=None, scheduled=[]),
-    ]
+    stages = [*substitution_stages(CPU, "none"), *generation_stages(CPU, target, database=None)]
     with target:
-        module = StageRunner().run_passes(imported.module, stages)
+        module = StageRunner().run_stages(Compilation(imported.module), stages).module
         machine = relax.VirtualMachine(
             relax.build(module, target=target, relax_pipeline=None, tir_pipeline=LOWERING), tvm.cpu()
         )

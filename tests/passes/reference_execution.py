@@ -50,8 +50,7 @@ def substituted(
     module: IRModule, rules: Sequence[Rule] = RULES, target: Target = CPU
 ) -> tuple[IRModule, SubstitutionReport]:
     """``module`` with every kernel that exists, well formed, and the report."""
-    report = SubstitutionReport()
-    module = SubstituteKernels(target, "all", report, rules)(module)
+    module, report = SubstituteKernels(target, "all", rules)(module)
     relax.analysis.well_formed(module)
     return module, report
 
@@ -80,13 +79,13 @@ def checked_substitutions(
         if expected.is_floating_point():
             found, expected = found.double(), expected.double()
         torch.testing.assert_close(found, expected, rtol=0, atol=rtol * expected.abs().max().item())
-    return report.substitutions
+    return list(report.substitutions)
 
 
 def refusal_reasons(module: IRModule, rules: Sequence[Rule] = RULES) -> list[str]:
     """Why the near misses in ``module`` keep their operators; nothing in it may be substituted."""
     _, report = substituted(module, rules)
-    assert report.substitutions == []
+    assert report.substitutions == ()
     return [refused.reason for refused in report.refusals]
 
 

@@ -160,7 +160,7 @@ def test_refusals(function: Function, reason: str) -> None:
     inputs = (X, X + 1, GATE, UP, GATE_BIAS)
     module = imported(function, *inputs, symbolic=())
     _, report = substituted(module, DENSE)
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert [reason in refused.reason for refused in report.refusals] == [True]
     calls = checked_substitutions(module, *inputs, rules=RULES, rtol=1e-4)
     assert {call.kernel for call in calls} == {"swiglu", "matmul"}
@@ -184,7 +184,7 @@ LOOKALIKES: dict[str, Function] = {
 def test_lookalikes_are_left_alone(function: Function) -> None:
     """What the kernel would compute differently, or round, is no match."""
     _, report = substituted(imported(function, X, normal(3, 5, N), GATE, UP, symbolic=()), DENSE)
-    assert report.substitutions == []
+    assert report.substitutions == ()
 
 
 def test_quantization_keeps_its_swiglu() -> None:

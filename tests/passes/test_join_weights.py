@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import tkc
+from tkc.contracts import UPDATES
 from tkc.frontend.model import ImportedModel
-from tkc.passes.canonical.join_weights import JoinedWeights, JoinWeights
-from tkc.passes.graph.updates import ATTRIBUTE, updates
+from tkc.passes.canonical.join_weights import JoinedWeights, join_weights
+from tkc.passes.graph.updates import updates
 from tkc.runtime.signature import Signature
 
 X, A, B, C = torch.ones(2, 3), torch.rand(2, 3), torch.rand(4, 3), torch.rand(2, 3)
@@ -24,8 +25,8 @@ def joined(function: Callable[..., object], num_input: int = 1) -> tuple[int, li
     """How many parameters ``function`` of ``X, A, B, C`` has afterwards, and what was joined."""
     module = imported(function, X, A, B, C, symbolic=())
     module["main"] = module["main"].with_attr("num_input", num_input)
-    found: list[JoinedWeights] = []
-    return len(JoinWeights(found)(module)["main"].params), found
+    changed, found = join_weights(module)
+    return len(changed["main"].params), list(found)
 
 
 def test_concatenated_weights_become_one() -> None:
@@ -52,15 +53,15 @@ def test_other_concatenations_stay(function: Callable[..., object]) -> None:
 def test_weights_that_are_updated_stay_and_are_still_the_updated_ones() -> None:
     """Their number among the parameters changes when others are joined."""
     module = imported(lambda x, a, b, c: (torch.cat([a, c]) + x.sum(), b + 1), X, A, B, C, symbolic=())
-    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [2]})
-    found: list[JoinedWeights] = []
-    main = JoinWeights(found)(module)["main"]
+    module["main"] = module["main"].with_attrs({"num_input": 1, UPDATES: [2]})
+    changed, found = join_weights(module)
+    main = changed["main"]
     (update,) = updates(main)
-    assert found == [JoinedWeights((0, 2), 0)] and update.target.same_as(main.params[1])
+    assert found == (JoinedWeights((0, 2), 0),) and update.target.same_as(main.params[1])
     module = imported(lambda x, a, b, c: (torch.cat([a, c]), x + b.sum()), X, A, B, C, symbolic=())
-    module["main"] = module["main"].with_attrs({"num_input": 1, ATTRIBUTE: [1]})
-    found.clear()
-    assert len(JoinWeights(found)(module)["main"].params) == 4 and found == []
+    module["main"] = module["main"].with_attrs({"num_input": 1, UPDATES: [1]})
+    changed, found = join_weights(module)
+    assert len(changed["main"].params) == 4 and found == ()
 
 
 def test_without_weights_nothing_is_joined() -> None:

@@ -87,4 +87,4 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """No kernel."""
     module = imported(UNLIKE[form], *inputs(), symbolic=())
-    assert substituted(module, RULES)[1].substitutions == []
+    assert substituted(module, RULES)[1].substitutions == ()

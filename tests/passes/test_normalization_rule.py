@@ -134,7 +134,7 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """No kernel, and the module stays as it was."""
     module = imported(UNLIKE[form], normal(5, CHANNELS), normal(CHANNELS, seed=1))
-    assert substituted(module, RULES)[1].substitutions == []
+    assert substituted(module, RULES)[1].substitutions == ()
 
 
 def test_rows_centered_by_another_mean_are_normalized_as_they_are() -> None:
@@ -160,5 +160,5 @@ def test_symbolic_channels_are_refused() -> None:
     """A kernel is built for a number of channels."""
     module = imported(lambda x: F.rms_norm(x.T, (x.shape[0],), None, 1e-6), normal(5, CHANNELS))
     _, report = substituted(module, RULES)
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert all("number of channels" in refused.reason for refused in report.refusals)

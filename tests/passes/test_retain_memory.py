@@ -8,11 +8,12 @@ import tvm
 from torch import nn
 from tvm import relax
 
+from tkc.contracts import RETAINING_MAIN
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.device_memory import DeviceMemory
-from tkc.passes.lowering.retain_memory import RETAINING_MAIN, RetainMemory
+from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.pipeline import PassStage, fusion_stages, lowering_stage
 from tkc.schedules.lowering.pipeline import LOWERING
 

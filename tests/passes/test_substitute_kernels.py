@@ -29,6 +29,7 @@ from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule
 from tkc.passes.rules.swiglu import SWIGLU
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
 from tkc.pipeline import substitution_stages
+from tkc.stages import Compilation, StageRunner
 
 CHANNELS = 8
 
@@ -83,16 +84,15 @@ def test_equal_calls_share_one_function() -> None:
 def test_no_reshape_stands_between_two_kernels() -> None:
     """Each kernel has tokens by channels; of the model's shape only its own input and output remain."""
     module = imported(lambda x: gated(gated(x)), torch.randn(3, 4, 16))
-    for stage in substitution_stages(CPU, "all", SubstitutionReport()):
-        module = tvm.transform.Sequential(list(stage.passes))(module)
+    module = StageRunner().run_stages(Compilation(module), substitution_stages(CPU, "all")).module
     assert len(kernel_requests(module)) == 2
     assert module["main"].script().count("R.reshape") == 2
 
 
 def test_none_changes_nothing() -> None:
     """Without kernels the module is the same, and nothing is reported."""
-    module, report = imported(gated, torch.randn(3, 16)), SubstitutionReport()
-    result = SubstituteKernels(CPU, "none", report, (SWIGLU,))(module)
+    module = imported(gated, torch.randn(3, 16))
+    result, report = SubstituteKernels(CPU, "none", (SWIGLU,))(module)
     assert result.script() == module.script()
     assert report == SubstitutionReport()
 
@@ -106,8 +106,7 @@ class _Hesitant(type(SPECS["swiglu"])):
 def test_auto_asks_whether_a_kernel_pays(kernels: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that does not pay is used only where all are asked for; the report has the spec's reason."""
     monkeypatch.setitem(SPECS, "swiglu", _Hesitant())
-    report = SubstitutionReport()
-    SubstituteKernels(CPU, kernels, report, (SWIGLU,))(imported(gated, torch.randn(3, 16)))
+    _, report = SubstituteKernels(CPU, kernels, (SWIGLU,))(imported(gated, torch.randn(3, 16)))
     assert len(report.substitutions) == count
     assert [refused.reason for refused in report.refusals] == ["8 channels are too few"] * (1 - count)
 
@@ -126,8 +125,7 @@ def test_auto_asks_from_which_size_on_a_kernel_pays(
     """Where fewer tokens are known to come, the kernel is used only where all are asked for."""
     monkeypatch.setitem(SPECS, "swiglu", _ForSeveral())
     module = imported(gated, torch.randn(tokens or 3, 16), **({} if tokens is None else {"symbolic": ()}))
-    report = SubstitutionReport()
-    SubstituteKernels(CPU, kernels, report, (SWIGLU,))(module)
+    _, report = SubstituteKernels(CPU, kernels, (SWIGLU,))(module)
     assert len(report.substitutions) == count
     assert [r.reason for r in report.refusals] == ["its tokens is 3, and the kernel pays from 4 on"] * (1 - count)
 
@@ -136,7 +134,7 @@ def test_configurations_can_be_chosen() -> None:
     """A tuner's choice takes the place of the default."""
     wanted = replace(SPECS["swiglu"].configurations(SwiGLUParameters(8, "float32"), CPU)[0], threads=7)
     module = imported(gated, torch.randn(3, 16))
-    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: (Choice(wanted),))(module)
+    module, _ = SubstituteKernels(CPU, "all", (SWIGLU,), lambda *_: (Choice(wanted),))(module)
     ((_, request, _),) = kernel_requests(module)
     assert request.configuration == wanted
 
@@ -146,7 +144,7 @@ def test_the_size_chooses_among_configurations() -> None:
     small, large = (SwiGLUConfiguration(threads) for threads in (1, 7))
     x = torch.randn(3, 16)
     choices = (Choice(small, 4), Choice(large))
-    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: choices)(imported(gated, x))
+    module, _ = SubstituteKernels(CPU, "all", (SWIGLU,), lambda *_: choices)(imported(gated, x))
     requests = [request for _, request, count in kernel_requests(module) for _ in range(count)]
     assert [request.configuration for request in requests] == [small, large]
     called: list[int] = []
@@ -165,7 +163,7 @@ def test_a_size_that_is_known_has_one_kernel(tokens: int, chosen: str) -> None:
     configurations = {"small": SwiGLUConfiguration(1), "large": SwiGLUConfiguration(7)}
     choices = (Choice(configurations["small"], 4), Choice(configurations["large"]))
     module = imported(gated, torch.randn(tokens, 16), symbolic=())
-    module = SubstituteKernels(CPU, "all", SubstitutionReport(), (SWIGLU,), lambda *_: choices)(module)
+    module, _ = SubstituteKernels(CPU, "all", (SWIGLU,), lambda *_: choices)(module)
     ((_, request, _),) = kernel_requests(module)
     assert request.configuration == configurations[chosen]
 
@@ -203,7 +201,7 @@ def test_a_call_that_would_read_its_own_result_is_refused() -> None:
         return swiglu_of(match, match["x"], match["x"], early=early)
 
     _, report = substituted(built(write), (rule_for("relax.tanh", check),))
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert "needed to compute its inputs" in report.refusals[0].reason
 
 
@@ -224,7 +222,7 @@ def test_inputs_that_do_not_fit_are_refused(operand: Callable[[relax.Expr], rela
 
     module = built(lambda b, x: b.emit(op.tanh(x)))
     _, report = substituted(module, (rule_for("relax.tanh", check),))
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert words in report.refusals[0].reason
 
 

@@ -15,11 +15,11 @@ from tvm.ir import IRModule
 
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import Target
-from tkc.passes.substitute_kernels import SubstitutionReport
-from tkc.pipeline import StageRunner, fusion_stages, substitution_stages
+from tkc.pipeline import fusion_stages, substitution_stages
 from tkc.schedules.estimate import parameter_bytes
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.target import tvm_target
+from tkc.stages import Compilation, StageRunner
 
 CPU = Target.parse("cpu")
 ROWS, PLACES = torch.randn(3, 2, 4), torch.tensor([1, 4])
@@ -47,9 +47,9 @@ def fused(step: Callable[..., Any], *inputs: torch.Tensor) -> IRModule:
 
 def lowered(module: IRModule) -> IRModule:
     """``module`` after all stages before scheduling, without kernels."""
-    stages = [*substitution_stages(CPU, "none", SubstitutionReport()), *fusion_stages()]
+    stages = [*substitution_stages(CPU, "none"), *fusion_stages()]
     with tvm_target(CPU):
-        module = StageRunner().run_passes(module, stages)
+        module = StageRunner().run_stages(Compilation(module), stages).module
     relax.analysis.well_formed(module)
     return module
 

@@ -20,8 +20,8 @@ import tkc
 from tkc import compiler
 from tkc.frontend import import_model
 from tkc.kernels import Target
-from tkc.pipeline import StageRunner
 from tkc.schedules import unordered
+from tkc.stages import StageRunner
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -150,7 +150,7 @@ def test_generated_cuda_has_no_atomics() -> None:
     settings, runner = compiler.CompileOptions(kernels="none"), StageRunner()
     imported = import_model(Everything(), inputs(), None, None, "inputs", None)
     front = compiler._substituted(runner, imported.module, target, settings)
-    module = compiler._generated(runner, front.module, target, settings).module
+    module = compiler._generated(runner, front, target, settings).module
     (host,) = compiler._built(module, target).mod.imports
     (device,) = host.imports
     source = device.inspect_source()

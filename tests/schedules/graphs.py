@@ -57,9 +57,8 @@ def fused(module: tvm.IRModule, target: Target) -> tvm.IRModule:
 
 def scheduled(module: tvm.IRModule, target: Target) -> tuple[tvm.IRModule, list[ScheduledFunction]]:
     """``module`` fused and scheduled, and what scheduled each function."""
-    report: list[ScheduledFunction] = []
-    module = ScheduleModule(target, tvm_target(target), report=report)(fused(module, target))
-    return module, report
+    module, report = ScheduleModule(target, tvm_target(target))(fused(module, target))
+    return module, list(report)
 
 
 def build(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:

@@ -196,5 +196,5 @@ def test_threads_sum_in_parts(name: str, length: int) -> None:
         if buffer.dtype == "float64"
     ]
     assert totals == (["local"] if length > 2048 else [])
-    module = ScheduleModule(HOPPER, tvm_target(HOPPER))(fused(graph([(shape, "float32")], SUMS[name]), HOPPER))
+    module, _ = ScheduleModule(HOPPER, tvm_target(HOPPER))(fused(graph([(shape, "float32")], SUMS[name]), HOPPER))
     build(module, HOPPER)

@@ -16,7 +16,7 @@ from tkc.kernels.target import Target
 from tkc.schedules.blocks import child_blocks, nodes
 from tkc.schedules.database import as_workload
 from tkc.schedules.default_record import default_trace
-from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule, schedule_function
+from tkc.schedules.schedule_module import ScheduleModule, schedule_function
 from tkc.schedules.sizes import retarget, size_variables, specialize
 from tkc.schedules.target import tvm_target
 
@@ -34,9 +34,8 @@ def test_leaves_kernels_and_scheduled_functions_alone(attribute: str) -> None:
     module = addition(48)
     variable, function = the_function(module)
     module[variable] = function.with_attr(attribute, True if attribute == "tirx.is_scheduled" else "moe.gate")
-    report: list[ScheduledFunction] = []
-    result = ScheduleModule(CPU, tvm_target(CPU), report=report)(module)
-    assert report == []
+    result, report = ScheduleModule(CPU, tvm_target(CPU))(module)
+    assert report == ()
     tvm.ir.assert_structural_equal(result[variable].body.block.body, module[variable].body.block.body)
 
 
@@ -46,7 +45,7 @@ def test_keeps_attributes_and_input() -> None:
     variable, function = the_function(module)
     module[variable] = function.with_attr("tkc.op", "add")
     before = module[variable]
-    result = ScheduleModule(CPU, tvm_target(CPU))(module)
+    result, _ = ScheduleModule(CPU, tvm_target(CPU))(module)
     assert result[variable].attrs["tkc.op"] == "add"
     assert result[variable].attrs["tirx.is_scheduled"]
     assert module[variable].same_as(before)
@@ -97,8 +96,7 @@ def test_a_tuning_record_goes_first() -> None:
     function = the_function(addition(48))[1]
     database = _known(function, _parallel_rows(function))
     for columns, expected in ((48, "database"), (49, "cpu-default")):
-        report: list[ScheduledFunction] = []
-        result = ScheduleModule(CPU, TARGET, database, report)(addition(columns))
+        result, report = ScheduleModule(CPU, TARGET, database)(addition(columns))
         assert [(entry.scheduled_by, entry.reason) for entry in report] == [(expected, None)]
         kinds = [node.kind for node in nodes(the_function(result)[1].body) if isinstance(node, tirx.For)]
         if expected == "database":
@@ -111,8 +109,7 @@ def test_a_record_that_does_not_apply_costs_only_itself() -> None:
     """A trace that names a block the function lacks, as another version's may: a rule schedules, and says why."""
     function = the_function(addition(48))[1]
     other = the_function(fused(graph([((64, 48), "float32")], lambda b, x: op.negative(x)), CPU))[1]
-    report: list[ScheduledFunction] = []
-    ScheduleModule(CPU, TARGET, _known(function, _parallel_rows(other)), report)(addition(48))
+    _, report = ScheduleModule(CPU, TARGET, _known(function, _parallel_rows(other)))(addition(48))
     assert [entry.scheduled_by for entry in report] == ["cpu-default"]
     assert "database does not apply: " in report[0].reason
     assert report[0].cost.recorded is None
@@ -263,8 +260,7 @@ def test_calls_are_counted() -> None:
         first = builder.emit(op.nn.softmax(x))
         return op.nn.softmax(first)
 
-    report: list[ScheduledFunction] = []
-    ScheduleModule(CPU, TARGET, report=report)(fused(graph([((64, 48), "float32")], body), CPU))
+    _, report = ScheduleModule(CPU, TARGET)(fused(graph([((64, 48), "float32")], body), CPU))
     assert [entry.cost.calls for entry in report] == [2]
     assert report[0].cost.estimated > 0
 

@@ -21,6 +21,7 @@ from tkc.builder.compiled_once import compiled_once
 from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.builder.host_code import compile_host_code
 from tkc.builder.launcher import ZERO, described, launcher_object, stub_flags
+from tkc.contracts import GLOBAL_SYMBOL
 from tkc.kernels import KernelRequest, TensorType
 from tkc.kernels.overlap import FIRST_CAPABILITY
 
@@ -38,7 +39,7 @@ def compile_kernel(request: KernelRequest, folder: Path) -> Path:
     """
     definition = importlib.import_module(request.spec.definition_module)
     function = definition.define(request.parameters, request.configuration, request.target)
-    function = function.with_attr("global_symbol", request.symbol)
+    function = function.with_attr(GLOBAL_SYMBOL, request.symbol)
     library = folder / f"{request.symbol}.so"
     if request.target.is_cuda:
         _compile_cuda(function, request, library)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tkc.builder import toolchain
 from tkc.builder.compiled_once import compiled_once
+from tkc.contracts import GLOBAL_SYMBOL
 
 _SOURCE = Path(__file__).with_name("launch.cc")
 _LAUNCH_TAGS = {
@@ -48,7 +49,7 @@ def described(symbol: str, device_module: Any, cubin: Path) -> str:
             tags.append("kProgrammaticDependentLaunch")
         declared.append(f"const Param kParams{i}[] = {{{_members('Param', params)}}};")
         declared.append(f"const Launch kTags{i}[] = {{{_members('Launch', tags)}}};")
-        rows.append(f'    {{"{function.attrs["global_symbol"]}", kParams{i}, {len(params)}, kTags{i}, {len(tags)}}},')
+        rows.append(f'    {{"{function.attrs[GLOBAL_SYMBOL]}", kParams{i}, {len(params)}, kTags{i}, {len(tags)}}},')
     return "\n".join(
         [
             f'#include "{_SOURCE.with_suffix(".h")}"',

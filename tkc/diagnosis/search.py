@@ -22,8 +22,8 @@ _SEARCH_SECONDS = 60.0
 
 
 @dataclass
-class Compilation(Circumstances):
-    """What is compiled and how.
+class Search(Circumstances):
+    """Looks for what failed in a compilation, by compiling parts of the model in the same way.
 
     ``replay`` compiles another module in the same way up to a stage, and raises what that stage raises. ``build``
     does the work of a stage that takes functions one by one, by its name, for a module of one of them.
@@ -46,7 +46,7 @@ class Compilation(Circumstances):
             return Place(function)
 
 
-def _smallest(explanation: InternalError, circumstances: Compilation) -> Segment | None:
+def _smallest(explanation: InternalError, circumstances: Search) -> Segment | None:
     """The smallest part of the model that fails in the same way, looked for in children of this process."""
     imported, replay = circumstances.imported, circumstances.replay
     if imported is None or replay is None or not can_fork():
@@ -68,7 +68,7 @@ def _smallest(explanation: InternalError, circumstances: Compilation) -> Segment
     return found if found.stop > found.start else None
 
 
-def _function(explanation: InternalError, circumstances: Compilation, module: Any) -> str | None:
+def _function(explanation: InternalError, circumstances: Search, module: Any) -> str | None:
     """The first of a module's TensorIR functions that fails in the same way by itself, in a child of this process."""
     build = circumstances.build.get(explanation.stage or "")
     if build is None or not isinstance(module, tvm.IRModule) or not can_fork():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -34,7 +36,7 @@ class Segment:
         ]
         read = relax.analysis.free_vars(relax.SeqExpr(blocks, relax.Tuple([])))
         later = {used for _, binding in behind for used in relax.analysis.all_vars(binding.value)}
-        later.update(relax.analysis.all_vars(self.module["main"].body.body))
+        later.update(relax.analysis.all_vars(self.module[MAIN].body.body))
         used = {variable for _, binding in inside for variable in relax.analysis.all_vars(binding.value)}
         results = [b.var for _, b in inside if b.var in later or b.var not in used]
         taken = {variable: relax.Var(f"in_{i}", variable.struct_info) for i, variable in enumerate(read)}
@@ -50,8 +52,8 @@ class Segment:
             parameters.append(relax.Var("sizes", relax.ShapeStructInfo(sizes)))
             function = _function(parameters, blocks, result)
         module = self.module.clone()
-        module["main"] = function.with_attrs({"global_symbol": "main", "num_input": len(parameters)})
-        passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination(["main"])]
+        module[MAIN] = function.with_attrs({GLOBAL_SYMBOL: MAIN, NUM_INPUT: len(parameters)})
+        passes = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination([MAIN])]
         return tvm.transform.Sequential(passes)(module)
 
 
@@ -95,7 +97,7 @@ def _bindings(module: tvm.IRModule) -> list[tuple[bool, relax.Binding]]:
     """The bindings of ``main`` in order, each with whether it is dataflow."""
     return [
         (isinstance(block, relax.DataflowBlock), binding)
-        for block in module["main"].body.blocks
+        for block in module[MAIN].body.blocks
         for binding in block.bindings
     ]
 
@@ -124,7 +126,7 @@ def up_to(module: tvm.IRModule, variable: str) -> tvm.IRModule:
     """``module`` as far as it computes ``variable``, which alone it returns; it takes what it took."""
     every = _bindings(module)
     stop = next(i for i, (_, binding) in enumerate(every) if binding.var.name_hint == variable) + 1
-    return _returning(module, every[:stop], [every[stop - 1][1].var], module["main"].params)
+    return _returning(module, every[:stop], [every[stop - 1][1].var], module[MAIN].params)
 
 
 def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModule, list[str], list[str]]:
@@ -153,7 +155,7 @@ def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModu
         for dataflow, binding in every
     ]
     taken = [variable for variable in bound if variable in read]
-    parameters = [*module["main"].params, *(given[variable] for variable in taken)]
+    parameters = [*module[MAIN].params, *(given[variable] for variable in taken)]
     made = _returning(module, bindings, bound, parameters)
     return made, [variable.name_hint for variable in taken], [variable.name_hint for variable in bound]
 
@@ -186,6 +188,6 @@ def _returning(
     ]
     function = _function(parameters, _before(blocks, relax.VarBinding(result, relax.Tuple(results))), result)
     made = module.clone()
-    inputs = int((module["main"].attrs or {}).get("num_input", len(module["main"].params)))
-    made["main"] = function.with_attrs({"global_symbol": "main", "num_input": inputs})
-    return relax.transform.DeadCodeElimination(["main"])(made)
+    inputs = int((module[MAIN].attrs or {}).get(NUM_INPUT, len(module[MAIN].params)))
+    made[MAIN] = function.with_attrs({GLOBAL_SYMBOL: MAIN, NUM_INPUT: inputs})
+    return relax.transform.DeadCodeElimination([MAIN])(made)

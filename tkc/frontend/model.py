@@ -22,7 +22,7 @@ class ImportedModel:
 
     It returns a tuple of the signature's outputs but those ``returned``, then the counts of bad indices, if any are
     checked, then the new values of its updated inputs and state, in their order. The function's attribute
-    :data:`tkc.passes.graph.updates.ATTRIBUTE` says which of what it takes they replace. Its symbolic shape variables
+    :data:`tkc.contracts.UPDATES` says which of what it takes they replace. Its symbolic shape variables
     carry the names in ``signature.sizes``. ``out_spec`` is the live form of ``signature.out_spec``, which may name
     classes that cannot be written down. ``sources`` says which node of the model a variable of the module was bound
     for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of the
@@ -37,7 +37,7 @@ class ImportedModel:
     values: Mapping[str, str] = field(default_factory=dict)
 
     def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
-        """Bring ``parameters`` in line with a module in which :class:`JoinWeights` joined some of them.
+        """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.
 
         Weights go out of ``parameters`` one by one as they are joined. The others stay what they were, which may be
         the tensors of a model that is still in use.

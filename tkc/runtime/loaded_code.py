@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from tkc.contracts import MAIN, RETAINING_MAIN, USE_DEVICE
 from tkc.errors import InputError, InternalError, OutOfMemoryError
 from tkc.failures import Circumstances, explained
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime.parallel import share_threads
 
-_USE_DEVICE = "tkc_use_device"
 _IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
 """What TVM says of sizes that a model computes and that no tensor has."""
 
@@ -62,7 +62,7 @@ class LoadedCode:
         self._about = {"target": str(target), "kernels": [dict(library.request) for library in libraries]}
         self._device = tvm.device("cuda", device.index) if self._cuda else tvm.cpu()
         if self._cuda:
-            native.get_function(_USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)
+            native.get_function(USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)
         else:
             share_threads(native)
 
@@ -70,12 +70,10 @@ class LoadedCode:
         """One more machine."""
         from tvm import relax
 
-        from tkc.passes.lowering.retain_memory import RETAINING_MAIN
-
         with explained("load"):
             machine = relax.VirtualMachine(self._module, self._device)
             retaining = _entry(machine, RETAINING_MAIN) if self._cuda else None
-            return Machine(self._explained(machine["main"]), retaining and self._explained(retaining))
+            return Machine(self._explained(machine[MAIN]), retaining and self._explained(retaining))
 
     def _explained(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run``, of which a failure is raised as a :class:`tkc.InternalError`."""
@@ -114,7 +112,7 @@ class LoadedCode:
         machine = relax.VirtualMachine(self._module, self._device)
         machine.set_instrument(note)
         try:
-            machine["main"](*tensors)
+            machine[MAIN](*tensors)
         except Exception:
             return entered[-1] if entered else None
         return None

@@ -6,7 +6,8 @@ import os
 import threading
 from typing import Any
 
-_SHARE = "tkc_share_threads"
+from tkc.contracts import SHARE_THREADS
+
 _lock = threading.Lock()
 _entry = 0  # where the pool of the code that was loaded first is called; that code stays loaded
 
@@ -19,7 +20,7 @@ def share_threads(code: Any) -> None:
     """
     global _entry
     with _lock:
-        _entry = code.get_function(_SHARE)(number_of_threads(), _entry)
+        _entry = code.get_function(SHARE_THREADS)(number_of_threads(), _entry)
 
 
 def number_of_threads() -> int:

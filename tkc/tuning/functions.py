@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.model import ImportedModel
-    from tkc.pipeline import Observer
     from tkc.schedules.tuning.background import Background
     from tkc.schedules.tuning.budget import Budget
     from tkc.schedules.tuning.measurement import Limits, Runner
     from tkc.schedules.tuning.progress import Progress
     from tkc.schedules.tuning.remote import Endpoint
     from tkc.schedules.tuning.tasks import Extraction
+    from tkc.stages import Observer
 
 _OTHER_FOLDER = "name another folder (--database, or the environment variable TKC_DATABASE_DIR)"
 _SMALLEST_ROOM = 1 << 14  # bytes, of a few records
@@ -241,13 +241,13 @@ def unscheduled(
     imported: ImportedModel, target: Target, kernels: Kernels, observer: Observer | None = None
 ) -> IRModule:
     """The model as compilations have it before they schedule it."""
-    from tkc.passes.substitute_kernels import SubstitutionReport
-    from tkc.pipeline import StageRunner, fusion_stages, substitution_stages
+    from tkc.pipeline import fusion_stages, substitution_stages
     from tkc.schedules.target import tvm_target
+    from tkc.stages import Compilation, StageRunner
 
-    stages = [*substitution_stages(target, kernels, SubstitutionReport()), *fusion_stages()]
+    stages = [*substitution_stages(target, kernels), *fusion_stages()]
     with tvm_target(target):
-        return StageRunner(observer).run_passes(imported.module, stages)
+        return StageRunner(observer).run_stages(Compilation(imported.module), stages).module
 
 
 def _endpoint(rpc: str | None, device_key: str | None) -> Endpoint | None:

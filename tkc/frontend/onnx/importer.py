@@ -20,6 +20,7 @@ import tvm
 from google.protobuf.message import DecodeError
 from tvm import relax
 
+from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
@@ -93,7 +94,7 @@ def import_onnx(
     types = input_types(inputs, algebra)
     proto = _expanded(_upgraded(proto))
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
-    signature = signature_of(proto.graph, built.module["main"], inputs, algebra)
+    signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(built.module, built.parameters, signature, sources=built.sources, values=built.values)
 
@@ -439,7 +440,7 @@ def _build(
         importer.values[name] = Value(expression=parameter, weight=weights[name])
     for tensor in proto.graph.initializer:
         importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
-    with builder.function("main", [*variables, *parameters.values()]):
+    with builder.function(MAIN, [*variables, *parameters.values()]):
         try:
             importer.add_nodes(proto.graph.node)
             outputs = [importer.tensor(value.name) for value in proto.graph.output]
@@ -451,10 +452,10 @@ def _build(
         uses.check_constants()
         builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
     module = _cleaned(builder.get())
-    used = set(relax.analysis.free_vars(module["main"].body))
+    used = set(relax.analysis.free_vars(module[MAIN].body))
     kept = [name for name, parameter in parameters.items() if parameter in used]
-    main = relax.Function([*variables, *(parameters[name] for name in kept)], module["main"].body)
-    module["main"] = main.with_attrs({"global_symbol": "main", "num_input": len(variables)})
+    main = relax.Function([*variables, *(parameters[name] for name in kept)], module[MAIN].body)
+    module[MAIN] = main.with_attrs({GLOBAL_SYMBOL: MAIN, NUM_INPUT: len(variables)})
     values = {
         name: value.expression.name_hint
         for name, value in importer.values.items()
@@ -474,5 +475,5 @@ def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
 
 def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
     """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses."""
-    passes = [relax.transform.ConvertToDataflow(), relax.transform.DeadCodeElimination(["main"])]
+    passes = [relax.transform.ConvertToDataflow(), relax.transform.DeadCodeElimination([MAIN])]
     return tvm.transform.Sequential(passes)(module)

@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec,
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
+from tkc.contracts import MAIN, NUM_INPUT, UPDATES
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
@@ -44,7 +45,6 @@ from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.mutation import functional_name, is_in_place
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
-from tkc.passes.graph.updates import ATTRIBUTE as UPDATES
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
@@ -255,7 +255,7 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     emitter = Emitter(builder, symbols, uses)
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
-    with builder.function("main", params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
+    with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
             outputs, updates = _translate(program, emitter, bound)
@@ -263,7 +263,7 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
     module = builder.finalize()
-    module["main"] = module["main"].with_attr("num_input", len(inputs))
+    module[MAIN] = module[MAIN].with_attr(NUM_INPUT, len(inputs))
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
     values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from tkc.contracts import HISTOGRAM, HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, OPERATOR
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.vectors import as_vectors
 
@@ -190,7 +191,11 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
     if b.equal(count, 0):  # a reshape to no elements means the size that the axis has
         return op.zeros(b.shape, b.dtype)
     flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
-    attributes = {"tkc.op": "histc", "tkc.minimum": float(minimum), "tkc.maximum": float(maximum)}
+    attributes = {
+        OPERATOR: HISTOGRAM,
+        HISTOGRAM_MINIMUM: float(minimum),
+        HISTOGRAM_MAXIMUM: float(maximum),
+    }
 
     def counts(values: te.Tensor) -> te.Tensor:
         (length,) = values.shape

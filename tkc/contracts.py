@@ -1,0 +1,115 @@
+"""The names that one part of the compiler leaves for a later one: attributes, annotations, entries and symbols.
+
+Imports nothing, so that every part may import it, in every process. A name that only one file writes and reads stays
+there. ``tkc/verify.py`` checks what the pipeline's stages promise in these terms.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Entries of the generated program.
+
+MAIN: Final = "main"
+"""The graph function of the model, and the entry of the generated program that a call runs."""
+
+RETAINING_MAIN: Final = "main_retaining_memory"
+"""The entry that also returns the memory it computed in, for CUDA graphs: ``passes/lowering/retain_memory.py`` adds it
+to programs for CUDA without branches, ``tkc/runtime/loaded_code.py`` looks for it."""
+
+# Attributes of functions that are TKC's own.
+
+KERNEL: Final = "tkc.kernel"
+"""Of a TensorIR function that calls a prebuilt kernel: the JSON of its ``KernelDispatch``. Written at substitution.
+Such a function is opaque and scheduled: no pass fuses it, looks into it, or schedules it."""
+
+UPDATES: Final = "tkc.updates"
+"""Of a graph function: the positions of the parameters that it updates. It returns their new values, in this order,
+behind everything else that it returns, as one tuple. Frontends write it; every pass that changes the parameters keeps
+it right (``passes/graph/updates.py``)."""
+
+OPERATOR: Final = "tkc.op"
+"""Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one, :data:`GROUPED_MATMUL` or
+:data:`HISTOGRAM`. Rules recognise the operator by it."""
+
+GROUPED_MATMUL: Final = "grouped_matmul"
+"""A value of :data:`OPERATOR`: ``function(a, weight, offsets)`` multiplies each group of rows by its own weight. The
+attribute :data:`WEIGHT_LAYOUT` says how the weights lie."""
+
+WEIGHT_LAYOUT: Final = "tkc.weight_layout"
+"""Of a grouped matmul: ``gkn`` for weights ``[groups, k, n]``, ``gnk`` for ``[groups, n, k]``."""
+
+HISTOGRAM: Final = "histc"
+"""A value of :data:`OPERATOR`: ``function(x)`` counts the elements in equal bins from :data:`HISTOGRAM_MINIMUM` to
+:data:`HISTOGRAM_MAXIMUM`, which belongs to the last bin."""
+
+HISTOGRAM_MINIMUM: Final = "tkc.minimum"
+"""Of a histogram: the lower bound of the first bin, a float."""
+
+HISTOGRAM_MAXIMUM: Final = "tkc.maximum"
+"""Of a histogram: the upper bound of the last bin, a float."""
+
+# Annotations in TensorIR.
+
+PARTITIONED: Final = "tkc.partitioned"
+"""Of a loop: its tail is computed apart. ``schedules/blocks.py`` asks for it; no loop is partitioned twice."""
+
+DEFAULT_SCHEDULE: Final = "tkc.schedule"
+"""Of the outermost block in a tuning record's trace: with the value :data:`BY_RULES`, the default rules schedule this
+function better than anything that was tried."""
+
+BY_RULES: Final = "default rules"
+"""The value of :data:`DEFAULT_SCHEDULE`."""
+
+# Attributes that TVM's passes read and write, under the names that TVM gives them.
+
+NUM_INPUT: Final = "num_input"
+"""Of a graph function: how many of its first parameters are inputs of a call. The others are weights and state."""
+
+GLOBAL_SYMBOL: Final = "global_symbol"
+"""Of a function: the name under which generated code exports it."""
+
+IS_SCHEDULED: Final = "tirx.is_scheduled"
+"""Of a TensorIR function: it has its schedule. Passes that write loops by hand set it, ``ScheduleModule`` sets it on
+all others, and leaves the loops of those that have it."""
+
+NO_ALIAS: Final = "tirx.noalias"
+"""Of a TensorIR function: its tensors lie in memory of their own."""
+
+S_TIR: Final = "s_tir"
+"""Of a TensorIR function: it is written in blocks, which TVM's scheduling reads."""
+
+OP_PATTERN: Final = "op_pattern"
+"""Of a TensorIR function: its ``OpPatternKind``, by which ``FuseOps`` decides; where it is absent, TVM works it out."""
+
+INJECTIVE_PATTERN: Final = 2
+"""``OpPatternKind.kInjective``: each element of the result reads one place of each operand; fused into its reader."""
+
+REDUCTION_PATTERN: Final = 4
+"""``OpPatternKind.kOutEWiseFusable``: a reduction into which the elementwise functions of its result are fused."""
+
+OPAQUE_PATTERN: Final = 8
+"""``OpPatternKind.kOpaque``: never fused with anything."""
+
+PRIMITIVE: Final = "Primitive"
+"""Of a Relax function that ``FuseOps`` made: a group of operators that ``FuseTIR`` makes one TensorIR function."""
+
+THREAD_EXTENT: Final = "thread_extent"
+"""The key of the ``AttrStmt`` that launches threads."""
+
+# Symbols that generated code, its C++ addons and the runtime agree on.
+
+KERNEL_SYMBOL_PREFIX: Final = "tkc_"
+"""How the symbol of every kernel library's function begins (``KernelRequest.symbol``)."""
+
+USE_DEVICE: Final = "tkc_use_device"
+"""``device_memory.cc`` exports it: ``(device type, device index)`` on which the program takes its memory."""
+
+ALLOC_STORAGE: Final = "tkc_alloc_storage"
+"""``device_memory.cc`` exports it: ``(shape)`` in bytes to storage from the caller's allocator."""
+
+ALLOC_TENSOR: Final = "tkc_alloc_tensor"
+"""``device_memory.cc`` exports it: ``(storage, offset, shape, dtype)`` to a tensor in that storage."""
+
+SHARE_THREADS: Final = "tkc_share_threads"
+"""``parallel.cc`` exports it: ``(threads, address of a pool or 0)`` to the address of the pool that loops run in."""
