@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tkc.compiler import parameters_told
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 from tkc.runtime.report import KernelUse, Report
@@ -15,7 +16,10 @@ def test_parameters_at_their_defaults_are_not_printed() -> None:
         "swiglu": SwiGLUParameters(8, "float32", packed=True),
         "normalization": NormalizationParameters(8, "float32", "rms", 0.0, weight=False),
     }
-    uses = tuple(KernelUse("rule", name, dataclasses.asdict(each), ({},), 1) for name, each in parameters.items())
+    uses = tuple(
+        KernelUse("rule", name, dataclasses.asdict(each), ({},), 1, parameters_told(each))
+        for name, each in parameters.items()
+    )
     lines = str(Report("cpu", "all", uses, (), ())).splitlines()
     (swiglu,) = (line for line in lines if "swiglu" in line)
     (normalization,) = (line for line in lines if "normalization" in line)

@@ -26,8 +26,7 @@ from tkc.errors import (
 if TYPE_CHECKING:
     from tkc.compiler import compile, explain
     from tkc.diagnosis.debugging import debug
-    from tkc.runtime.artifact import load
-    from tkc.runtime.executable import Executable
+    from tkc.runtime.executable import Executable, load
     from tkc.runtime.report import Report
     from tkc.tuning.functions import TuningResult, tune
 
@@ -61,7 +60,7 @@ _HOMES = {
     "Report": "tkc.runtime.report",
     "compile": "tkc.compiler",
     "explain": "tkc.compiler",
-    "load": "tkc.runtime.artifact",
+    "load": "tkc.runtime.executable",
     "TuningResult": "tkc.tuning.functions",
     "debug": "tkc.diagnosis.debugging",
     "tune": "tkc.tuning.functions",

@@ -378,7 +378,9 @@ def _report(
                 {"most": choice.most, **dataclasses.asdict(choice.configuration)}
                 for choice in choices[row.kernel, row.parameters]
             )
-            uses.append(KernelUse(row.rule, row.kernel, as_json(row.parameters), configurations, row.count))
+            parameters = as_json(row.parameters)
+            told = parameters_told(row.parameters)
+            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count, told))
     return Report(
         target=str(target),
         kernels=settings.kernels,
@@ -391,6 +393,12 @@ def _report(
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
     )
+
+
+def parameters_told(parameters: Any) -> tuple[str, ...]:
+    """The names of a kernel's parameters that are not at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(parameters)}
+    return tuple(name for name, value in as_json(parameters).items() if (value or None) != (defaults.get(name) or None))
 
 
 def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:

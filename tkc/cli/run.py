@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
-from tkc.runtime.artifact import load
+from tkc.runtime.executable import load
 from tkc.runtime.random_inputs import described_range, random_inputs
 from tkc.runtime.signature import Signature
 

@@ -20,10 +20,11 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -40,9 +41,6 @@ from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError
-
-if TYPE_CHECKING:
-    from tkc.runtime.executable import Executable
 
 FORMAT: Literal[4] = 4
 """The format that is written. Format 3, in which flags are strings that stand for indices, is read as well."""
@@ -117,8 +115,26 @@ class Artifact:
         return sum((self.folder / name).stat().st_size for name in self.manifest.files)
 
 
-def save(executable: Executable, path: Path, *, overwrite: bool = False) -> Path:
-    """Write ``executable`` as the folder ``path``.
+@dataclass(frozen=True)
+class Contents:
+    """What an artifact holds of an executable, in memory and in files that an executable may load.
+
+    ``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any. ``requires`` is what
+    must be there when it runs.
+    """
+
+    target: Target
+    signature: Signature
+    parameters: Mapping[str, torch.Tensor]
+    code: Path
+    libraries: tuple[KernelLibrary, ...]
+    report: Report
+    requires: Requirements
+    folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+def save(contents: Contents, path: Path, *, overwrite: bool = False) -> Path:
+    """Write ``contents`` as the folder ``path``.
 
     Raises :class:`UsageError` if there is something at ``path``: an artifact is replaced where ``overwrite`` is true,
     and anything else never. Raises :class:`ArtifactError` if it cannot be written (a full disk); nothing is left behind
@@ -130,7 +146,7 @@ def save(executable: Executable, path: Path, *, overwrite: bool = False) -> Path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        _write(executable, scratch)
+        _write(contents, scratch)
         _replace(path, scratch)
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"the artifact {path} could not be written: {error}") from error
@@ -153,15 +169,12 @@ def check_destination(path: Path, overwrite: bool) -> None:
         )
 
 
-def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
-    """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
+def read(path: str | os.PathLike[str]) -> Contents:
+    """What the artifact folder ``path`` holds, its weights on the GPU if it is for one, its code in files of their own.
 
-    ``max_concurrency`` is as in :func:`tkc.compile`. Raises :class:`ArtifactError` for a folder that is no artifact,
-    has a missing or changed file, is for another version, target or device, or needs an operator that is not here. Load
-    only what you trust: an artifact is machine code.
+    Raises :class:`ArtifactError` for a folder that is no artifact, has a missing or changed file, is for another
+    version, target or device, or needs an operator that is not here.
     """
-    from tkc.runtime.executable import Executable
-
     artifact = open_artifact(path)
     manifest, folder = artifact.manifest, artifact.folder
     _check_versions(manifest, folder)
@@ -180,18 +193,17 @@ def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
     # What was checked is what runs, whatever becomes of the folder.
     own = tempfile.TemporaryDirectory(prefix="tkc-")
     code = _copied(folder, _CODE, manifest, Path(own.name))
+    libraries = tuple(_library(folder, entry, manifest, Path(own.name)) for entry in manifest.kernels)
+    with what_cannot_be(folder):
+        report = Report.from_json(manifest.report)
+    return Contents(target, manifest.signature, parameters, code, libraries, report, manifest.requires, own)
+
+
+@contextmanager
+def what_cannot_be(folder: object) -> Iterator[None]:
+    """Raise :class:`ArtifactError` for what is made inside of the manifest of ``folder`` and cannot be made."""
     try:
-        return Executable(
-            target=target,
-            signature=manifest.signature,
-            parameters=parameters,
-            code=code,
-            libraries=tuple(_library(folder, entry, manifest, Path(own.name)) for entry in manifest.kernels),
-            report=Report.from_json(manifest.report),
-            folder=own,
-            requires=manifest.requires,
-            max_concurrency=max_concurrency,
-        )
+        yield
     except UnknownClassError as error:
         raise ArtifactError(
             f"{folder} takes inputs of a class that is not registered here ({error}); import its package first"
@@ -200,12 +212,12 @@ def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
         raise ArtifactError(f"{folder} was changed: {MANIFEST} says what cannot be ({error})") from error
 
 
-def to_bytes(executable: Executable) -> bytes:
-    """The artifact of ``executable`` packed in memory, as :func:`from_bytes` reads it."""
+def to_bytes(contents: Contents) -> bytes:
+    """The artifact of ``contents`` packed in memory, as :func:`from_bytes` reads it."""
     packed = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="tkc-") as scratch:
         folder = Path(scratch)
-        _write(executable, folder)
+        _write(contents, folder)
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for file in sorted(folder.rglob("*")):
                 if file.is_file():
@@ -213,13 +225,8 @@ def to_bytes(executable: Executable) -> bytes:
     return packed.getvalue()
 
 
-def from_bytes(
-    packed: bytes,
-    state: Mapping[str, torch.Tensor] | None = None,
-    max_concurrency: int | None = None,
-    cuda_graphs: bool | None = None,
-) -> Executable:
-    """The executable that :func:`to_bytes` packed, with its ``state``. Checks and errors are those of :func:`load`."""
+def from_bytes(packed: bytes) -> Contents:
+    """What :func:`to_bytes` packed. Checks and errors are those of :func:`read`."""
     with tempfile.TemporaryDirectory(prefix="tkc-") as scratch:
         folder = Path(scratch)
         try:
@@ -231,15 +238,10 @@ def from_bytes(
                     archive.extract(member, folder)
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise ArtifactError(f"a packed artifact cannot be read: {error}") from error
-        executable = load(folder, max_concurrency=max_concurrency)
-    if cuda_graphs is not None:
-        executable.cuda_graphs = cuda_graphs
-    if state:
-        executable.set_state(state)
-    return executable
+        return read(folder)
 
 
-def open_artifact(path: str | Path) -> Artifact:
+def open_artifact(path: str | os.PathLike[str]) -> Artifact:
     """Read an artifact's manifest and check every file against it, without loading any code."""
     if not isinstance(path, (str, os.PathLike)):
         raise UsageError(f"an artifact is the path of a folder, not a {type(path).__name__}")
@@ -468,30 +470,30 @@ def _copied(folder: Path, name: str, manifest: Manifest, into: Path) -> Path:
     return copy
 
 
-def _write(executable: Executable, folder: Path) -> None:
-    shutil.copyfile(executable.code, folder / _CODE)
+def _write(contents: Contents, folder: Path) -> None:
+    shutil.copyfile(contents.code, folder / _CODE)
     (folder / _KERNELS).mkdir()
     entries = []
-    for library in executable.libraries:
+    for library in contents.libraries:
         file = f"{_KERNELS}/{library.path.name}"
         shutil.copyfile(library.path, folder / file)
         entries.append(KernelEntry(file=file, key=library.key, request=dict(library.request)))
-    weights = _unshared(executable)
+    weights = _unshared(contents)
     safetensors.torch.save_file(weights, folder / _PARAMETERS)
     files = [_CODE, _PARAMETERS, *(entry.file for entry in entries)]
     manifest = Manifest(
         versions={name: importlib.metadata.version(name) for name in ("tkc", *_PINNED, "tilelang")},
-        target=str(executable.target),
-        cpu_features=() if executable.target.is_cuda else tuple(sorted(cpu_features())),
-        requires=executable.requires,
-        entries={MAIN: Entry(signature=executable.signature, parameters=tuple(executable.parameters))},
+        target=str(contents.target),
+        cpu_features=() if contents.target.is_cuda else tuple(sorted(cpu_features())),
+        requires=contents.requires,
+        entries={MAIN: Entry(signature=contents.signature, parameters=tuple(contents.parameters))},
         parameters=tuple(
             TensorSpec(name, tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
             for name, weight in weights.items()
         ),
         kernels=tuple(entries),
         files={name: file_sha256(folder / name) for name in files},
-        report=executable.report.to_json(),
+        report=contents.report.to_json(),
     )
     content = manifest.model_dump_json(indent=1).encode()
     (folder / MANIFEST).write_bytes(content)
@@ -514,11 +516,11 @@ def _replace(path: Path, scratch: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _unshared(executable: Executable) -> dict[str, torch.Tensor]:
+def _unshared(contents: Contents) -> dict[str, torch.Tensor]:
     """The weights, each with storage of its own: safetensors stores no aliases."""
     owners: set[int] = set()
     weights = {}
-    for name, weight in executable.parameters.items():
+    for name, weight in contents.parameters.items():
         tensor = weight.detach().contiguous()
         storage = tensor.untyped_storage()
         alone = storage.data_ptr() not in owners and storage.nbytes() == tensor.nbytes

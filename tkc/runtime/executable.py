@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from tkc.errors import ForkError, InputError, TargetError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
+from tkc.runtime import artifact
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, aligned, described
@@ -227,9 +228,12 @@ class Executable(SurvivesFork):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
-        from tkc.runtime.artifact import save
+        return artifact.save(self._contents(), Path(path), overwrite=overwrite)
 
-        return save(self, Path(path), overwrite=overwrite)
+    def _contents(self) -> artifact.Contents:
+        return artifact.Contents(
+            self.target, self.signature, self.parameters, self.code, self.libraries, self.report, self.requires
+        )
 
     def __repr__(self) -> str:
         signature = self.signature
@@ -254,13 +258,12 @@ class Executable(SurvivesFork):
         return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from tkc.runtime.artifact import from_bytes, to_bytes
-
         state: dict[str, torch.Tensor] = {}
         if self._in_turn is not None:
             with self._in_turn:
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state or {}).items()}
-        return from_bytes, (to_bytes(self), state, self._max_concurrency, self.cuda_graphs)
+        packed = artifact.to_bytes(self._contents())
+        return _unpickled, (packed, state, self._max_concurrency, self.cuda_graphs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         return self.__copy__()
@@ -518,3 +521,39 @@ def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
     return ", ".join(
         f"{leaf.name} ({described(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
     )
+
+
+def load(path: str | os.PathLike[str], *, max_concurrency: int | None = None) -> Executable:
+    """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
+
+    ``max_concurrency`` is as in :func:`tkc.compile`. Raises :class:`ArtifactError` for a folder that is no artifact,
+    has a missing or changed file, is for another version, target or device, or needs an operator that is not here. Load
+    only what you trust: an artifact is machine code.
+    """
+    return _made_of(artifact.read(path), path, max_concurrency)
+
+
+def _made_of(contents: artifact.Contents, named: object, max_concurrency: int | None) -> Executable:
+    checked_concurrency(max_concurrency)
+    with artifact.what_cannot_be(named):
+        return Executable(
+            target=contents.target,
+            signature=contents.signature,
+            parameters=contents.parameters,
+            code=contents.code,
+            libraries=contents.libraries,
+            report=contents.report,
+            folder=contents.folder,
+            requires=contents.requires,
+            max_concurrency=max_concurrency,
+        )
+
+
+def _unpickled(
+    packed: bytes, state: Mapping[str, torch.Tensor], max_concurrency: int | None, cuda_graphs: bool
+) -> Executable:
+    executable = _made_of(artifact.from_bytes(packed), "a pickled executable", max_concurrency)
+    executable.cuda_graphs = cuda_graphs
+    if state:
+        executable.set_state(state)
+    return executable

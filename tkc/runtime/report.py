@@ -13,15 +13,14 @@ from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from tkc.kernels import SPECS
-
 
 @dataclass(frozen=True)
 class KernelUse:
     """One kernel in the model and how many places call it.
 
     ``configurations`` are those among which each call chooses by its size, the smallest first; ``most`` in each is the
-    largest size that it serves, ``None`` for the last.
+    largest size that it serves, ``None`` for the last. ``told`` names the parameters worth telling: without those at
+    their defaults, which say what is left alone (how values are quantized that are not, say).
     """
 
     rule: str
@@ -29,6 +28,7 @@ class KernelUse:
     parameters: Mapping[str, Any]
     configurations: tuple[Mapping[str, Any], ...]
     calls: int
+    told: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,9 @@ def _kernels_table(report: Report) -> Table:
 
 
 def _parameters(use: KernelUse) -> str:
-    """Without those at their defaults, which say what is left alone: how values are quantized that are not, say."""
-    spec = SPECS.get(use.kernel)
-    defaults = {field.name: field.default for field in dataclasses.fields(spec.parameters_type)} if spec else {}
-    shown = ((key, value) for key, value in use.parameters.items() if (value or None) != (defaults.get(key) or None))
-    return " ".join(f"{key}={value}" for key, value in shown)
+    """All of them for a report that says no more, as those of artifacts that an earlier release wrote."""
+    names = use.parameters if use.told is None else use.told
+    return " ".join(f"{name}={use.parameters[name]}" for name in names)
 
 
 def _refused_table(report: Report) -> Table:
