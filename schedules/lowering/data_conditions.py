@@ -10,6 +10,8 @@ Quotients and remainders of data it rewrites as if integers never wrapped around
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -22,6 +24,7 @@ _DIVISIONS = (*FLOORS, tirx.Div, tirx.Mod)
 _NODES = [f"tirx.{kind.__name__}" for kind in (*_CONDITIONS, *_DIVISIONS)]
 _HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS)}
 _HIDDEN_DATA = {kind: register_pure(f"tkc.data_{kind.__name__.lower()}") for kind in _DIVISIONS}
+_DATA_NAMES = frozenset(op.name for op in _HIDDEN_DATA.values())
 _SHOWN = {op.name: kind for table in (_HIDDEN, _HIDDEN_DATA) for kind, op in table.items()}
 
 
@@ -61,7 +64,7 @@ def shown(call: tirx.Call, *, on_cuda: bool) -> tirx.PrimExpr | None:
 def _with_hidden_data(body: tirx.Stmt) -> tirx.Stmt:
     def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(expr, _DIVISIONS):
-            if "int" not in expr.dtype or not _is_on_data(expr):
+            if "int" not in expr.dtype or not _divides_data(expr):
                 return None
             return tirx.call_intrin(expr.dtype, _HIDDEN_DATA[type(expr)], expr.a, expr.b)
         return hidden(expr) if _is_on_data(expr) else None
@@ -78,11 +81,33 @@ def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:
 def _is_on_data(expr: tirx.PrimExpr) -> bool:
     """Whether something is loaded, or is a float, in what decides ``expr``; its own conditions are hidden already."""
     undecided = [expr.condition] if isinstance(expr, tirx.Select) else [expr.a, expr.b]
+    return _any_part(
+        undecided, lambda node: isinstance(node, tirx.BufferLoad) or "float" in node.dtype or _is_hidden(node)
+    )
+
+
+def _divides_data(expr: tirx.PrimExpr) -> bool:
+    """Whether something is loaded in an operand of the division ``expr``.
+
+    Loads of local memory do not count: sorts and searches keep positions in it.
+    """
+
+    def is_data(node: tirx.PrimExpr) -> bool:
+        if isinstance(node, tirx.BufferLoad):
+            return node.buffer.scope() != "local"
+        return isinstance(node, tirx.Call) and getattr(node.op, "name", None) in _DATA_NAMES
+
+    return _any_part([expr.a, expr.b], is_data)
+
+
+def _any_part(undecided: list[tirx.PrimExpr], wanted: Callable[[tirx.PrimExpr], bool]) -> bool:
+    """Whether an expression, or what it is computed from but for indices of loads, is ``wanted``."""
     while undecided:
         node = undecided.pop()
-        if isinstance(node, tirx.BufferLoad) or "float" in node.dtype or _is_hidden(node):
+        if wanted(node):
             return True
-        parts = [getattr(node, name, None) for name in ("a", "b", "value", "body", "base")]
+        names = ("a", "b", "value", "body", "base", "condition", "true_value", "false_value")
+        parts = [getattr(node, name, None) for name in names]
         undecided += [part for part in parts if isinstance(part, tirx.PrimExpr)]
         undecided.extend(node.args if isinstance(node, tirx.Call) else ())
     return False
