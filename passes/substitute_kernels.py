@@ -14,8 +14,10 @@ from tkc.kernels import SPECS, KernelDispatch, KernelRequest, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.block_rewrite import BlockRewrite, Replacement
+from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.kernel_call import UnfitInput, bound_sizes, kernel_dispatch, kernel_prim_func, output_types
-from tkc.passes.rules.rule import KernelCall, Refusal, Rule
+from tkc.passes.graph.readers import needed_elsewhere
+from tkc.passes.rules.rule import Rule, Site
 from tkc.passes.rules.table import RULES
 
 Choice = Literal["auto", "all", "none"]
@@ -41,7 +43,7 @@ class Substitution:
 
 @dataclass(frozen=True)
 class RefusedMatch:
-    """A subgraph that keeps its ordinary operators although a rule's pattern is there, and why."""
+    """A subgraph that keeps its ordinary operators although it is nearly what a rule looks for, and why."""
 
     rule: str
     function: str
@@ -95,7 +97,7 @@ class SubstituteKernels:
 
     target: Target
     kernels: Choice
-    rules: Sequence[Rule] = RULES
+    rules: Sequence[Rule[Any]] = RULES
     configure: Configure = default_configuration
 
     def __call__(self, module: IRModule) -> tuple[IRModule, SubstitutionReport]:
@@ -111,7 +113,7 @@ class SubstituteKernels:
         module = relax.transform.CanonicalizeBindings()(module)
         return relax.transform.DeadCodeElimination()(module), report
 
-    def _apply(self, rule: Rule, module: IRModule, name: GlobalVar) -> tuple[IRModule, SubstitutionReport]:
+    def _apply(self, rule: Rule[Any], module: IRModule, name: GlobalVar) -> tuple[IRModule, SubstitutionReport]:
         function, builder = module[name], relax.BlockBuilder(module)
         writer = _Writer(rule, Graph(module, function), builder, self)
         blocks = [writer.rewritten(block) for block in function.body.blocks]
@@ -144,7 +146,7 @@ class _WrittenCall:
         return any(var in live for var in self.replaced)
 
 
-def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> tuple[Substitution, ...]:
+def _summary(rule: Rule[Any], function: GlobalVar, calls: Iterable[_WrittenCall]) -> tuple[Substitution, ...]:
     """``calls`` with equal ones taken together, in the function's order."""
     variables: dict[Any, list[str]] = {}
     for call in calls:
@@ -158,7 +160,7 @@ def _summary(rule: Rule, function: GlobalVar, calls: Iterable[_WrittenCall]) -> 
 class _Writer:
     """Writes one rule's kernel calls into the blocks of one function."""
 
-    def __init__(self, rule: Rule, graph: Graph, builder: relax.BlockBuilder, settings: SubstituteKernels) -> None:
+    def __init__(self, rule: Rule[Any], graph: Graph, builder: relax.BlockBuilder, settings: SubstituteKernels) -> None:
         self.rule = rule
         self.graph = graph
         self.builder = builder
@@ -172,14 +174,25 @@ class _Writer:
             return block
         rewrite = BlockRewrite(block, self.graph.function.params)
         for var in rewrite.unsettled():
-            match = self.rule.match(var, self.graph, self.settings.target)
-            call = None if match is None else self.rule.check(match)
-            outcome = self._replacement(var, call, rewrite) if isinstance(call, KernelCall) else call
+            found = self._found(Site(var, self.graph, self.settings.target))
+            outcome = self._replacement(var, self.rule.call(found), rewrite) if isinstance(found, Found) else found
             if isinstance(outcome, Refusal):
                 self.refusals[var] = outcome.reason
             elif outcome is not None:
                 rewrite.add(outcome)
         return rewrite.block()
+
+    def _found(self, site: Site) -> Found | Refusal | None:
+        """What the rule recognizes at ``site``, if it is a root; refused if anything else reads what it consumes."""
+        found = self.rule.recognize(site) if site.kind in self.rule.roots else None
+        if not isinstance(found, Found):
+            return found
+        reason = needed_elsewhere(self.graph, found.consumed, found.replaces)
+        if reason is None:
+            reads = (var for tensor in found.inputs.values() for var in relax.analysis.free_vars(tensor))
+            if (read := next((var for var in reads if var in found.consumed), None)) is not None:
+                reason = f"{read.name_hint}, which it computes on the way, is also one of its inputs"
+        return found if reason is None else Refusal(reason)
 
     def _dispatch(self, parameters: Any) -> KernelDispatch | Refusal:
         spec, target = SPECS[self.rule.kernel], self.settings.target

@@ -33,8 +33,8 @@ class Slice:
 class Graph:
     """The bindings of ``function``, a function of ``module``, with lookups in both directions.
 
-    A *value* is the expression on the right of a binding; rules see variables (or constants) at the leaves of
-    a match and follow them with :meth:`value`.
+    A *value* is the expression on the right of a binding; rules see variables (or constants) and follow them with
+    :meth:`value`.
     """
 
     def __init__(self, module: IRModule, function: relax.Function) -> None:
@@ -82,9 +82,25 @@ class Graph:
         """The one of some bound variables that is bound last."""
         return max(variables, key=self._positions.__getitem__)
 
+    def is_before(self, var: relax.Var, other: relax.Var) -> bool:
+        """Whether ``var`` is bound before ``other``; both are bound variables."""
+        return self._positions[var] < self._positions[other]
+
+    def latest_first(self, variables: Iterable[relax.Var]) -> list[relax.Var]:
+        """Bound variables in the opposite of the order in which they are bound."""
+        return sorted(variables, key=self._positions.__getitem__, reverse=True)
+
     def before(self, var: relax.Var) -> Iterator[relax.Var]:
         """The variables that are bound before ``var``, the nearest first."""
         return reversed(list(self.var2val)[: self._positions[var]])
+
+    @cached_property
+    def _returned(self) -> frozenset[relax.Expr]:
+        return frozenset(map(self.value, relax.analysis.free_vars(self.function.body.body)))
+
+    def is_returned(self, expr: relax.Expr) -> bool:
+        """Whether the function returns ``expr`` itself, by this or another name."""
+        return self.value(expr) in self._returned
 
     @cached_property
     def weights(self) -> tuple[relax.Var, ...]:

@@ -9,7 +9,7 @@ from operator import mul
 from tvm import arith, relax, tirx
 
 from tkc.passes.graph.bindings import dtype, shape
-from tkc.passes.rules.rule import Restore
+from tkc.passes.graph.found import Found, KernelCall, Restore
 
 
 def product(sizes: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
@@ -21,6 +21,11 @@ def as_matrix(expr: relax.Expr) -> relax.Expr:
     """``expr [..., columns]`` as ``[rows, columns]``; itself if it has two dimensions already."""
     dims = shape(expr)
     return expr if len(dims) == 2 else relax.op.reshape(expr, (product(dims[:-1]), dims[-1]))
+
+
+def as_vector(expr: relax.Expr) -> relax.Expr:
+    """``expr [1, ..., columns]`` as ``[columns]``."""
+    return expr if expr.struct_info.ndim == 1 else relax.op.reshape(expr, (shape(expr)[-1],))
 
 
 def as_dtype(expr: relax.Expr, name: str) -> relax.Expr:
@@ -39,3 +44,11 @@ def restored(index: int, var: relax.Var) -> Restore:
         return value if dtype(outputs[index]) == dtype(var) else relax.op.astype(value, dtype(var))
 
     return restore
+
+
+def kernel_call(found: Found, inputs: Sequence[relax.Expr] | None = None) -> KernelCall:
+    """The call for ``found`` of ``inputs`` (by default its own); variables get outputs in their own shape and dtype."""
+    replaces = {var: restored(index, var) for var, index in found.replaces.items()}
+    return KernelCall(
+        found.parameters, tuple(found.inputs.values() if inputs is None else inputs), replaces, found.sizes
+    )

@@ -9,7 +9,7 @@ from typing import Literal
 from tvm import relax
 
 from tkc.passes.graph.bindings import Graph, known_dims
-from tkc.passes.graph.readers import feeds_only
+from tkc.passes.graph.readers import serves_only
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -19,9 +19,6 @@ _OPERATORS: dict[str, Activation] = {
     "relax.nn.gelu_tanh": "gelu_tanh",
     "relax.nn.silu": "silu",
 }
-ACTIVATION_PARTS = tuple(
-    f"relax.{name}" for name in ("add", "multiply", "divide", "power", "square", "sigmoid", "erf", "tanh", "astype")
-)
 _TOLERANCE = 2**-8
 """How far a constant may lie from its exact value: as far as bfloat16 rounds it."""
 
@@ -56,7 +53,7 @@ def activated(graph: Graph, var: relax.Var) -> Activated | None:
         found = _written_out(graph, _product(graph, var))
     else:
         return None
-    return found if found is not None and feeds_only(graph, found.x, var, ACTIVATION_PARTS) else None
+    return found if found is not None and serves_only(graph, found.x, var) else None
 
 
 def _rectified(graph: Graph, left: relax.Expr, right: relax.Expr) -> Activated | None:

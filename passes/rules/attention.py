@@ -1,19 +1,24 @@
-"""Finds attention, as one operator or as matmul, softmax, matmul, and calls the attention kernels."""
+"""Attention to the ``attention.prefill`` kernel, and that of one query to ``attention.decode``.
+
+``F.scaled_dot_product_attention(q, k, v, mask)``, as one operator or written out as
+``softmax(scale * q @ k.mT + mask) @ v``, with casts, views, repeated heads of keys and values (GQA), a cap by a
+hyperbolic tangent and sinks, and a transposition of the result.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from tvm import arith, relax, tirx
-from tvm.relax.dpl import is_op, wildcard
+from tvm import relax, tirx
 
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
-from tkc.passes.graph.layout import restored
-from tkc.passes.graph.patterns import any_of
-from tkc.passes.graph.readers import feeds_only
+from tkc.passes.graph.found import Found, Refusal
+from tkc.passes.graph.kernel_floats import is_kernel_float
+from tkc.passes.graph.layout import kernel_call
+from tkc.passes.graph.readers import between, needed_elsewhere, sole_reader
 from tkc.passes.graph.views import Index, broadcast_index, int64
 from tkc.passes.recognizers.attention_masks import Causal, kernel_mask
 from tkc.passes.recognizers.attention_operands import (
@@ -26,6 +31,7 @@ from tkc.passes.recognizers.attention_operands import (
     operands,
     origins,
 )
+from tkc.passes.recognizers.attention_products import CAUSAL, OPERATORS, batch_size, factors, possible_heads
 from tkc.passes.recognizers.attention_scores import (
     MaskTerm,
     NotAttention,
@@ -38,25 +44,17 @@ from tkc.passes.recognizers.attention_scores import (
     softmax_of,
     weights_scores,
 )
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.rules.rule import Rule, Site
 
-_DTYPES = ("float32", "float16", "bfloat16")
-OPERATORS = ("relax.nn.attention", "relax.nn.attention_bias")
 _RESULT_VIEWS = ("relax.permute_dims", "relax.reshape", "relax.where")
-CAUSAL: dict[str | None, Causal | None] = {None: None, "TopLeft": "top_left", "BottomRight": "bottom_right"}
-
-
-_ARITHMETIC = ("astype", "where", "add", "subtract", "multiply", "divide", "tanh")
-_ELEMENTWISE = (*_ARITHMETIC, "equal", "greater", "logical_not", "isnan")
-_REARRANGING = ("reshape", "permute_dims", "broadcast_to", "expand_dims", "squeeze", "concat", "strided_slice")
-INSIDE = frozenset(f"relax.{name}" for name in ("matmul", "nn.softmax", "max", *_ELEMENTWISE, *_REARRANGING))
 
 
 @dataclass(frozen=True)
 class _Inputs:
     """An attention as its kernel takes it: each operand with what it is read at, and what is done to the scores.
 
-    ``result`` is the index of the attention's own value for a batch, head, query and element of a value.
+    ``result`` is the index of the attention's own value for a batch, head, query and element of a value. ``consumed``
+    are the scores and the weights.
     """
 
     query: tuple[relax.Expr, Index]
@@ -70,23 +68,25 @@ class _Inputs:
     causal: Causal | None = None
     softcap: float | None = None
     sink: tuple[relax.Expr, Index] | None = None
+    consumed: frozenset[relax.Var] = frozenset()
 
 
-def _check(match: Match, decode: bool) -> KernelCall | Refusal | None:
-    core = _core(match.graph, match.var)
+def _recognize(site: Site, decode: bool) -> Found | Refusal | None:
+    graph, var = site.graph, site.var
+    core = _core(graph, var)
     if core is None or core.struct_info.ndim < 2 or known_dims(core.struct_info) is None:
         return None
-    call = match.graph.value(core)
+    call = graph.value(core)
     queries = shape(core)[1 if call.op.name in OPERATORS else -2]
     if (static(queries) == 1) != decode:
         return None
     reasons = []
-    for heads in possible_heads(match.graph, match.var, call):
+    for heads in possible_heads(graph, var, call):
         try:
-            return _call(match, core, call, heads, decode)
+            return _found(graph, var, core, heads, decode)
         except NotAttention as difference:
             reasons.append(str(difference))
-    if not core.same_as(match.var):
+    if not core.same_as(var):
         # A view of the result is only a better place to start from: what is wrong is said once, of the product itself.
         return None
     return Refusal(reasons[0] if reasons else "its number of heads is only known at run time")
@@ -108,43 +108,20 @@ def _core(graph: Graph, var: relax.Var) -> relax.Var | None:
             if cleared is None:
                 return None
             source = cleared.value
-        if not isinstance(source, relax.Var) or len(graph.users(source)) != 1:
+        if not isinstance(source, relax.Var) or sole_reader(graph, source) is None:
             return None
         var = source
 
 
-def possible_heads(graph: Graph, var: relax.Var, call: relax.Call) -> list[int]:
-    """How many heads there can be: known of four dimensions, else seen in shapes around the product, or one."""
-    if call.op.name in OPERATORS:
-        return _numbers([shape(call.args[0])[2]])
-    dims = shape(call)
-    if len(dims) > 3:
-        return _numbers([math.prod(sizes)]) if (sizes := _numbers(dims[1:-2])) and len(sizes) == len(dims) - 3 else []
-    softmax = softmax_of(graph, call.args[0])
-    seen = list(shape(softmax)[1:2]) if softmax is not None and softmax.struct_info.ndim == 4 else []
-    for expr in (var, call.args[1]):
-        while known_dims(expr.struct_info) is not None:
-            seen += shape(expr)[1:3] if expr.struct_info.ndim == 4 else ()
-            view = graph.call(expr, "relax.reshape", "relax.permute_dims", "relax.broadcast_to")
-            if view is None:
-                break
-            expr = view.args[0]
-    return [*dict.fromkeys(count for count in _numbers(seen) if count > 1), 1]
-
-
-def _numbers(sizes: Sequence[tirx.PrimExpr | int]) -> list[int]:
-    return [number for number in map(static, sizes) if number is not None]
-
-
-def _call(match: Match, core: relax.Var, call: relax.Call, heads: int, decode: bool) -> KernelCall:
-    """The kernel call for ``heads`` heads; :class:`NotAttention` says why there is none."""
-    graph = match.graph
+def _found(graph: Graph, var: relax.Var, core: relax.Var, heads: int, decode: bool) -> Found:
+    """What ``var``, a view of ``core``, is for ``heads`` heads; :class:`NotAttention` says why it is no attention."""
+    call = graph.value(core)
     if call.op.name in OPERATORS:
         geometry, inputs = _of_operator(graph, call, heads)
     else:
         geometry, inputs = _of_products(graph, core, call, heads)
     name = dtype(inputs.value[0])
-    if name not in _DTYPES:
+    if not is_kernel_float(name):
         raise NotAttention(f"it computes in {name}")
     query, key, value = _operands(geometry, inputs, name)
     mask = kernel_mask(geometry, inputs.masks, inputs.causal, name, windows=not decode)
@@ -162,15 +139,17 @@ def _call(match: Match, core: relax.Var, call: relax.Call, heads: int, decode: b
         q_layout=query.layout,
         k_layout=key.layout,
         v_layout=value.layout,
-        out_layout=_result_layout(geometry, match.var, core, inputs),
+        out_layout=_result_layout(geometry, var, core, inputs),
         window=mask.window,
         softcap=inputs.softcap,
         sinks=inputs.sink is not None,
     )
-    masks = () if mask.tensor is None else (mask.tensor,)
-    sinks = () if inputs.sink is None else (_sinks(geometry, *inputs.sink, name),)
-    tensors = (query.value, key.value, value.value, *masks, *sinks)
-    return KernelCall(parameters, tensors, {match.var: restored(0, match.var)})
+    tensors = {"q": query.value, "k": key.value, "v": value.value}
+    if mask.tensor is not None:
+        tensors["mask"] = mask.tensor
+    if inputs.sink is not None:
+        tensors["sinks"] = _sinks(geometry, *inputs.sink, name)
+    return Found(parameters, tensors, {var: 0}, inputs.consumed | between(graph, core, var))
 
 
 def _sinks(g: Geometry, value: relax.Expr, index: Index, name: str) -> relax.Expr:
@@ -230,8 +209,9 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
     leading = g.leading(dims[:-2])
     weighed = weights_scores(g, weights, broadcast_index((*leading, g.q.index, g.k.index), shape(weights)), sinks=True)
     scores, softcap = _before_cap(g, weighed)
-    if not feeds_only(graph, scores.product, core, INSIDE):
-        raise NotAttention("its scores or weights are needed elsewhere too")
+    consumed = between(graph, scores.product, core)
+    if (reason := needed_elsewhere(graph, consumed, [core])) is not None:
+        raise NotAttention(reason)
     value_size = new_axis(g.space, "e", value_dims[-1])
     query, key, size = factors(g, scores, g.q.index)
     return g, _Inputs(
@@ -245,6 +225,7 @@ def _of_products(graph: Graph, core: relax.Var, call: relax.Call, heads: int) ->
         masks=weighed.masks,
         softcap=softcap,
         sink=weighed.sink,
+        consumed=consumed,
     )
 
 
@@ -259,43 +240,6 @@ def _before_cap(g: Geometry, scores: Scores) -> tuple[Scores, float | None]:
     if inner is None:
         raise NotAttention("softmax is not taken of a matrix product")
     return replace(inner, factor=inner.factor * scores.factor), scores.factor
-
-
-def batch_size(leading: Sequence[tirx.PrimExpr], heads: int) -> tirx.PrimExpr:
-    """The batch in the ``leading`` sizes of a product: batch and heads, their product alone, or nothing.
-
-    Raises :class:`NotAttention` where it is no batch of so many heads.
-    """
-    if len(leading) != 1:
-        return leading[0] if leading else int64(1)
-    analyzer = arith.Analyzer()
-    batch = analyzer.simplify(tirx.floordiv(leading[0], int64(heads)))
-    if not analyzer.can_prove_equal(batch * heads, leading[0]):
-        raise NotAttention(f"a batch of {leading[0]} is not one of {heads} heads")
-    return batch
-
-
-def factors(
-    g: Geometry, scores: Scores, query: tirx.PrimExpr
-) -> tuple[tuple[relax.Expr, Index], tuple[relax.Expr, Index], Axis]:
-    """The queries and the keys behind scores, each with its index, and the axis that was summed over.
-
-    ``query`` is the index of a query among those that share a product.
-    """
-    if scores.product.op.name != "relax.matmul":
-        raise NotAttention("the scores are capped")
-    left, right = scores.product.args
-    if left.struct_info.ndim < 2 or right.struct_info.ndim < 2:
-        raise NotAttention("the scores are a product with a vector")
-    *leading, row, column = scores.index
-    size = new_axis(g.space, "d", shape(left)[-1])
-    rows = left, broadcast_index((*leading, row, size.index), shape(left))
-    columns = right, broadcast_index((*leading, size.index, column), shape(right))
-    if g.space.equal(row, query) and g.space.equal(column, g.k.index):
-        return rows, columns, size
-    if g.space.equal(row, g.k.index) and g.space.equal(column, query):
-        return columns, rows, size
-    raise NotAttention("there is not one score for each query and key")
 
 
 def _operands(g: Geometry, inputs: _Inputs, name: str) -> tuple[Operand, Operand, Operand]:
@@ -343,9 +287,22 @@ def _shows(g: Geometry, root: relax.Expr, index: Index, core: relax.Var, inputs:
     return all(map(g.space.equal, index, inputs.result))
 
 
-_PATTERN = any_of(
-    is_op(name)(wildcard(), varg_default_wildcard=True) for name in (*OPERATORS, "relax.matmul", *_RESULT_VIEWS)
+_ROOTS = frozenset((*OPERATORS, "relax.matmul", *_RESULT_VIEWS))
+
+PREFILL = Rule(
+    name="attention",
+    kernel="attention.prefill",
+    roots=_ROOTS,
+    recognize=partial(_recognize, decode=False),
+    call=kernel_call,
+    before=("scaled matrix product", "merged matrix products", "matrix product"),
 )
 
-PREFILL = Rule("attention", "attention.prefill", _PATTERN, {}, lambda match: _check(match, decode=False))
-DECODE = Rule("attention of one query", "attention.decode", _PATTERN, {}, lambda match: _check(match, decode=True))
+DECODE = Rule(
+    name="attention of one query",
+    kernel="attention.decode",
+    roots=_ROOTS,
+    recognize=partial(_recognize, decode=True),
+    call=kernel_call,
+    before=("scaled matrix product", "merged matrix products", "matrix product"),
+)

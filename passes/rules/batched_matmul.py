@@ -1,4 +1,7 @@
-"""Products of two batches of matrices to the ``matmul.batched`` kernel."""
+"""Batched matmul to the ``matmul.batched`` kernel.
+
+``a @ b`` of ``a [*batch, m, k]`` and ``b [*batch, k, n]`` or its transpose, and a cast to 16 bits that alone reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import relax, tirx
-from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, permuted_axes, shape, static
-from tkc.passes.graph.layout import product, restored
-from tkc.passes.rules.matmul import has_one_weight, unfit
-from tkc.passes.rules.rule import KernelCall, KernelFloat, Match, Refusal, Rule, is_kernel_float, unfit_dtype
-
-_LEFT, _RIGHT = wildcard(), wildcard()
+from tkc.passes.graph.found import Found, Refusal
+from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_dtype
+from tkc.passes.graph.layout import kernel_call, product
+from tkc.passes.graph.readers import between, sole_reader
+from tkc.passes.recognizers.weight_matmul import has_one_weight, unfit
+from tkc.passes.rules.rule import Rule, Site, operators
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,15 @@ class _Matrices:
     columns: tirx.PrimExpr
 
 
-def _check(match: Match) -> KernelCall | Refusal | None:
-    graph = match.graph
-    if unfit(graph, match.root) is not None or has_one_weight(graph, match.root):
+def _recognize(site: Site) -> Found | Refusal | None:
+    graph, call = site.graph, site.root
+    if unfit(graph, call) is not None or has_one_weight(graph, call):
         return None  # the rule of products with one weight takes those, or says why not
-    operands = _before_widening(graph, match["left"], match["right"])
+    operands = _before_widening(graph, *call.args)
     if isinstance(operands, Refusal):
         return operands
     a, b, name = operands
-    var = _narrowed(graph, match.var)
+    var = _narrowed(graph, site.var)
     out = dtype(var)
     if not is_kernel_float(out):
         return unfit_dtype(out)
@@ -53,11 +56,11 @@ def _check(match: Match) -> KernelCall | Refusal | None:
         layout="nk" if transposed else "kn",
         out_dtype=None if out == name else out,
     )
-    inputs = (
-        relax.op.reshape(_broadcast(graph, left, batch), (product(each), product((*shared, m)), left.columns)),
-        relax.op.reshape(_broadcast(graph, right, each), (product(each), right.rows, right.columns)),
-    )
-    return KernelCall(parameters, inputs, {var: restored(0, var)})
+    inputs = {
+        "a": relax.op.reshape(_broadcast(graph, left, batch), (product(each), product((*shared, m)), left.columns)),
+        "b": relax.op.reshape(_broadcast(graph, right, each), (product(each), right.rows, right.columns)),
+    }
+    return Found(parameters, inputs, {var: 0}, between(graph, site.var, var))
 
 
 def _before_widening(
@@ -72,9 +75,9 @@ def _before_widening(
 
 def _narrowed(graph: Graph, var: relax.Var) -> relax.Var:
     """What holds the product in 16 bits, if that is all that is read of it, or ``var``, which holds it as it is."""
-    users = graph.users(var)
-    cast = graph.call(users[0], "relax.astype") if len(users) == 1 else None
-    return users[0] if cast is not None and dtype(cast) in ("float16", "bfloat16") else var
+    reader = sole_reader(graph, var)
+    cast = None if reader is None else graph.call(reader, "relax.astype")
+    return reader if reader is not None and cast is not None and dtype(cast) in ("float16", "bfloat16") else var
 
 
 def _matrices(expr: relax.Expr) -> _Matrices:
@@ -123,7 +126,7 @@ def _broadcast(graph: Graph, matrices: _Matrices, batch: Sequence[tirx.PrimExpr]
 BATCHED_MATMUL = Rule(
     name="batched matrix product",
     kernel="matmul.batched",
-    pattern=is_op("relax.matmul")(_LEFT, _RIGHT),
-    parts={"left": _LEFT, "right": _RIGHT},
-    check=_check,
+    roots=operators("matmul"),
+    recognize=_recognize,
+    call=kernel_call,
 )

@@ -1,4 +1,8 @@
-"""Finds two products of the same rows, one activated and multiplied with the other, dense and grouped by expert."""
+"""Fused gate and up projections, dense and grouped by expert, to ``matmul.gated`` and ``matmul.grouped``.
+
+``activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)``, or of the halves of one matmul's result; grouped, of the
+halves of ``torch._grouped_mm(x, weight, offsets)``. Nothing else reads the matmuls.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
-from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape
-from tkc.passes.graph.layout import as_matrix, restored
-from tkc.passes.graph.readers import feeds_only
-from tkc.passes.recognizers.activations import ACTIVATION_PARTS, Activation, activated
-from tkc.passes.rules.grouped_matmul import gathered, grouped_product
-from tkc.passes.rules.matmul import Fused, as_vector, biased_product, weight_sizes
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule, is_kernel_float
-from tkc.passes.rules.swiglu import joined_halves, swiglu_operands
-
-_USED_ELSEWHERE = "its products have other uses as well"
-
-# What may stand between a product and the gated result.
-_BETWEEN = (
-    tuple(
-        f"relax.{name}"
-        for name in ("reshape", "split", "strided_slice", "maximum", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu")
-    )
-    + ACTIVATION_PARTS
-)
+from tkc.passes.graph.found import Found, KernelCall, Refusal
+from tkc.passes.graph.kernel_floats import is_kernel_float
+from tkc.passes.graph.layout import as_matrix, as_vector, kernel_call
+from tkc.passes.graph.readers import between
+from tkc.passes.recognizers.activations import Activation, activated
+from tkc.passes.recognizers.grouped_matmul import gathered, grouped_product
+from tkc.passes.recognizers.swiglu import joined_halves, swiglu_factors
+from tkc.passes.recognizers.weight_matmul import Fused, biased_product, weight_sizes
+from tkc.passes.rules.rule import Rule, Site, operators
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ def _gated(graph: Graph, var: relax.Var) -> _Gated | None:
 
 def _factors(graph: Graph, var: relax.Var) -> tuple[Activation, relax.Expr, relax.Expr] | None:
     """The activation, its operand, and the other factor."""
-    operands = swiglu_operands(graph, var)
+    operands = swiglu_factors(graph, var)
     if operands is not None:
         return "silu", *operands
     call = graph.call(graph.through_casts(var), "relax.multiply")
@@ -69,12 +63,8 @@ def _factors(graph: Graph, var: relax.Var) -> tuple[Activation, relax.Expr, rela
     return None
 
 
-def _feeds_only(graph: Graph, products: Sequence[relax.Expr], var: relax.Var) -> bool:
-    return all(feeds_only(graph, product, var, _BETWEEN) for product in products)
-
-
-def _gated_call(match: Match) -> KernelCall | Refusal | None:
-    graph, var = match.graph, match.var
+def _recognize(site: Site) -> Found | Refusal | None:
+    graph, var = site.graph, site.var
     gated = _gated(graph, var)
     if gated is None:
         return None
@@ -82,13 +72,17 @@ def _gated_call(match: Match) -> KernelCall | Refusal | None:
     if len(products) != len(gated.products):
         return None
     reason = _unlike(graph, products)
-    if reason is None and not _feeds_only(graph, gated.products, var):
-        reason = _USED_ELSEWHERE
     if reason is not None:
         return Refusal(reason)
     first, name = products[0], dtype(var)
-    biases = [graph.before_widening(product.bias, name) for product in products if product.bias is not None]
-    if dtype(first.a) != name or None in biases:
+    inputs = {"a": first.a} | {f"weight {index}": product.weight for index, product in enumerate(products)}
+    for index, product in enumerate(products):
+        if product.bias is not None:
+            bias = graph.before_widening(product.bias, name)
+            if bias is None:
+                return None
+            inputs[f"bias {index}"] = bias
+    if dtype(first.a) != name:
         return None
     n, k = weight_sizes(first)
     parameters = GatedMatmulParameters(
@@ -98,10 +92,16 @@ def _gated_call(match: Match) -> KernelCall | Refusal | None:
         weight_layout="nk" if first.transposed else "kn",
         activation=gated.activation,
         packed=gated.packed is not None,
-        bias=bool(biases),
+        bias=first.bias is not None,
     )
-    inputs = (as_matrix(first.a), *(product.weight for product in products), *map(as_vector, biases))
-    return KernelCall(parameters, inputs, {var: restored(0, var)})
+    consumed = frozenset().union(*(between(graph, product.product, var) for product in products))
+    return Found(parameters, inputs, {var: 0}, consumed)
+
+
+def _call(found: Found) -> KernelCall:
+    a, *others = found.inputs.items()
+    rest = [as_vector(tensor) if name.startswith("bias") else tensor for name, tensor in others]
+    return kernel_call(found, [as_matrix(a[1]), *rest])
 
 
 def _unlike(graph: Graph, products: Sequence[Fused]) -> str | None:
@@ -122,36 +122,37 @@ def _same_rows(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
     return graph.same(*sources) and graph.equal(shape(left)[-1], shape(right)[-1])
 
 
-def _gated_grouped_call(match: Match) -> KernelCall | Refusal | None:
-    graph, var = match.graph, match.var
+def _recognize_grouped(site: Site) -> Found | Refusal | None:
+    graph, var = site.graph, site.var
     gated = _gated(graph, var)
     if gated is None or gated.packed is None:
         return None
-    call = graph.call(gated.packed, "relax.call_tir")
-    product = None if call is None else grouped_product(graph, call.args[0], call.args[1])
+    product = grouped_product(graph, gated.packed)
     if product is None or isinstance(product, Refusal) or product.parameters.dtype != dtype(var):
         return None
-    if not _feeds_only(graph, gated.products, var):
-        return Refusal(_USED_ELSEWHERE)
+    consumed = between(graph, gated.packed, var)
     parameters = replace(product.parameters, n=product.parameters.n // 2, gated=gated.activation)
-    found = gathered(graph, replace(product, parameters=parameters), var, ("relax.call_tir", *_BETWEEN), match.target)
-    return KernelCall(found.parameters, found.inputs, {var: restored(0, var)})
+    product = replace(product, parameters=parameters)
+    whole = gathered(graph, product, var, site.target)
+    if whole is not product:
+        consumed |= between(graph, product.inputs["a"], var)
+    return Found(whole.parameters, whole.inputs, {var: 0}, consumed)
 
-
-_PATTERN = is_op("relax.astype")(wildcard()) | is_op("relax.multiply")(wildcard(), wildcard())
 
 GATED_MATMUL = Rule(
     name="gated matrix product",
     kernel="matmul.gated",
-    pattern=_PATTERN,
-    parts={},
-    check=_gated_call,
+    roots=operators("astype", "multiply"),
+    recognize=_recognize,
+    call=_call,
+    before=("swiglu", "scaled matrix product", "merged matrix products", "matrix product"),
 )
 
 GATED_GROUPED_MATMUL = Rule(
     name="gated grouped product",
     kernel="matmul.grouped",
-    pattern=_PATTERN,
-    parts={},
-    check=_gated_grouped_call,
+    roots=operators("astype", "multiply"),
+    recognize=_recognize_grouped,
+    call=kernel_call,
+    before=("swiglu", "grouped_matmul"),
 )

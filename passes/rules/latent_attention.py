@@ -1,4 +1,8 @@
-"""Finds attention of one query whose values are the first part of its keys, one cache for all heads (absorbed MLA)."""
+"""MLA decode with absorbed projections to the ``attention.latent_decode`` kernel.
+
+``softmax(scale * (q_latent @ latent.mT + q_rope @ rope.mT) + mask) @ latent`` for one query of each sequence, with one
+cache of latents for all heads; queries and keys may each be one tensor, or a latent and a rotary part.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import relax, tirx
-from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
-from tkc.passes.graph.layout import product, restored
-from tkc.passes.graph.patterns import any_of
-from tkc.passes.graph.readers import feeds_only
+from tkc.passes.graph.found import Found
+from tkc.passes.graph.kernel_floats import is_kernel_float
+from tkc.passes.graph.layout import kernel_call, product
+from tkc.passes.graph.readers import between, needed_elsewhere
 from tkc.passes.graph.views import Index, IndexSpace, broadcast_index, int64
 from tkc.passes.recognizers.attention_masks import Causal, kernel_mask
 from tkc.passes.recognizers.attention_operands import Axis, Geometry, new_axis, origins
+from tkc.passes.recognizers.attention_products import CAUSAL, OPERATORS, batch_size, factors, possible_heads
 from tkc.passes.recognizers.attention_scores import (
     MaskTerm,
     NotAttention,
@@ -26,8 +31,7 @@ from tkc.passes.recognizers.attention_scores import (
     softmax_of,
     weights_scores,
 )
-from tkc.passes.rules.attention import CAUSAL, INSIDE, OPERATORS, batch_size, factors, possible_heads
-from tkc.passes.rules.rule import KernelCall, Match, Rule, is_kernel_float
+from tkc.passes.rules.rule import Rule, Site
 
 Place = tuple[relax.Expr, Index]
 """A tensor and what it is read at."""
@@ -53,6 +57,7 @@ class _Attention:
     latent: Axis
     masks: tuple[MaskTerm, ...]
     causal: Causal | None = None
+    consumed: frozenset[relax.Var] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,14 +103,18 @@ class _Side:
         """Whether both parts are one tensor."""
         return len(self.tensors) == 1
 
+    def named(self, name: str) -> dict[str, relax.Expr]:
+        """The tensors, by their part of ``name``."""
+        return dict(zip((name,) if self.joined else (f"{name} latent", f"{name} rope"), self.tensors, strict=True))
 
-def _check(match: Match) -> KernelCall | None:
+
+def _recognize(site: Site) -> Found | None:
     """No refusals: what is no attention over latents may be another, whose rule says what is wrong."""
-    call = match.graph.value(match.var)
+    call = site.root
     if known_dims(call.struct_info) is None or call.struct_info.ndim < 2:
         return None
-    for attention in _readings(match.graph, match.var, call):
-        found = _call(match.var, attention)
+    for attention in _readings(site.graph, site.var, call):
+        found = _found(site.var, attention)
         if found is not None:
             return found
     return None
@@ -180,8 +189,9 @@ def _of_products(g: Geometry, core: relax.Var, call: relax.Call, leading: Index,
             masks.append(term)
         else:
             summands.append(summand)
-    if not all(feeds_only(g.graph, summand.product, core, INSIDE) for summand in summands):
-        raise NotAttention("its scores or weights are needed elsewhere too")
+    consumed = frozenset().union(*(between(g.graph, summand.product, core) for summand in summands))
+    if (reason := needed_elsewhere(g.graph, consumed, [core])) is not None:
+        raise NotAttention(reason)
     latent = new_axis(g.space, "e", shape(value)[-1])
     return _Attention(
         geometry=g,
@@ -189,6 +199,7 @@ def _of_products(g: Geometry, core: relax.Var, call: relax.Call, leading: Index,
         value=(value, broadcast_index((*leading, g.k.index, latent.index), shape(value))),
         latent=latent,
         masks=tuple(masks),
+        consumed=consumed,
     )
 
 
@@ -208,8 +219,8 @@ def _summand(g: Geometry, term: MaskTerm) -> Scores | None:
     return None if scores is None or scores.masks else Scores(scores.product, scores.index, scores.factor * term.factor)
 
 
-def _call(var: relax.Var, a: _Attention) -> KernelCall | None:
-    """The kernel call for ``a``; ``None`` where the values are not the first columns of the keys of all heads."""
+def _found(var: relax.Var, a: _Attention) -> Found | None:
+    """What the kernel takes for ``a``; ``None`` where the values are not the first columns of the keys of all heads."""
     g, name = a.geometry, dtype(a.value[0])
     try:
         mask = kernel_mask(g, a.masks, a.causal, name)
@@ -242,8 +253,10 @@ def _call(var: relax.Var, a: _Attention) -> KernelCall | None:
                 joined_queries=query.joined,
                 joined_cache=key.joined,
             )
-            masks = () if mask.tensor is None else (mask.tensor,)
-            return KernelCall(parameters, (*query.tensors, *key.tensors, *masks), {var: restored(0, var)})
+            tensors = {**query.named("query"), **key.named("key")}
+            if mask.tensor is not None:
+                tensors["mask"] = mask.tensor
+            return Found(parameters, tensors, {var: 0}, a.consumed)
     return None
 
 
@@ -313,9 +326,10 @@ def _matrix(g: Geometry, read: _Read, rows: Axis, columns: Axis, name: str) -> r
 
 
 LATENT_DECODE = Rule(
-    "attention over latents",
-    "attention.latent_decode",
-    any_of(is_op(name)(wildcard(), varg_default_wildcard=True) for name in (*OPERATORS, "relax.matmul")),
-    {},
-    _check,
+    name="attention over latents",
+    kernel="attention.latent_decode",
+    roots=frozenset((*OPERATORS, "relax.matmul")),
+    recognize=_recognize,
+    call=kernel_call,
+    before=("attention of one query", "attention"),
 )

@@ -1,4 +1,7 @@
-"""Finds rotary embedding of queries and of keys by the same angles, for one kernel call."""
+"""Rotary embedding of queries and keys by the same angles, to one call of the ``rotary`` kernel.
+
+``rope(q, cos, sin)`` and ``rope(k, cos, sin)``, where :mod:`tkc.passes.recognizers.rotary` says what ``rope`` is.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,34 @@ from dataclasses import replace
 from tvm import relax, tirx
 
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, shape
-from tkc.passes.rules.rotary import ROTARY, Embedding, embedding
-from tkc.passes.rules.rule import KernelCall, Match, Rule
+from tkc.passes.recognizers.rotary import Embedding, embedding, embedding_call
+from tkc.passes.rules.rule import Rule, Site, operators
 
 
-def _check(match: Match) -> KernelCall | None:
-    last = embedding(match.graph, match.var)
+def _recognize(site: Site) -> Embedding | None:
+    last = embedding(site.graph, site.var)
     if not isinstance(last, Embedding):
         return None  # The rule for a single tensor says why.
-    first = next((e for e in _embeddings_before(match) if _are_alike(match.graph, e, last)), None)
+    first = next((e for e in _embeddings_before(site) if _are_alike(site.graph, e, last)), None)
     if first is None:
         return None
     queries, keys = sorted((first, last), key=lambda tensor: -tensor.parameters.heads)
-    parameters = replace(queries.parameters, key_heads=keys.parameters.heads)
-    replaces = {queries.var: queries.restored(0), keys.var: keys.restored(1)}
-    return KernelCall(parameters, (*queries.inputs, keys.x, *keys.weights), replaces)
+    of_keys = {"keys": keys.inputs["x"]}
+    if "weight" in keys.inputs:
+        of_keys["key_weight"] = keys.inputs["weight"]
+    return replace(
+        queries,
+        parameters=replace(queries.parameters, key_heads=keys.parameters.heads),
+        inputs={**queries.inputs, **of_keys},
+        replaces={queries.var: 0, keys.var: 1},
+        consumed=queries.consumed | keys.consumed,
+        swapped=queries.swapped | keys.swapped,
+    )
 
 
-def _embeddings_before(match: Match) -> Iterator[Embedding]:
-    """What is embedded before the match's own tensor, the nearest first."""
-    found = (embedding(match.graph, var) for var in match.graph.before(match.var))
+def _embeddings_before(site: Site) -> Iterator[Embedding]:
+    """What is embedded before the site's own tensor, the nearest first."""
+    found = (embedding(site.graph, var) for var in site.graph.before(site.var))
     return (tensor for tensor in found if isinstance(tensor, Embedding))
 
 
@@ -36,15 +47,15 @@ def _are_alike(graph: Graph, left: Embedding, right: Embedding) -> bool:
     return (
         left.parameters == replace(right.parameters, heads=left.parameters.heads)
         and graph.same_shape(_without_heads(left), _without_heads(right))
-        and _are_same_tables(graph, left.cos, right.cos)
-        and _are_same_tables(graph, left.sin, right.sin)
+        and _are_same_tables(graph, left.inputs["cos"], right.inputs["cos"])
+        and _are_same_tables(graph, left.inputs["sin"], right.inputs["sin"])
     )
 
 
 def _without_heads(tensor: Embedding) -> tuple[tirx.PrimExpr, ...]:
     """The batch, the sequence and the size of a head."""
     heads = 2 if tensor.parameters.layout == "bshd" else 1
-    return tuple(size for axis, size in enumerate(shape(tensor.x)) if axis != heads)
+    return tuple(size for axis, size in enumerate(shape(tensor.inputs["x"])) if axis != heads)
 
 
 def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
@@ -55,7 +66,8 @@ def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
 MERGED_ROTARY = Rule(
     name="merged rotary embeddings",
     kernel="rotary",
-    pattern=ROTARY.pattern,
-    parts={},
-    check=_check,
+    roots=operators("add", "astype"),
+    recognize=_recognize,
+    call=embedding_call,
+    before=("rotary embedding",),
 )

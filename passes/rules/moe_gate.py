@@ -1,23 +1,28 @@
-"""Mixture-of-experts gating, from router logits to expert weights and indices, to the ``moe.topk_gate`` kernel."""
+"""Mixture-of-experts gating to the ``moe.topk_gate`` kernel.
+
+``scores = logits.softmax(-1)`` (or sigmoid, or the root of softplus), ``indices = (scores + bias).topk(k).indices``,
+perhaps among the best groups of experts, and ``weights = scores.gather(-1, indices)``, perhaps divided by their sum and
+scaled.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from tvm import relax
 from tvm.relax.dpl import is_op, is_tuple_get_item, wildcard
 
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
-from tkc.passes.graph.layout import as_dtype, as_matrix, restored
+from tkc.passes.graph.found import Found, KernelCall, Refusal
+from tkc.passes.graph.kernel_floats import is_kernel_float, unfit_dtype
+from tkc.passes.graph.layout import as_dtype, as_matrix, kernel_call
 from tkc.passes.graph.matching import matched
 from tkc.passes.graph.patterns import any_of, maybe, maybe_cast
-from tkc.passes.graph.views import Index, IndexSpace, broadcast_index, view_source
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule, is_kernel_float, unfit_dtype
-
-_MASK_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.broadcast_to", "relax.repeat")
+from tkc.passes.recognizers.expert_groups import group_limit
+from tkc.passes.rules.rule import TUPLE_ITEM, Rule, Site, operators
 
 _RANKED, _SCORES, _EPSILON, _SCALE = wildcard(), wildcard(), wildcard(), wildcard()
 _TOPK = is_op("relax.topk")(_RANKED)
@@ -34,11 +39,43 @@ _DENOMINATOR = maybe_cast(is_op("relax.add")(maybe_cast(_TOTAL), _EPSILON) | _TO
 _NORMALIZED = is_op("relax.divide")(_CHOSEN, _DENOMINATOR)
 _WEIGHTS = maybe_cast(_NORMALIZED | _CHOSEN)
 _SCALED = is_op("relax.multiply")(_WEIGHTS, _SCALE) | _WEIGHTS
+_GATE = maybe_cast(_SCALED)
+_PARTS = {
+    "ranked": _RANKED,
+    "topk": _TOPK,
+    "argsort": _ARGSORT,
+    "head": _HEAD,
+    "scores": _SCORES,
+    "gather": _GATHER,
+    "softmax_of_best": _SOFTMAX_OF_BEST,
+    "sigmoid_of_best": _SIGMOID_OF_BEST,
+    "chosen": _CHOSEN,
+    "sum": _SUM,
+    "total": _TOTAL,
+    "epsilon": _EPSILON,
+    "normalized": _NORMALIZED,
+    "scale": _SCALE,
+}
 
 _LOGITS, _ONE, _THRESHOLD = wildcard(), wildcard(), wildcard()
 _LOG_OF_SUM = is_op("relax.log")(is_op("relax.add")(is_op("relax.exp")(_LOGITS), _ONE))
 _SOFTPLUS = is_op("relax.where")(is_op("relax.greater")(_LOGITS, _THRESHOLD), _LOGITS, _LOG_OF_SUM) | _LOG_OF_SUM
 _SOFTPLUS_IS_IDENTITY = 15.0  # from here on log(1 + exp(x)) - x is less than half of the last digit in float32
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Where the pattern was found: what holds the weights, and those of its named parts that are there."""
+
+    var: relax.Var
+    graph: Graph
+    parts: Mapping[str, relax.Expr]
+
+    def __getitem__(self, name: str) -> relax.Expr:
+        return self.parts[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.parts
 
 
 @dataclass(frozen=True)
@@ -50,17 +87,14 @@ class _Scores:
     logits: relax.Expr
 
 
-@dataclass(frozen=True)
-class _GroupLimit:
-    num_groups: int = 1
-    top_groups: int = 1
-    excluded_rank: Literal["zero", "-inf"] = "-inf"
-
-
-def _gate_call(match: Match) -> KernelCall | Refusal | None:
+def _recognize(site: Site) -> Found | Refusal | None:
+    found = matched(site.graph, _GATE, site.var)
+    if found is None:
+        return None
+    match = _Match(site.var, site.graph, {name: found[part] for name, part in _PARTS.items() if part in found})
     if not (has_known_shape(match["ranked"]) and shape(match["ranked"]) and has_known_shape(match.var)):
         return None
-    graph, limit, ranks = match.graph, *_group_limit(match.graph, match["ranked"])
+    graph, limit, ranks = match.graph, *group_limit(match.graph, match["ranked"])
     scores, bias = _biased_scores(graph, ranks)
     weighted = _weighted_scores(match, scores)
     if weighted is None:
@@ -96,11 +130,14 @@ def _gate_call(match: Match) -> KernelCall | Refusal | None:
         weights_dtype=weights_dtype,
         indices_dtype="int32" if indices and dtype(indices[0]) == "int32" else "int64",
     )
-    inputs = [as_matrix(logits)]
-    if bias is not None:
-        inputs.append(relax.op.reshape(as_dtype(bias, "float32"), (num_experts,)))
-    replaces = {match.var: restored(0, match.var), **{var: restored(1, var) for var in indices}}
-    return KernelCall(parameters, tuple(inputs), replaces)
+    inputs = {"logits": logits} | ({} if bias is None else {"bias": bias})
+    return Found(parameters, inputs, {match.var: 0, **dict.fromkeys(indices, 1)})
+
+
+def _call(found: Found) -> KernelCall:
+    logits, *bias = found.inputs.values()
+    vectors = [relax.op.reshape(as_dtype(row, "float32"), (found.parameters.num_experts,)) for row in bias]
+    return kernel_call(found, [as_matrix(logits), *vectors])
 
 
 def _scores_of(graph: Graph, expr: relax.Expr) -> _Scores | None:
@@ -146,7 +183,7 @@ def _is_per_expert(graph: Graph, bias: relax.Expr, scores: relax.Expr) -> bool:
     return bool(dims) and graph.equal(dims[-1], shape(scores)[-1]) and all(static(dim) == 1 for dim in dims[:-1])
 
 
-def _weighted_scores(match: Match, ranked: _Scores | None) -> _Scores | None:
+def _weighted_scores(match: _Match, ranked: _Scores | None) -> _Scores | None:
     """The scores that the weights are taken from; ``None`` where there are none, so that this is no gate."""
     if "gather" in match:
         return _scores_of(match.graph, match["scores"])
@@ -157,7 +194,7 @@ def _weighted_scores(match: Match, ranked: _Scores | None) -> _Scores | None:
     return ranked
 
 
-def _unfit_choice(match: Match) -> str | None:
+def _unfit_choice(match: _Match) -> str | None:
     """Why the choice is not of the largest along the last axis; ``None`` if it is."""
     last = len(shape(match["ranked"])) - 1
     if "topk" in match:
@@ -174,7 +211,7 @@ def _unfit_choice(match: Match) -> str | None:
     return None if largest else "the experts of the smallest scores are chosen"
 
 
-def _unfit_weights(match: Match, weighted: _Scores, ranked: _Scores | None, biased: bool) -> str | None:
+def _unfit_weights(match: _Match, weighted: _Scores, ranked: _Scores | None, biased: bool) -> str | None:
     """Why the weights are not the chosen experts' scores; ``None`` if they are."""
     graph, rank = match.graph, len(shape(weighted.logits))
     if weighted.scoring == "softmax" and graph.value(weighted.value).attrs.axis % rank != rank - 1:
@@ -194,7 +231,7 @@ def _unfit_weights(match: Match, weighted: _Scores, ranked: _Scores | None, bias
     return None if same else "experts are ranked by other numbers than the scores that their weights come from"
 
 
-def _unfit_sum(match: Match) -> str | None:
+def _unfit_sum(match: _Match) -> str | None:
     """Why the divisor of the weights is not their sum; ``None`` if it is, or there is none."""
     if "normalized" not in match:
         return None
@@ -207,7 +244,7 @@ def _unfit_sum(match: Match) -> str | None:
     return None
 
 
-def _index_variables(match: Match) -> list[relax.Var]:
+def _index_variables(match: _Match) -> list[relax.Var]:
     """The variables that hold the chosen experts."""
     if "head" in match:
         return [match["head"]]
@@ -217,151 +254,10 @@ def _index_variables(match: Match) -> list[relax.Var]:
     return [var for var in users if isinstance(item := match.graph.value(var), relax.TupleGetItem) and item.index == 1]
 
 
-def _group_limit(graph: Graph, ranked: relax.Expr) -> tuple[_GroupLimit | Refusal, relax.Expr]:
-    """Which groups ``ranked`` limits the choice to, and the ranks before that (``ranked`` itself without a limit)."""
-    if graph.call(graph.through(ranked, "relax.astype", *_MASK_VIEWS), "relax.where", "relax.multiply") is None:
-        return _GroupLimit(), ranked
-    space = IndexSpace.of(graph)
-    index = tuple(space.variable(f"i{axis}", dim) for axis, dim in enumerate(shape(ranked)))
-    limited, at = _followed(graph, space, ranked, index)
-    masked = _masked(graph, limited)
-    if masked is None:
-        return _GroupLimit(), ranked
-    ranks, kept_at = _followed(graph, space, masked.ranks, broadcast_index(at, shape(masked.ranks)))
-    mask, mask_at = _mask(graph, space, masked, at)
-    choice = None if mask is None else _chosen_groups(graph, mask)
-    if choice is None or not _equal(space, kept_at, index):
-        return Refusal("ranks are masked, and not by groups of experts"), ranks
-    num_groups, group_size = static(shape(choice.args[0])[-1]), static(shape(ranked)[-1])
-    if num_groups is None or group_size is None or group_size % num_groups:
-        return Refusal("its groups are not equal parts of a constant number of experts"), ranks
-    group_size //= num_groups
-    if not _equal(space, mask_at, (*index[:-1], index[-1] // group_size)):
-        return Refusal("its groups are not of consecutive experts"), ranks
-    if not _is_sum_of_best_two(graph, space, choice.args[0], ranks, group_size):
-        return Refusal("groups are ranked otherwise than by the sum of their two best experts"), ranks
-    return _GroupLimit(num_groups, int(choice.attrs.k), masked.excluded_rank), ranks
-
-
-@dataclass(frozen=True)
-class _Masked:
-    """``ranks`` where ``mask`` is ``kept_where``, and elsewhere a number that ranks as ``excluded_rank``."""
-
-    ranks: relax.Expr
-    mask: relax.Expr
-    kept_where: bool
-    excluded_rank: Literal["zero", "-inf"]
-
-
-def _masked(graph: Graph, expr: relax.Expr) -> _Masked | None:
-    if (product := graph.call(expr, "relax.multiply")) is not None:
-        for ranks, mask in (product.args, product.args[::-1]):
-            if graph.call(graph.through(mask, "relax.astype", *_MASK_VIEWS), "relax.scatter_elements") is not None:
-                return _Masked(ranks, mask, True, "zero")
-        return None
-    if (where := graph.call(expr, "relax.where")) is None:
-        return None
-    mask, chosen, otherwise = where.args
-    for kept, fill, kept_where in ((chosen, otherwise, True), (otherwise, chosen, False)):
-        number = graph.constant(fill)
-        if number is not None and number == 0:
-            return _Masked(kept, mask, kept_where, "zero")
-        if number is not None and number <= float(np.finfo("float32").min):
-            return _Masked(kept, mask, kept_where, "-inf")
-    return None
-
-
-def _mask(graph: Graph, space: IndexSpace, masked: _Masked, at: Index) -> tuple[relax.Call | None, Index]:
-    """The ``scatter_elements`` that marks what ``masked`` keeps, if there is one, and the index in it for ``at``."""
-    expr, index, kept = masked.mask, broadcast_index(at, shape(masked.mask)), masked.kept_where
-    while True:
-        expr = graph.through(expr, "relax.astype")
-        if (negated := graph.call(expr, "relax.logical_not")) is not None:
-            expr, kept = negated.args[0], not kept
-        elif (source := view_source(graph, space, expr, index)) is not None:
-            expr, index = source
-        else:
-            break
-    scatter = graph.call(expr, "relax.scatter_elements")
-    if scatter is None:
-        return None, index
-    base, written = graph.constant(scatter.args[0]), graph.constant(scatter.args[2])
-    last = len(shape(scatter)) - 1
-    marks = base is not None and written is not None and bool(written) == kept and bool(base) != kept
-    plain = int(scatter.attrs.axis) % (last + 1) == last and scatter.attrs.reduction == "update"
-    return (scatter if marks and plain else None), index
-
-
-def _chosen_groups(graph: Graph, scatter: relax.Call) -> relax.Call | None:
-    """The ``topk`` over groups whose indices ``scatter`` writes at."""
-    item = graph.value(graph.through(scatter.args[1], "relax.astype"))
-    if not isinstance(item, relax.TupleGetItem) or item.index != 1:
-        return None
-    return _top_of_last_axis(graph, item.tuple_value)
-
-
-def _top_of_last_axis(graph: Graph, expr: relax.Expr) -> relax.Call | None:
-    """The ``topk`` that ``expr`` holds, if it is one of the largest along the last axis."""
-    call = graph.call(expr, "relax.topk")
-    if call is None or not call.attrs.largest:
-        return None
-    rank = len(shape(call.args[0]))
-    return call if int(call.attrs.axis) % rank == rank - 1 else None
-
-
-def _is_sum_of_best_two(
-    graph: Graph, space: IndexSpace, group_ranks: relax.Expr, ranks: relax.Expr, group_size: int
-) -> bool:
-    """Whether ``group_ranks [..., groups]`` sum the two largest of each ``group_size`` neighbours of ``ranks``."""
-    total = graph.call(graph.through_casts(group_ranks), "relax.sum")
-    if total is None or total.attrs.axis is None:
-        return False
-    rank = len(shape(total.args[0]))
-    item = graph.value(graph.through_casts(total.args[0]))
-    if [int(axis) % rank for axis in total.attrs.axis] != [rank - 1] or len(shape(total)) != rank - 1:
-        return False
-    best = (
-        _top_of_last_axis(graph, item.tuple_value) if isinstance(item, relax.TupleGetItem) and item.index == 0 else None
-    )
-    if best is None or int(best.attrs.k) != 2:
-        return False
-    groups = best.args[0]
-    index = tuple(space.variable(f"g{axis}", dim) for axis, dim in enumerate(shape(groups)))
-    source, at = _followed(graph, space, groups, index)
-    same = graph.value(graph.through_casts(source)).same_as(graph.value(graph.through_casts(ranks)))
-    return same and _equal(space, at, (*index[:-2], index[-2] * group_size + index[-1]))
-
-
-def _followed(graph: Graph, space: IndexSpace, expr: relax.Expr, index: Index) -> tuple[relax.Expr, Index]:
-    """What ``expr`` is a view of (casts seen through), and where in it ``index`` lies."""
-    while (source := view_source(graph, space, graph.through_casts(expr), index)) is not None:
-        expr, index = source
-    return graph.through_casts(expr), index
-
-
-def _equal(space: IndexSpace, left: Index, right: Index) -> bool:
-    return len(left) == len(right) and all(map(space.equal, left, right))
-
-
 MOE_GATE = Rule(
     name="moe_gate",
     kernel="moe.topk_gate",
-    pattern=maybe_cast(_SCALED),
-    parts={
-        "ranked": _RANKED,
-        "topk": _TOPK,
-        "argsort": _ARGSORT,
-        "head": _HEAD,
-        "scores": _SCORES,
-        "gather": _GATHER,
-        "softmax_of_best": _SOFTMAX_OF_BEST,
-        "sigmoid_of_best": _SIGMOID_OF_BEST,
-        "chosen": _CHOSEN,
-        "sum": _SUM,
-        "total": _TOTAL,
-        "epsilon": _EPSILON,
-        "normalized": _NORMALIZED,
-        "scale": _SCALE,
-    },
-    check=_gate_call,
+    roots=operators("multiply", "divide", "astype", "gather_elements", "nn.softmax", "sigmoid") | {TUPLE_ITEM},
+    recognize=_recognize,
+    call=_call,
 )

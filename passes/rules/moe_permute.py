@@ -1,31 +1,36 @@
-"""Sorting token copies by their expert, with all that is derived from the order, to the ``moe.permute`` kernel."""
+"""Sorting token copies by their expert, with all that is derived from the order, to the ``moe.permute`` kernel.
+
+``order = experts.argsort()``, and of these, those that there are: ``experts[order]``, ``order.argsort()`` or the
+same by a scatter, ``order // top_k``, and ``experts.histc(num_experts).cumsum(0)``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tvm import relax
-from tvm.relax.dpl import is_op, wildcard
 
 from tkc.contracts import HISTOGRAM, HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, OPERATOR
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
+from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_bounds import index_bound
-from tkc.passes.graph.layout import restored
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.graph.layout import kernel_call
+from tkc.passes.recognizers.permutations import inverts
+from tkc.passes.rules.rule import Rule, Site, operators
 
 _SORTED, _ORDER, _INVERSE, _OFFSETS, _TOKENS = range(5)  # the kernel's outputs
-_EXPERTS = wildcard()
 
 
-def _permute_call(match: Match) -> KernelCall | Refusal | None:
-    graph, experts, order = match.graph, match["experts"], match.var
+def _recognize(site: Site) -> Found | Refusal | None:
+    graph, order, sort = site.graph, site.var, site.root
+    experts = sort.args[0]
     if not has_known_shape(experts) or len(shape(experts)) != 1:
         return None
     num_experts = index_bound(graph, experts)
     if num_experts is None:
         return None
-    if match.root.attrs.descending:
+    if sort.attrs.descending:
         return Refusal("it sorts experts in descending order")
     name = dtype(experts)
     if name != "int32" and name != "int64":
@@ -38,11 +43,7 @@ def _permute_call(match: Match) -> KernelCall | Refusal | None:
     replaced |= {var: _TOKENS for var, divisor in quotients.items() if divisor == top_k}
     for source in (experts, *ascending):
         replaced |= {var: _OFFSETS for var in _running_counts(graph, source, num_experts)}
-    return KernelCall(
-        MoePermuteParameters(num_experts, name, top_k),
-        (experts,),
-        {var: restored(output, var) for var, output in replaced.items()},
-    )
+    return Found(MoePermuteParameters(num_experts, name, top_k), {"experts": experts}, replaced)
 
 
 def _picks(graph: Graph, var: relax.Var, data: relax.Expr, order: relax.Expr) -> bool:
@@ -58,21 +59,6 @@ def _divisor(graph: Graph, var: relax.Var, order: relax.Expr) -> int | None:
         return None
     divisor = graph.constant(call.args[1])
     return divisor if isinstance(divisor, int) and divisor >= 1 else None
-
-
-def inverts(graph: Graph, var: relax.Var, order: relax.Expr) -> bool:
-    """Whether ``var`` is the inverse of ``order``: its ``argsort``, or ``0, 1, 2, ...`` written at its positions."""
-    if (argsort := graph.call(var, "relax.argsort")) is not None:
-        return not argsort.attrs.descending and graph.same(argsort.args[0], order)
-    scatter = graph.call(var, "relax.scatter_elements")
-    if scatter is None or scatter.attrs.reduction != "update" or not graph.same(scatter.args[1], order):
-        return False
-    positions = graph.call(graph.through(scatter.args[2], "relax.astype", "relax.broadcast_to"), "relax.arange")
-    (size,) = shape(var)
-    if positions is None or not graph.equal(size, shape(order)[0]) or not graph.equal(size, shape(positions)[0]):
-        return False
-    start, _, step = (argument.value for argument in positions.args)
-    return static(start) == 0 and static(step) == 1
 
 
 def _running_counts(graph: Graph, experts: relax.Expr, num_experts: int) -> Iterator[relax.Var]:
@@ -111,7 +97,8 @@ def _counts_each(graph: Graph, var: relax.Var, num_experts: int) -> bool:
 MOE_PERMUTE = Rule(
     name="moe_permute",
     kernel="moe.permute",
-    pattern=is_op("relax.argsort")(_EXPERTS),
-    parts={"experts": _EXPERTS},
-    check=_permute_call,
+    roots=operators("argsort"),
+    recognize=_recognize,
+    call=kernel_call,
+    before=("moe_gate",),
 )

@@ -1,47 +1,47 @@
-"""Finds the normalization of what experts computed for a token, added up with a residual, for one kernel."""
+"""MoE combine fused with the residual and the normalization that follow, to the ``normalization`` kernel.
+
+``norm(residual + combined)``, where ``combined`` is the weighted sum of a token's experts and serves nothing else.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm import relax
-
-from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph
-from tkc.passes.graph.readers import feeds_only
-from tkc.passes.rules.moe_combine import Combined, combined
-from tkc.passes.rules.normalization import NORMALIZED, PARTS, normalization_call
-from tkc.passes.rules.rule import KernelCall, Match, Rule
-
-_BETWEEN = (*SHAPE_CHANGES, *PARTS)
+from tkc.passes.graph.found import Found, KernelCall
+from tkc.passes.graph.layout import kernel_call
+from tkc.passes.graph.readers import between, serves_only
+from tkc.passes.recognizers.expert_sums import Combined, combined
+from tkc.passes.recognizers.normalization import NORMALIZATION_ROOTS, normalization, normalization_inputs
+from tkc.passes.rules.rule import Rule, Site
 
 
-def _check(match: Match) -> KernelCall | None:
+def _recognize(site: Site) -> Found | None:
     """Refusals are left to the rules for the two halves."""
-    call = normalization_call(match)
-    if not isinstance(call, KernelCall) or not call.parameters.residual:
+    graph, norm = site.graph, normalization(site.graph, site.var)
+    if not isinstance(norm, Found) or not norm.parameters.residual:
         return None
-    first, second, *vectors = call.inputs
-    for term, residual in ((first, second), (second, first)):
-        found = _combined_only_for(match.graph, term, call)
-        if found is not None:
-            parameters = replace(call.parameters, combined=found.parameters)
-            return replace(call, parameters=parameters, inputs=(*found.inputs, residual, *vectors))
+    for term, residual in (("x", "residual"), ("residual", "x")):
+        sum_ = graph.through_views_and_casts(norm.inputs[term])
+        experts = combined(graph, sum_, norm.parameters.dtype)
+        if not isinstance(experts, Combined) or experts.parameters.channels != norm.parameters.channels:
+            continue
+        if serves_only(graph, sum_, *norm.replaces):
+            vectors = {role: norm.inputs[role] for role in ("weight", "bias") if role in norm.inputs}
+            inputs = {**experts.inputs, "residual": norm.inputs[residual], **vectors}
+            parameters = replace(norm.parameters, combined=experts.parameters)
+            return Found(parameters, inputs, norm.replaces, between(graph, sum_, *norm.replaces))
     return None
 
 
-def _combined_only_for(graph: Graph, term: relax.Expr, call: KernelCall) -> Combined | None:
-    """What ``term`` is combined of, if nothing reads it but what ``call`` replaces."""
-    sum_ = graph.through_views_and_casts(term)
-    found = combined(graph, sum_, call.parameters.dtype)
-    if not isinstance(found, Combined) or found.parameters.channels != call.parameters.channels:
-        return None
-    return found if any(feeds_only(graph, sum_, var, _BETWEEN) for var in call.replaces) else None
+def _call(found: Found) -> KernelCall:
+    return kernel_call(found, normalization_inputs(found))
 
 
 NORMALIZED_COMBINE = Rule(
     name="normalized combination of experts",
     kernel="normalization",
-    pattern=NORMALIZED,
-    parts={},
-    check=_check,
+    roots=NORMALIZATION_ROOTS,
+    recognize=_recognize,
+    call=_call,
+    before=("moe_combine", "normalization"),
 )

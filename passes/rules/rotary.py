@@ -1,237 +1,25 @@
-"""Finds rotary embedding of the half-turning form, on either layout of heads, and the normalization before it."""
+"""Rotary embedding, and the normalization of the heads before it, to the ``rotary`` kernel.
+
+``x * cos + torch.cat((-x2, x1), -1) * sin`` for the halves ``x1`` and ``x2`` of each head of ``x``, which may be
+``F.rms_norm`` of other heads, and a transposition of heads and sequence.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-from tvm import relax, tirx
-from tvm.relax.dpl import is_op, wildcard
-
-from tkc.kernels.rotary.spec import RotaryParameters
-from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
-from tkc.passes.graph.layout import restored
-from tkc.passes.graph.patterns import maybe_cast
-from tkc.passes.graph.readers import feeds_only
-from tkc.passes.rules.normalization import normalized, parameter_dtype
-from tkc.passes.rules.rule import KernelCall, KernelFloat, Match, Refusal, Restore, Rule, is_kernel_float, unfit_dtype
-
-_SWAPPED = [0, 2, 1, 3]  # between heads before the sequence and after it
+from tkc.passes.graph.found import Refusal
+from tkc.passes.recognizers.rotary import Embedding, embedding, embedding_call
+from tkc.passes.rules.rule import Rule, Site, operators
 
 
-@dataclass(frozen=True)
-class Embedding:
-    """``var``, the rotary embedding of the heads ``x``, as a kernel computes it.
+def _recognize(site: Site) -> Embedding | Refusal | None:
+    return embedding(site.graph, site.var)
 
-    ``cos`` and ``sin`` are the graph's tables, which the kernel reads as ``table_shape``; ``weight`` is that of the
-    normalization, if it has one. Where ``swapped``, ``var`` has heads before the sequence, and the kernel behind it.
-    """
-
-    var: relax.Var
-    parameters: RotaryParameters
-    x: relax.Expr
-    cos: relax.Expr
-    sin: relax.Expr
-    table_shape: tuple[tirx.PrimExpr, ...]
-    weight: relax.Expr | None
-    swapped: bool
-
-    @property
-    def inputs(self) -> tuple[relax.Expr, ...]:
-        """What the kernel reads."""
-        return (self.x, *(relax.op.reshape(table, self.table_shape) for table in (self.cos, self.sin)), *self.weights)
-
-    @property
-    def weights(self) -> tuple[relax.Expr, ...]:
-        """The normalization's weight as the kernel reads it, if there is one."""
-        return () if self.weight is None else (relax.op.reshape(self.weight, (self.parameters.size,)),)
-
-    def restored(self, index: int) -> Restore:
-        """From output ``index`` of a kernel to ``var``."""
-        return _swapped_back(index) if self.swapped else restored(index, self.var)
-
-
-@dataclass(frozen=True)
-class _Turned:
-    """``x * cos + concat(-x2, x1) * sin``."""
-
-    x: relax.Expr
-    cos: relax.Expr
-    sin: relax.Expr
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """``x`` before its axes were ``swapped``, and before it was normalized, if the kernel is to do that.
-
-    ``weight``, of ``weight_dtype``, is the normalization's.
-    """
-
-    x: relax.Expr
-    swapped: bool
-    epsilon: float | None = None
-    weight: relax.Expr | None = None
-    weight_dtype: KernelFloat | None = None
-
-
-def _check(match: Match) -> KernelCall | Refusal | None:
-    found = embedding(match.graph, match.var)
-    if not isinstance(found, Embedding):
-        return found
-    return KernelCall(found.parameters, found.inputs, {match.var: found.restored(0)})
-
-
-def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
-    """The rotary embedding that ``var`` holds, or why no kernel computes what looks like one."""
-    found = _turned(graph, _sum(graph, var))
-    if found is None:
-        return None
-    name, layout = dtype(var), _layout(graph, found)
-    heads = _heads(graph, var, found.x, swaps=layout == "bhsd")
-    if heads is None:
-        return None  # Wider than the result; a cast that reads it may be the whole.
-    if not is_kernel_float(name):
-        return unfit_dtype(name)
-    if layout is None:
-        return Refusal("its angles do not belong to the positions of a sequence, for all heads alike")
-    cos, sin = (graph.before_widening(table) or table for table in (found.cos, found.sin))
-    angle_dtype = dtype(cos)
-    if angle_dtype != dtype(sin) or not is_kernel_float(angle_dtype):
-        return Refusal(f"its angles are given as {' and '.join(sorted({angle_dtype, dtype(sin)}))}")
-    count, size = static(shape(found.x)[2 if layout == "bshd" else 1]), static(shape(found.x)[3])
-    if count is None or size is None:
-        return Refusal("its number of heads or their size is not constant")
-    sequence = shape(found.x)[1 if layout == "bshd" else 2]
-    batch = _padded(found.cos)[0]
-    shared = static(batch) == 1
-    parameters = RotaryParameters(
-        heads=count,
-        size=size,
-        dtype=name,
-        layout="bshd" if heads.swapped else layout,
-        angle_dtype=None if angle_dtype == name else angle_dtype,
-        shared_angles=shared,
-        epsilon=heads.epsilon,
-        weight=heads.weight is not None,
-        weight_dtype=None if heads.weight_dtype == name else heads.weight_dtype,
-    )
-    table_shape = (sequence, size) if shared else (batch, sequence, size)
-    return Embedding(var, parameters, heads.x, cos, sin, table_shape, heads.weight, heads.swapped)
-
-
-def _sum(graph: Graph, var: relax.Var) -> relax.Call | None:
-    """The addition that ``var`` holds, or a cast of it."""
-    cast = graph.call(var, "relax.astype")
-    return graph.call(var if cast is None else cast.args[0], "relax.add")
-
-
-def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
-    """What the kernel reads to compute ``var``, the embedding of ``x``; before a swap of axes only if it ``swaps``."""
-    found = _normalized_heads(graph, var, x, swaps)
-    if found is not None:
-        return found
-    own = graph.before_widening(x, dtype(var))
-    return None if own is None else _Heads(*_before_swap(graph, own, swaps))
-
-
-def _normalized_heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
-    """The same where ``x`` was normalized head by head, by the mean square, for this alone."""
-    name = dtype(var)
-    heads, swapped = _before_swap(graph, graph.through_casts(x), swaps)
-    rows = graph.through_views_and_casts(heads)
-    norm = normalized(graph, rows)
-    if norm is None or norm.kind != "rms" or norm.bias is not None or not is_kernel_float(name):
-        return None
-    source, weight_dtype = graph.before_widening(norm.x, name), parameter_dtype(graph, norm, name)
-    if source is None or isinstance(weight_dtype, Refusal) or not feeds_only(graph, rows, var, _PARTS):
-        return None
-    if not graph.equal(shape(source)[-1], shape(x)[-1]):
-        return None  # Several heads, or parts of one, are normalized together.
-    if graph.same_shape(shape(source), shape(heads)):
-        source, earlier = _before_swap(graph, source, swaps and not swapped)
-        swapped = swapped or earlier
-    else:
-        source = relax.op.reshape(source, shape(heads))
-    weight = None if norm.weight is None else graph.before_widening(norm.weight, weight_dtype)
-    return _Heads(source, swapped, norm.epsilon, weight, weight_dtype)
-
-
-def _turned(graph: Graph, add: relax.Call | None) -> _Turned | None:
-    if add is None:
-        return None
-    for straight, crossed in (add.args, reversed(add.args)):
-        products = [graph.call(graph.through_casts(term), "relax.multiply") for term in (straight, crossed)]
-        if products[0] is None or products[1] is None:
-            continue
-        for x, cos in (products[0].args, reversed(products[0].args)):
-            for turned, sin in (products[1].args, reversed(products[1].args)):
-                if _turns(graph, turned, x):
-                    return _Turned(x, cos, sin)
-    return None
-
-
-def _turns(graph: Graph, turned: relax.Expr, x: relax.Expr) -> bool:
-    """Whether ``turned`` is ``concat(-x2, x1)`` along the last axis, for the halves of ``x``."""
-    concat = graph.call(graph.through_casts(turned), "relax.concat")
-    if concat is None or not has_known_shape(x) or len(shape(x)) != 4 or concat.attrs.axis is None:
-        return False
-    parts = graph.value(concat.args[0])
-    size = static(shape(x)[-1])
-    if int(concat.attrs.axis) % 4 != 3 or not isinstance(parts, relax.Tuple) or len(parts.fields) != 2 or size is None:
-        return False
-    negated, second = graph.call(graph.through_casts(parts.fields[0]), "relax.negative"), parts.fields[1]
-    if negated is None or size % 2:
-        return False
-    halves = [graph.last_axis_slice(graph.through_casts(half)) for half in (second, negated.args[0])]
-    return all(
-        half is not None
-        and (half.begin, half.size) == (begin, size // 2)
-        and graph.same(graph.through_casts(half.source), graph.through_casts(x))
-        for half, begin in zip(halves, (0, size // 2), strict=True)
-    )
-
-
-def _layout(graph: Graph, found: _Turned) -> Literal["bshd", "bhsd"] | None:
-    """Where in ``x`` the axis of heads is, over which the angles are broadcast; ``None`` if they are otherwise."""
-    if not all(has_known_shape(table) and len(shape(table)) <= 4 for table in (found.cos, found.sin)):
-        return None
-    batch, *middle, size = _padded(found.cos)
-    x = shape(found.x)
-    if not graph.same_shape(_padded(found.cos), _padded(found.sin)) or not graph.equal(size, x[3]):
-        return None
-    if not (static(batch) == 1 or graph.equal(batch, x[0])):
-        return None
-    if static(middle[0]) == 1 and graph.equal(middle[1], x[2]):
-        return "bhsd"
-    return "bshd" if static(middle[1]) == 1 and graph.equal(middle[0], x[1]) else None
-
-
-def _padded(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
-    """The dimensions of ``expr`` as broadcasting sees them among four."""
-    dims = shape(expr)
-    return (*[tirx.IntImm("int64", 1)] * (4 - len(dims)), *dims)
-
-
-def _before_swap(graph: Graph, x: relax.Expr, swaps: bool) -> tuple[relax.Expr, bool]:
-    """``x`` with the sequence before the heads, if it was made from that (and ``swaps``), and whether it was."""
-    call = graph.call(x, "relax.permute_dims") if swaps else None
-    if call is None or [int(axis) for axis in call.attrs.axes or ()] != _SWAPPED:
-        return x, False
-    return call.args[0], True
-
-
-def _swapped_back(index: int) -> Restore:
-    return lambda outputs: relax.op.permute_dims(outputs[index], _SWAPPED)
-
-
-_ELEMENTWISE = ("astype", "multiply", "add", "negative")
-_VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "strided_slice", "split", "concat")
-_PARTS = tuple(f"relax.{name}" for name in (*_ELEMENTWISE, *_VIEWS))
 
 ROTARY = Rule(
     name="rotary embedding",
     kernel="rotary",
-    pattern=maybe_cast(is_op("relax.add")(wildcard(), wildcard())),
-    parts={},
-    check=_check,
+    roots=operators("add", "astype"),
+    recognize=_recognize,
+    call=embedding_call,
+    before=("attention over latents", "attention of one query", "attention", "normalization"),
 )

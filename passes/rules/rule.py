@@ -1,33 +1,29 @@
-"""The contract of a substitution rule: a pattern, a check, and the kernel call or the refusal the check returns."""
+"""The contract of a substitution rule, and the order that rules ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard, get_args
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from typing import Any, Generic, TypeVar
 
-from tvm import IRModule, relax, tirx
-from tvm.relax.dpl import DFPattern
+from tvm import relax
+from tvm.ir import Op
 
 from tkc.kernels import Target
 from tkc.passes.graph.bindings import Graph
-from tkc.passes.graph.matching import matched
+from tkc.passes.graph.found import Found, KernelCall, Refusal
 
-KernelFloat = Literal["float32", "float16", "bfloat16"]
-
-Restore = Callable[[Sequence[relax.Expr]], relax.Expr]
-"""From a kernel's outputs to the value of one variable that the call replaces (a reshape back, a cast)."""
+TUPLE_ITEM = "tuple item"
+"""The root of rules that look at what takes one field of a tuple, which is no operator in Relax."""
 
 
 @dataclass(frozen=True)
-class Match:
-    """Where a rule's pattern was found: the root's variable and each named part that took part.
-
-    Parts are variables, or constants, as the graph holds them; a name whose optional part did not match is absent.
-    """
+class Site:
+    """A bound variable at which a rule looks, in its graph, and the target that is compiled for."""
 
     var: relax.Var
-    parts: Mapping[str, relax.Expr]
     graph: Graph
     target: Target
 
@@ -37,67 +33,64 @@ class Match:
         return self.graph.value(self.var)
 
     @property
-    def module(self) -> IRModule:
-        """The module that holds the function."""
-        return self.graph.module
-
-    def __getitem__(self, name: str) -> relax.Expr:
-        return self.parts[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.parts
+    def kind(self) -> str | None:
+        """What rules name among their roots: the root's operator, or :data:`TUPLE_ITEM`."""
+        root = self.root
+        if isinstance(root, relax.TupleGetItem):
+            return TUPLE_ITEM
+        return root.op.name if isinstance(root, relax.Call) and isinstance(root.op, Op) else None
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """A call of a rule's kernel.
-
-    ``inputs`` may be new expressions over the graph's variables (a reshape to two dimensions). ``replaces`` has an
-    entry for each bound variable that the call computes. ``sizes`` gives those run-time sizes of the kernel that no
-    input shows.
-    """
-
-    parameters: Any
-    inputs: tuple[relax.Expr, ...]
-    replaces: Mapping[relax.Var, Restore]
-    sizes: Mapping[str, tirx.PrimExpr] = field(default_factory=dict)
+F = TypeVar("F", bound=Found)
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why a near miss keeps its ordinary operators, as a clause a user can read."""
+class Rule(Generic[F]):
+    """One subgraph and the kernel that computes it.
 
-    reason: str
-
-
-def is_kernel_float(name: str) -> TypeGuard[KernelFloat]:
-    """Whether kernels compute on tensors of the dtype ``name``."""
-    return name in get_args(KernelFloat)
-
-
-def unfit_dtype(name: str) -> Refusal:
-    """The refusal of floating-point tensors that no kernel takes."""
-    return Refusal(f"it computes in {name}, and the kernel in {', '.join(get_args(KernelFloat))}")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``pattern``, rooted at the value to replace, and what becomes of its matches.
-
-    ``parts`` names the sub-patterns that ``check`` wants to see. ``check`` returns the call, a :class:`Refusal` for a
-    near miss (it goes to the report), or ``None`` where the match only looks alike on the surface.
+    The engine looks where an operator of ``roots`` stands (names with the ``relax.`` prefix, or :data:`TUPLE_ITEM`).
+    ``recognize`` returns what it found there, a :class:`Refusal` for a near miss (it goes to the report), or ``None``
+    where it only looks alike on the surface. The engine refuses what it found if anything else reads a binding that it
+    consumes; ``call`` makes the kernel call of the rest. ``before`` names the rules that must see the graph later.
     """
 
     name: str
     kernel: str
-    pattern: DFPattern
-    parts: Mapping[str, DFPattern]
-    check: Callable[[Match], KernelCall | Refusal | None]
+    roots: frozenset[str]
+    recognize: Callable[[Site], F | Refusal | None]
+    call: Callable[[F], KernelCall]
+    before: tuple[str, ...] = ()
 
-    def match(self, var: relax.Var, graph: Graph, target: Target) -> Match | None:
-        """The match rooted at ``var``, a bound variable of ``graph``; ``None`` where the pattern is not there."""
-        found = matched(graph, self.pattern, var)
-        if found is None:
-            return None
-        parts = {name: found[part] for name, part in self.parts.items() if part in found}
-        return Match(var, parts, graph, target)
+
+def operators(*names: str) -> frozenset[str]:
+    """Operators of Relax by their names without the ``relax.`` prefix."""
+    return frozenset(f"relax.{name}" for name in names)
+
+
+def ordered(rules: Iterable[Rule[Any]]) -> tuple[Rule[Any], ...]:
+    """``rules`` in an order that each one's ``before`` asks for; where that leaves it open, in the order given.
+
+    Raises :class:`ValueError` with the names of rules that each want to come before the other, or of an unknown rule.
+    """
+    table = {rule.name: rule for rule in rules}
+    places = {name: place for place, name in enumerate(table)}
+    sorter: TopologicalSorter[str] = TopologicalSorter({name: () for name in table})
+    for rule in table.values():
+        for later in rule.before:
+            if later not in table:
+                raise ValueError(f"the rule {rule.name!r} is to come before {later!r}, which is not in the table")
+            sorter.add(later, rule.name)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        names = " before ".join(map(repr, error.args[1]))
+        raise ValueError(f"rules that cannot be ordered: {names}") from None
+    ready: list[tuple[int, str]] = []
+    result: list[Rule[Any]] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heappush(ready, (places[name], name))
+        _, name = heappop(ready)
+        result.append(table[name])
+        sorter.done(name)
+    return tuple(result)

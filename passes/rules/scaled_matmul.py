@@ -1,4 +1,8 @@
-"""Finds products of dequantized FP8 tensors, and has a kernel multiply the FP8 numbers and apply their scales."""
+"""Matmul of dequantized FP8 tensors to the ``matmul.scaled`` kernel, which multiplies FP8 and applies the scales.
+
+``(a.to(dtype) * a_scale) @ (b.to(dtype) * b_scale).T``, with a scale for each 128 channels of a row of ``a`` and for
+each block of 128 x 128 of ``b``.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,16 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tvm import relax, tirx
-from tvm.relax.dpl import is_op, wildcard
 
-from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmulParameters
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, QUANTIZATION_BLOCK, ScaledMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, is_floating, shape, static
+from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_expressions import IndexExpressions
-from tkc.passes.graph.layout import as_dtype, product, restored
-from tkc.passes.graph.patterns import any_of
+from tkc.passes.graph.kernel_floats import is_kernel_float
+from tkc.passes.graph.layout import as_dtype, kernel_call, product
+from tkc.passes.graph.readers import between, sole_reader
 from tkc.passes.graph.views import Index, broadcast_index, flattened, int64
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule, is_kernel_float
+from tkc.passes.rules.rule import Rule, Site, operators
 
 _EXPONENT_DTYPE = "float8_e8m0fnu"  # powers of two, which are scales and nothing else
 _READ_THROUGH = tuple(
@@ -30,15 +34,15 @@ Factors: TypeAlias = dict[Literal["numbers", "scales"], relax.Expr]
 """What an operand is the product of, as the kernel's matrices."""
 
 
-def _check(match: Match) -> KernelCall | Refusal | None:
-    graph, var = match.graph, match.var
+def _recognize(site: Site) -> Found | Refusal | None:
+    graph, var = site.graph, site.var
     call = _product(graph, var)
     if call is None or not is_kernel_float(dtype(var)) or not all(map(has_known_shape, (*call.args, call))):
         return None
     quantized = [_comes_from_fp8(graph, operand) for operand in call.args]
     if not any(quantized):
         return None
-    outcome = _kernel_call(graph, var, call) if all(quantized) else Refusal(f"only one operand is {OPERAND_DTYPE}")
+    outcome = _found(graph, var, call) if all(quantized) else Refusal(f"only one operand is {OPERAND_DTYPE}")
     refused_below = isinstance(outcome, Refusal) and graph.call(var, "relax.matmul") is None
     return None if refused_below else outcome
 
@@ -48,7 +52,7 @@ def _product(graph: Graph, var: relax.Var) -> relax.Call | None:
     expr: relax.Expr = var
     while (call := graph.call(expr, "relax.astype", "relax.reshape")) is not None:
         expr = call.args[0]
-        if not (is_floating(dtype(expr)) and is_floating(dtype(call)) and len(graph.users(expr)) == 1):
+        if not (is_floating(dtype(expr)) and is_floating(dtype(call)) and sole_reader(graph, expr) is not None):
             return None
     return graph.call(expr, "relax.matmul")
 
@@ -127,7 +131,7 @@ def _is_scale(name: str) -> bool:
     return is_kernel_float(name) or name == _EXPONENT_DTYPE
 
 
-def _kernel_call(graph: Graph, var: relax.Var, call: relax.Call) -> KernelCall | Refusal:
+def _found(graph: Graph, var: relax.Var, call: relax.Call) -> Found | Refusal:
     left, right = call.args
     if min(len(shape(left)), len(shape(right))) < 2:
         return Refusal("it is a product with a vector")
@@ -150,8 +154,8 @@ def _kernel_call(graph: Graph, var: relax.Var, call: relax.Call) -> KernelCall |
     if b is None or len(b) < 2:
         shared = f"a block of {QUANTIZATION_BLOCK} x {QUANTIZATION_BLOCK}"
         return Refusal(f"its second operand is not {OPERAND_DTYPE} [{n}, {k}] transposed times a scale for {shared}")
-    inputs = (a["numbers"], b["numbers"], a["scales"], b["scales"])
-    return KernelCall(ScaledMatmulParameters(n, k, dtype(var)), inputs, {var: restored(0, var)})
+    inputs = {"a": a["numbers"], "b": b["numbers"], "a_scales": a["scales"], "b_scales": b["scales"]}
+    return Found(ScaledMatmulParameters(n, k, dtype(var)), inputs, {var: 0}, between(graph, call, var))
 
 
 def _block(index: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -165,13 +169,8 @@ def _blocks(size: int) -> int:
 SCALED_MATMUL = Rule(
     name="scaled matrix product",
     kernel="matmul.scaled",
-    pattern=any_of(
-        (
-            is_op("relax.matmul")(wildcard(), wildcard()),
-            is_op("relax.astype")(wildcard()),
-            is_op("relax.reshape")(wildcard(), wildcard()),
-        )
-    ),
-    parts={},
-    check=_check,
+    roots=operators("matmul", "astype", "reshape"),
+    recognize=_recognize,
+    call=kernel_call,
+    before=("merged matrix products", "matrix product"),
 )

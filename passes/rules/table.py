@@ -1,4 +1,6 @@
-"""The ordered tables of substitution rules: what comes first sees the graph first."""
+"""The tables of substitution rules, in the order in which they see the graph."""
+
+from typing import Any
 
 from tkc.passes.rules.attention import DECODE, PREFILL
 from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
@@ -13,37 +15,38 @@ from tkc.passes.rules.moe_gate import MOE_GATE
 from tkc.passes.rules.moe_permute import MOE_PERMUTE
 from tkc.passes.rules.normalization import NORMALIZATION
 from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
+from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.rotary import ROTARY
-from tkc.passes.rules.rule import Rule
+from tkc.passes.rules.rule import Rule, ordered
 from tkc.passes.rules.scaled_matmul import SCALED_MATMUL
-from tkc.passes.rules.swiglu import QUANTIZED_SWIGLU, SWIGLU
+from tkc.passes.rules.swiglu import SWIGLU
 
-# Combining needs to see that weights were sorted and what undoes it, which permuting replaces; permuting that experts
-# come from a top-k, which gating replaces. A gated product is more than SwiGLU.
-# Rotary embedding leaves queries and keys in the layout that attention reads best. Attention over latents would pass
-# for ordinary attention, products of FP8 for those of the floats it is widened to. Merged products and merged
-# embeddings are more than single ones. Normalization comes last: it takes what no rotary embedding begins with, and the
-# sums that no matrix product adds in its epilogue.
-RULES: tuple[Rule, ...] = (
-    NORMALIZED_COMBINE,
-    MOE_COMBINE,
-    MOE_PERMUTE,
-    MOE_GATE,
-    QUANTIZED_SWIGLU,
-    GATED_MATMUL,
-    GATED_GROUPED_MATMUL,
-    SWIGLU,
-    GROUPED_MATMUL,
-    MERGED_ROTARY,
-    ROTARY,
-    LATENT_DECODE,
-    DECODE,
-    PREFILL,
-    SCALED_MATMUL,
-    MERGED_MATMUL,
-    MATMUL,
-    NORMALIZATION,
+# Each rule names in ``before`` those that must see the graph later, because it is more than they are, or needs to see
+# what they replace: combining, that weights were sorted and what undoes it, which permuting replaces; permuting, that
+# experts come from a top-k, which gating replaces; attention, queries and keys in the layout that rotary embedding
+# leaves; normalization, the sums that no matmul adds in its epilogue. Beyond that, the order is that of a layer.
+RULES: tuple[Rule[Any], ...] = ordered(
+    (
+        NORMALIZED_COMBINE,
+        MOE_COMBINE,
+        MOE_PERMUTE,
+        MOE_GATE,
+        QUANTIZED_SWIGLU,
+        GATED_MATMUL,
+        GATED_GROUPED_MATMUL,
+        SWIGLU,
+        GROUPED_MATMUL,
+        MERGED_ROTARY,
+        ROTARY,
+        LATENT_DECODE,
+        DECODE,
+        PREFILL,
+        SCALED_MATMUL,
+        MERGED_MATMUL,
+        MATMUL,
+        NORMALIZATION,
+    )
 )
 
 # What is left once attention that none of these took is spelled out in products.
-PRODUCT_RULES: tuple[Rule, ...] = (BATCHED_MATMUL,)
+PRODUCT_RULES: tuple[Rule[Any], ...] = (BATCHED_MATMUL,)

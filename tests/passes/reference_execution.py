@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -47,7 +48,7 @@ def imported(
 
 
 def substituted(
-    module: IRModule, rules: Sequence[Rule] = RULES, target: Target = CPU
+    module: IRModule, rules: Sequence[Rule[Any]] = RULES, target: Target = CPU
 ) -> tuple[IRModule, SubstitutionReport]:
     """``module`` with every kernel that exists, well formed, and the report."""
     module, report = SubstituteKernels(target, "all", rules)(module)
@@ -67,7 +68,7 @@ def evaluated(module: IRModule, *inputs: torch.Tensor) -> list[torch.Tensor]:
 
 
 def checked_substitutions(
-    module: IRModule, *inputs: torch.Tensor, rules: Sequence[Rule] = RULES, rtol: float = 1e-5
+    module: IRModule, *inputs: torch.Tensor, rules: Sequence[Rule[Any]] = RULES, rtol: float = 1e-5
 ) -> list[Substitution]:
     """What was substituted in ``module``, which must compute the same for ``inputs`` as before.
 
@@ -82,7 +83,7 @@ def checked_substitutions(
     return list(report.substitutions)
 
 
-def refusal_reasons(module: IRModule, rules: Sequence[Rule] = RULES) -> list[str]:
+def refusal_reasons(module: IRModule, rules: Sequence[Rule[Any]] = RULES) -> list[str]:
     """Why the near misses in ``module`` keep their operators; nothing in it may be substituted."""
     _, report = substituted(module, rules)
     assert report.substitutions == ()

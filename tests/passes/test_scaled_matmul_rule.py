@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 from tkc.passes.rules.matmul import MATMUL
+from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.scaled_matmul import SCALED_MATMUL
-from tkc.passes.rules.swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.table import RULES
 
 FP8 = torch.float8_e4m3fn

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax import op
-from tvm.relax.dpl import is_op, wildcard
 
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
@@ -23,9 +22,10 @@ from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.graph.bindings import shape
+from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.kernel_call import kernel_dispatch, kernel_prim_func, output_types
-from tkc.passes.graph.layout import restored
-from tkc.passes.rules.rule import KernelCall, Match, Refusal, Rule
+from tkc.passes.graph.layout import kernel_call
+from tkc.passes.rules.rule import Rule, Site, operators, ordered
 from tkc.passes.rules.swiglu import SWIGLU
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
 from tkc.pipeline import substitution_stages
@@ -46,16 +46,27 @@ def built(write: Callable[[relax.BlockBuilder, relax.Var], relax.Expr | Sequence
     return builder.get()
 
 
-def rule_for(name: str, check: Callable[[Match], KernelCall | Refusal | None]) -> Rule:
-    """A rule for one-operand operators, whose operand is the part ``x``."""
-    x = wildcard()
-    return Rule("test", "swiglu", is_op(name)(x), {"x": x}, check)
+def rule_for(name: str, recognize: Callable[[Site], Found | Refusal | None]) -> Rule[Found]:
+    """A rule that looks at the operator ``name``."""
+    return Rule("test", "swiglu", frozenset([name]), recognize, kernel_call)
 
 
-def swiglu_of(match: Match, *inputs: relax.Expr, **replaces: relax.Var) -> KernelCall:
-    """A call of the plain kernel that replaces the match and whatever else is named."""
-    variables = (match.var, *replaces.values())
-    return KernelCall(SwiGLUParameters(CHANNELS, "float32"), inputs, {var: restored(0, var) for var in variables})
+def operand(site: Site) -> relax.Expr:
+    """What the operator at ``site`` is applied to."""
+    return site.root.args[0]
+
+
+def named(site: Site, name: str) -> relax.Var:
+    """The bound variable of that name."""
+    (var,) = (var for var in site.graph.var2val if var.name_hint == name)
+    return var
+
+
+def swiglu_of(site: Site, gate: relax.Expr, up: relax.Expr, *replaced: relax.Var, consumed: str = "") -> Found:
+    """The plain kernel in place of the site and ``replaced``; the variables named in ``consumed`` must vanish."""
+    replaces = dict.fromkeys((site.var, *replaced), 0)
+    vanishing = frozenset(named(site, name) for name in consumed.split())
+    return Found(SwiGLUParameters(CHANNELS, "float32"), {"gate": gate, "up": up}, replaces, vanishing)
 
 
 def gated(x: Tensor) -> Tensor:
@@ -177,11 +188,10 @@ def test_a_call_is_placed_after_all_that_it_reads() -> None:
         late = b.emit(op.abs(x), "late")
         return [between, b.emit(op.tanh(late), "root")]
 
-    def check(match: Match) -> KernelCall:
-        (early,) = (var for var in match.graph.var2val if var.name_hint == "early")
-        return swiglu_of(match, match["x"], match["x"], early=early)
+    def recognize(site: Site) -> Found:
+        return swiglu_of(site, operand(site), operand(site), named(site, "early"))
 
-    module, report = substituted(built(write), (rule_for("relax.tanh", check),))
+    module, report = substituted(built(write), (rule_for("relax.tanh", recognize),))
     assert report.substitutions[0].variables == ("root",)
     x = torch.randn(3, CHANNELS)
     negative, root = evaluated(module, x)
@@ -196,17 +206,16 @@ def test_a_call_that_would_read_its_own_result_is_refused() -> None:
         early = b.emit(op.exp(x), "early")
         return b.emit(op.tanh(b.emit(op.negative(early))), "root")
 
-    def check(match: Match) -> KernelCall:
-        (early,) = (var for var in match.graph.var2val if var.name_hint == "early")
-        return swiglu_of(match, match["x"], match["x"], early=early)
+    def recognize(site: Site) -> Found:
+        return swiglu_of(site, operand(site), operand(site), named(site, "early"))
 
-    _, report = substituted(built(write), (rule_for("relax.tanh", check),))
+    _, report = substituted(built(write), (rule_for("relax.tanh", recognize),))
     assert report.substitutions == ()
     assert "needed to compute its inputs" in report.refusals[0].reason
 
 
 @pytest.mark.parametrize(
-    ("operand", "words"),
+    ("up", "words"),
     [
         (lambda x: op.astype(x, "float16"), "'up' must be float32"),
         (lambda x: op.permute_dims(x), "'up' must be float32 [tokens, 8]"),
@@ -214,14 +223,14 @@ def test_a_call_that_would_read_its_own_result_is_refused() -> None:
         (lambda x: op.expand_dims(x, 0), "'up' must be"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(operand: Callable[[relax.Expr], relax.Expr], words: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(up: Callable[[relax.Expr], relax.Expr], words: str) -> None:
     """A dtype, rank or size that the kernel does not take never reaches it."""
 
-    def check(match: Match) -> KernelCall:
-        return swiglu_of(match, match["x"], operand(match["x"]))
+    def recognize(site: Site) -> Found:
+        return swiglu_of(site, operand(site), up(operand(site)))
 
     module = built(lambda b, x: b.emit(op.tanh(x)))
-    _, report = substituted(module, (rule_for("relax.tanh", check),))
+    _, report = substituted(module, (rule_for("relax.tanh", recognize),))
     assert report.substitutions == ()
     assert words in report.refusals[0].reason
 
@@ -229,9 +238,9 @@ def test_inputs_that_do_not_fit_are_refused(operand: Callable[[relax.Expr], rela
 def test_the_larger_match_wins_and_what_only_it_read_is_gone() -> None:
     """The inner of two nested matches is not replaced too, unless something else reads it."""
 
-    def check(match: Match) -> KernelCall:
-        source = match.graph.through(match.var, "relax.tanh")
-        return swiglu_of(match, source, source)
+    def recognize(site: Site) -> Found:
+        source = site.graph.through(site.var, "relax.tanh")
+        return swiglu_of(site, source, source)
 
     def nested(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         return b.emit(op.tanh(b.emit(op.tanh(x))), "outer")
@@ -240,9 +249,105 @@ def test_the_larger_match_wins_and_what_only_it_read_is_gone() -> None:
         inner = b.emit(op.tanh(x), "inner")
         return [inner, b.emit(op.tanh(inner), "outer")]
 
-    rules = (rule_for("relax.tanh", check),)
+    rules = (rule_for("relax.tanh", recognize),)
     variables = [substituted(built(write), rules)[1].substitutions[0].variables for write in (nested, shared)]
     assert variables == [("outer",), ("inner", "outer")]
+
+
+def doubled(site: Site) -> Found:
+    """``tanh(early)``, for which ``early`` must vanish."""
+    x = site.graph.value(named(site, "early")).args[0]
+    return swiglu_of(site, x, x, consumed="early")
+
+
+def test_what_is_consumed_vanishes() -> None:
+    """Nothing else reads it, so that the call takes its place."""
+    module, report = substituted(
+        built(lambda b, x: b.emit(op.tanh(b.emit(op.exp(x), "early")), "root")), (rule_for("relax.tanh", doubled),)
+    )
+    assert report.substitutions[0].variables == ("root",)
+    assert "exp" not in module["main"].script()
+
+
+def read_too(b: relax.BlockBuilder, x: relax.Var) -> Sequence[relax.Expr]:
+    """An operator reads it."""
+    early = b.emit(op.exp(x), "early")
+    return [b.emit(op.negative(early), "other"), b.emit(op.tanh(early), "root")]
+
+
+def returned_too(b: relax.BlockBuilder, x: relax.Var) -> Sequence[relax.Expr]:
+    """It is one of the results."""
+    early = b.emit(op.exp(x), "early")
+    return [early, b.emit(op.tanh(early), "root")]
+
+
+@pytest.mark.parametrize(("write", "reader"), [(read_too, "by other"), (returned_too, "by ")])
+def test_what_is_consumed_is_read_by_nothing_else(
+    write: Callable[[relax.BlockBuilder, relax.Var], Sequence[relax.Expr]], reader: str
+) -> None:
+    """The refusal names the binding and what reads it; nothing is replaced."""
+    _, report = substituted(built(write), (rule_for("relax.tanh", doubled),))
+    assert report.substitutions == []
+    (refused,) = report.refusals
+    assert refused.reason.startswith("early, ") and reader in refused.reason
+
+
+def test_what_the_function_returns_does_not_vanish() -> None:
+    """Also where no binding reads it: a function's one result."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorStructInfo((4, CHANNELS), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            early = builder.emit(op.exp(x), "early")
+            root = builder.emit_output(op.tanh(early), "root")
+            out = builder.emit_output(early)
+        builder.emit(op.negative(root), "unread")
+        builder.emit_func_output(out)
+    _, report = substituted(builder.get(), (rule_for("relax.tanh", doubled),))
+    assert [refused.reason.partition(": ")[2] for refused in report.refusals] == ["as a result"]
+
+
+def test_an_input_is_not_consumed() -> None:
+    """A kernel cannot read what it makes vanish."""
+
+    def recognize(site: Site) -> Found:
+        return swiglu_of(site, operand(site), operand(site), consumed="early")
+
+    module = built(lambda b, x: b.emit(op.tanh(b.emit(op.exp(x), "early")), "root"))
+    _, report = substituted(module, (rule_for("relax.tanh", recognize),))
+    assert report.substitutions == []
+    assert "also one of its inputs" in report.refusals[0].reason
+
+
+def test_rules_look_at_their_roots_alone() -> None:
+    """The work of a rule does not grow with the operators that it has nothing to do with."""
+    seen = []
+    rule = rule_for("relax.tanh", lambda site: seen.append(site.var.name_hint))
+    module = built(lambda b, x: b.emit(op.exp(b.emit(op.tanh(b.emit(op.abs(x))), "root"))))
+    substituted(module, (rule,))
+    assert seen == ["root"]
+
+
+def chained(**before: str) -> list[Rule[Found]]:
+    """Rules with these names, each before those that it names."""
+    return [
+        Rule(name, "swiglu", operators("tanh"), lambda _: None, kernel_call, tuple(later.split()))
+        for name, later in before.items()
+    ]
+
+
+def test_rules_are_ordered_by_what_they_say() -> None:
+    """``before`` decides; where it does not, the order given."""
+    assert [rule.name for rule in ordered(chained(a="", b="a", c="", d="b"))] == ["c", "d", "b", "a"]
+    assert [rule.name for rule in ordered(chained(b="", a="", c=""))] == ["b", "a", "c"]
+
+
+def test_rules_in_a_circle_are_named() -> None:
+    """And so is a rule that is not there."""
+    with pytest.raises(ValueError, match=r"cannot be ordered.*'[ab]' before '[ab]'"):
+        ordered(chained(a="b", b="a", c=""))
+    with pytest.raises(ValueError, match="'a' is to come before 'z', which is not in the table"):
+        ordered(chained(a="z"))
 
 
 def test_new_sizes_stay_defined() -> None:
@@ -254,12 +359,11 @@ def test_new_sizes_stay_defined() -> None:
         named = b.match_cast(b.emit(op.tanh(x)), relax.TensorStructInfo((length, CHANNELS), "float32"))
         return [b.emit(op.negative(early)), b.emit(op.sigmoid(named), "root")]
 
-    def check(match: Match) -> KernelCall:
-        operand = match["x"]
-        return swiglu_of(match, operand, operand)
+    def recognize(site: Site) -> Found:
+        return swiglu_of(site, operand(site), operand(site))
 
     x = torch.randn(3, CHANNELS)
-    module, report = substituted(built(write), (rule_for("relax.sigmoid", check),))
+    module, report = substituted(built(write), (rule_for("relax.sigmoid", recognize),))
     assert report.substitutions[0].count == 1
     torch.testing.assert_close(evaluated(module, x)[1], F.silu(x.tanh()) * x.tanh())
 

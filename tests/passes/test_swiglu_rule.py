@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tkc.kernels.swiglu.spec import SwiGLUParameters
-from tkc.passes.rules.swiglu import QUANTIZED_SWIGLU, SWIGLU
+from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
+from tkc.passes.rules.swiglu import SWIGLU
 
 RULES = (QUANTIZED_SWIGLU, SWIGLU)
 FP8 = torch.float8_e4m3fn
