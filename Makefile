@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m tkc.cli.demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -n auto --dist loadfile -m "not speed"
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20 -m "not speed"
 	$(BIN)/python -m pytest -q -m speed
 
 # Hours on two cores, in parts that resume: an interrupted run goes on where it was.
@@ -30,7 +30,8 @@ mutation: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy tkc passes schedules
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
