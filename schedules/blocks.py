@@ -209,8 +209,21 @@ def launches_threads(statement: tirx.Stmt) -> bool:
 
 
 def all_in_threads(func: tirx.PrimFunc) -> bool:
-    """Whether every statement of ``func`` launches GPU threads."""
-    return all(launches_threads(statement) for statement in top_level_statements(func))
+    """Whether every statement of ``func`` launches GPU threads, and one by one.
+
+    TVM makes one kernel of a statement that divides its work among blocks alone and the next one that has threads
+    alone; what the first leaves for the second would have to lie in memory that a kernel cannot allocate.
+    """
+    statements = top_level_statements(func)
+    return all(map(launches_threads, statements)) and (
+        len(statements) == 1 or all({"blockIdx", "threadIdx"} <= _thread_axes(each) for each in statements)
+    )
+
+
+def _thread_axes(statement: tirx.Stmt) -> set[str]:
+    """``blockIdx`` and ``threadIdx``, if ``statement`` binds loops to them."""
+    loops = (node for node in nodes(statement) if isinstance(node, tirx.For) and node.thread_binding is not None)
+    return {str(loop.thread_binding.thread_tag).partition(".")[0] for loop in loops}
 
 
 def top_level_statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:

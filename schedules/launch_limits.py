@@ -1,4 +1,4 @@
-"""What a launch on a GPU may ask for: shared memory, and thread blocks along each axis of its grid."""
+"""What a launch on a GPU may ask for: shared memory, thread blocks along each axis of its grid, common reductions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from math import prod
 import tvm
 from tvm import DataType, s_tir, tirx
 from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.contracts import THREAD_EXTENT
 from tkc.schedules.blocks import nodes, static
+from tkc.schedules.refusals import last_line
 
 # CUDA Programming Guide, "Technical Specifications per Compute Capability": a grid may be 2^31 - 1 blocks wide.
 _MOST_BLOCKS = {"blockIdx.y": 65535, "blockIdx.z": 65535}
@@ -28,6 +30,8 @@ _COMPACTED = tvm.transform.Sequential(
     ]
 )
 
+_REDUCED = tvm.transform.Sequential([s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()])
+
 
 def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
     """What ``func``, scheduled, asks for and no launch on ``target`` can have, as a clause; ``None`` if nothing."""
@@ -35,6 +39,8 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
         most, blocks = _MOST_BLOCKS.get(_thread_tag(loop) or ""), static(loop.extent)
         if most is not None and blocks is not None and blocks > most:
             return f"it launches {blocks} blocks along {_thread_tag(loop)}, which takes {most}"
+    if (reason := _unreduced(func)) is not None:
+        return reason
     if not _in_shared_memory(func):
         return None
     available = int(target.attrs["max_shared_memory_per_block"])
@@ -42,6 +48,27 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
     if wanted is None:
         return "it keeps a number of elements in shared memory that is only known at run time"
     return None if wanted <= available else f"it takes {wanted} bytes of shared memory, where a block has {available}"
+
+
+def _unreduced(func: tirx.PrimFunc) -> str | None:
+    """Why TVM cannot have threads reduce together as ``func`` asks; ``None`` if it can, or none do."""
+    if not any(_thread_tag(node) is not None and _reduces(node) for node in nodes(func.body)):
+        return None
+    try:
+        _REDUCED(tvm.IRModule({"main": func}))
+    except Exception as error:  # of whatever type TVM has for it
+        return f"threads cannot reduce as it asks: {last_line(error)}"
+    return None
+
+
+def _reduces(loop: tirx.For | tirx.AttrStmt) -> bool:
+    """Whether a reduction runs along ``loop``."""
+    variable = loop.loop_var if isinstance(loop, tirx.For) else loop.node.var
+    return any(
+        iterator.iter_type == tirx.IterVar.CommReduce and variable in undefined_vars(value)
+        for realize in (node for node in nodes(loop) if isinstance(node, tirx.SBlockRealize))
+        for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    )
 
 
 def widest_first(func: tirx.PrimFunc) -> tirx.PrimFunc:

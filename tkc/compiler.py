@@ -250,11 +250,12 @@ def prepare_toolchain(target: Target) -> None:
 
     toolchain.cxx()
     if target.is_cuda:
+        from tkc.builder import generated_cuda
         from tkc.builder.cuda_driver_stub import ensure_cuda_runtime
 
-        os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
         os.environ["PATH"] = f"{Path(toolchain.nvcc()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         ensure_cuda_runtime()
+        generated_cuda.register()
 
 
 def _substituted(runner: StageRunner, imported: IRModule, target: Target, settings: CompileOptions) -> Compilation:

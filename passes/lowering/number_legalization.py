@@ -15,12 +15,15 @@ Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 
 
 def elementwise(function: Function, name: str) -> Legalization:
-    """``function`` of each element of operands that broadcast against each other."""
+    """``function`` of each element of operands that broadcast against each other.
+
+    Results are not called ``name`` alone: in CUDA code they would hide the library's function of that name.
+    """
 
     def legalize(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
         def compute(*operands: te.Tensor | Number) -> te.Tensor:
             shapes = [list(x.shape) for x in operands if isinstance(x, te.Tensor)]
-            return te.compute(_broadcast(shapes), lambda *i: function(*(_at(x, i) for x in operands)), name=name)
+            return te.compute(_broadcast(shapes), lambda *i: function(*(_at(x, i) for x in operands)), name=f"T_{name}")
 
         return builder.call_te(compute, *(_operand(builder, x) for x in call.args), primfunc_name_hint=f"tir_{name}")
 
@@ -155,6 +158,7 @@ NUMBERS: dict[str, Legalization] = {
     "relax.negative": _where(_is_unsigned, lambda x: tirx.const(0, x.dtype) - x, "negative"),
     "relax.sign": _where(_is_unsigned, lambda x: tirx.min(x, tirx.const(1, x.dtype)), "sign"),
     "relax.astype": _cast,
+    "relax.round": _where(_is_narrow, in_float32(tirx.nearbyint), "round"),
     "relax.nn.softplus": _softplus,
     "relax.nn.gelu": _where(_is_float16, in_float32(number_functions.gelu), "gelu"),
     "relax.nn.gelu_tanh": _where(_is_float16, in_float32(number_functions.gelu_tanh), "gelu_tanh"),

@@ -11,6 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tkc.kernels import reducers
+from tkc.schedules.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.data_conditions import without_conditions
 from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.held_values import HoldValues
@@ -25,7 +26,7 @@ _Finalize = Callable[[], tvm.transform.Pass]
 def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
     passes, *finalize = s_tir.pipeline.default_s_tir_pipeline()
     host, device = (_followed(last) for last in finalize)
-    return passes, host, device
+    return tvm.transform.Sequential([passes, AlignVectors()]), host, device
 
 
 def _followed(finalize: _Finalize) -> _Finalize:

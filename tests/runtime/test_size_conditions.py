@@ -70,6 +70,18 @@ def test_an_empty_tensor_may_have_any_strides() -> None:
     assert checked.shape == (0, 4) and checked.stride() == (4, 1)
 
 
+@pytest.mark.parametrize("shape", [(5, 1), (1, 3), (1, 1), (1, 4, 1)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_axis_of_one_element_may_have_any_stride(shape: tuple[int, ...], first: int) -> None:
+    """PyTorch calls such a view contiguous; kernels are given the strides that they ask for, over the same memory."""
+    given = torch.randn(16 + first)[first:].as_strided(shape, [7 if size == 1 else 1 for size in shape])
+    signature = Signature((TensorSpec("x", shape, "float32"),), (), {})
+    (checked,) = InputChecks(signature, torch.device("cpu"))([given])
+    assert checked.stride() == torch.empty(shape).stride()
+    assert torch.equal(checked, given)
+    assert (checked.data_ptr() == given.data_ptr()) == (first == 0)
+
+
 def test_sizes_that_make_a_divisor_zero_are_refused() -> None:
     """A formula of the model's sizes may divide by one."""
     signature = Signature(

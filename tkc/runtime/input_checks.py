@@ -163,13 +163,22 @@ def _check_writable(value: Any, tensor: torch.Tensor, name: str) -> None:
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as generated code needs it: contiguous, and aligned for whole vectors; a copy if it is not."""
+    """``tensor`` as generated code and kernels need it: contiguous, and aligned for vectors; else a copy of it."""
     if tensor.numel() == 0:
         # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
-        strides = [math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim)]
-        return tensor.new_empty(0).as_strided(tensor.shape, strides)
+        return tensor.new_empty(0).as_strided(tensor.shape, _strides(tensor))
     tensor = tensor.contiguous().resolve_neg()
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    if tensor.data_ptr() % _ALIGNMENT:
+        tensor = tensor.clone()
+    # Nor does PyTorch care for the stride along an axis of one element, which kernels compare with what it is to be.
+    if 1 in tensor.shape and tensor.stride() != (strides := _strides(tensor)):
+        tensor = tensor.as_strided(tensor.shape, strides)
+    return tensor
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """What the strides of ``tensor`` are if its elements lie one behind the other."""
+    return tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(tensor.ndim))
 
 
 def _name(dtype: torch.dtype) -> str:

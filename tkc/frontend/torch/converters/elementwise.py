@@ -252,11 +252,14 @@ def _log_base(base: float) -> Converter:
 
 
 def elementwise(b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr) -> relax.Expr:
-    """``function`` of each element of tensors of one shape, in float32 of narrower ones."""
+    """``function`` of each element of tensors of one shape, in float32 of narrower ones.
+
+    The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
+    """
     compute = number_functions.in_float32(function)
 
     def loops(*tensors: te.Tensor) -> te.Tensor:
-        return te.compute(tensors[0].shape, lambda *i: compute(*(tensor(*i) for tensor in tensors)), name=name)
+        return te.compute(tensors[0].shape, lambda *i: compute(*(tensor(*i) for tensor in tensors)), name=f"T_{name}")
 
     return b.emit_te(name, loops, *operands)
 

@@ -1,0 +1,101 @@
+"""Vectors at places that sizes of a call decide, in CUDA code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import tvm
+from torch.export import Dim
+from tvm import IRModule, tirx
+
+import tkc
+from tests.schedules.sources import generated_sources
+from tkc.schedules.aligned_vectors import AlignVectors
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+CASES: dict[str, Function] = {
+    "flip": lambda x: torch.flip(x, (0,)),
+    "flip of matrices": lambda x: torch.flip(x, (0, 1)),
+    "a part along another axis": lambda x: torch.split(x, (1, 1), 0)[1],
+    "an index along another axis": lambda x: x.select(0, 1),
+    "a slice of the rows": lambda x: x[:, 1:],
+    "roll": lambda x: torch.roll(x, 1, 1),
+    "two parts": lambda x: torch.cat((x[1], x[0]), 0),
+}
+
+
+class _Applied(torch.nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def _compiled(name: str, dtype: torch.dtype, columns: int, target: str, device: str = "cpu") -> tkc.Executable:
+    x = _input(dtype, 5, columns, device)
+    rows = {1: Dim("rows", min=2, max=4096)}
+    options = {"target": target, "kernels": "none", "database": False, "dynamic_shapes": (rows,)}
+    return tkc.compile(_Applied(CASES[name]), (x,), **options)
+
+
+def _input(dtype: torch.dtype, rows: int, columns: int, device: str = "cpu") -> torch.Tensor:
+    return torch.randint(-99, 99, (2, rows, columns)).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_copied_by_whole_vectors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight numbers at a time, wherever a size of the call puts the first of them."""
+    sources = generated_sources(monkeypatch)
+    _compiled(name, torch.float16, 128, "cuda:sm_90a")
+    (source,) = sources
+    assert "*(uint4*)" in source and "make_longlong" not in source
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("dtype", "columns"), [(torch.bfloat16, 128), (torch.int8, 24), (torch.float32, 12)])
+def test_copies_are_right_at_every_size(name: str, dtype: torch.dtype, columns: int) -> None:
+    """On the GPU, for rows of whole vectors."""
+    executable = _compiled(name, dtype, columns, "cuda", "cuda")
+    for rows in (2, 5, 64, 129):
+        x = _input(dtype, rows, columns, "cuda")
+        assert torch.equal(executable(x), CASES[name](x))
+
+
+def _copying(place: Callable[[tirx.Var], tirx.PrimExpr], argument: Callable[[tirx.Var], tirx.PrimExpr]) -> IRModule:
+    """Host code that launches a kernel, which copies eight numbers from ``place`` of what ``argument`` gives it."""
+    given, held, size = tirx.Var("given", "int64"), tirx.Var("held", "int64"), tirx.Var("n", "int64")
+    source, target = (tirx.decl_buffer((1 << 20,), "int8", name) for name in ("source", "target"))
+    zero = tirx.const(0, "int64")
+    load = tirx.BufferLoad(source, [tirx.Ramp(place(given), 1, 8)])
+    kernel = tirx.PrimFunc([source.data, target.data, given], tirx.BufferStore(target, load, [tirx.Ramp(zero, 1, 8)]))
+    on_gpu = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    pointers = [tirx.Var(name, "handle") for name in ("a", "b")]
+    launch = tirx.call_packed("kernel", *pointers, held)
+    host = tirx.PrimFunc(
+        [size, *pointers], tirx.SeqStmt([tirx.Bind(held, argument(size)), tirx.Evaluate(launch)]), ret_type=None
+    )
+    return IRModule({"host": host, "kernel": kernel.with_attr("target", on_gpu)})
+
+
+@pytest.mark.parametrize(
+    ("place", "argument", "vectors"),
+    [
+        (lambda given: given, lambda n: n * 128, True),
+        (lambda given: given * 2 + 16, lambda n: n * 4 - 4, True),
+        (lambda given: given, lambda n: n * 4, False),
+        (lambda given: given + 1, lambda n: n * 8, False),
+    ],
+)
+def test_only_what_is_aligned_is_read_as_a_vector(
+    place: Callable[[tirx.Var], tirx.PrimExpr], argument: Callable[[tirx.Var], tirx.PrimExpr], vectors: bool
+) -> None:
+    """What the host computes is looked up; what may lie within a vector is copied element by element."""
+    text = AlignVectors()(_copying(place, argument))["kernel"].script(show_meta=False)
+    assert ("// T.int64(8) * T.int64(8)" in text) == vectors
+    assert text.count(" = source") == (1 if vectors else 8)
