@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tkc.kernels import reducers
-from tkc.schedules.aligned_vectors import AlignVectors
+from tkc.schedules.lowering.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.data_conditions import without_conditions
 from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.held_values import HoldValues

@@ -12,7 +12,7 @@ from tvm import IRModule, tirx
 
 import tkc
 from tests.schedules.sources import generated_sources
-from tkc.schedules.aligned_vectors import AlignVectors
+from tkc.schedules.lowering.aligned_vectors import AlignVectors
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
