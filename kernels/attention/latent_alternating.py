@@ -17,7 +17,7 @@ from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParamet
 from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, mean_value, rescale_rows, weigh_tile
 from tkc.kernels.attention.splits import Results, combine_splits, store_heads
-from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+from tkc.kernels.hopper.registers import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
 _FIRST_BARRIER = 8

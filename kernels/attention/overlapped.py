@@ -14,7 +14,7 @@ from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, length, rows
-from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+from tkc.kernels.hopper.registers import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 
 def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:

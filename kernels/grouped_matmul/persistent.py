@@ -16,10 +16,10 @@ from tkc.kernels.grouped_matmul.tiles import (
     start,
     tile_counts,
 )
+from tkc.kernels.hopper.registers import SCHEDULING_REGISTERS, WARPGROUP, computing_registers
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT, WGMMA_ROWS
 from tkc.kernels.tensor_types import tensor_types
-from tkc.kernels.warpgroups import SCHEDULING_REGISTERS, WARPGROUP, computing_registers
 
 _COPIED = 8  # 16-bit elements in the widest copy that one thread makes
 

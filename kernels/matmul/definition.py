@@ -10,9 +10,10 @@ from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated, load_ahead, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
+from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
+from tkc.kernels.raster import RASTER_BAND
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 

@@ -2,8 +2,8 @@
 
 ``save`` writes the CUDA of every kernel for Hopper into the folder; ``compare`` generates it again, and prints what
 differs. Neither needs a GPU or nvcc. Kernels are those of the benchmarks and of kernel tuning, those of the tests of
-synchronization, and :data:`VARIANTS`, each in all of its configurations. ``compare`` exits with 1 if any differs by more than
-the names of variables, which it lists.
+synchronization, and :data:`VARIANTS`, each in all of its configurations. ``compare`` exits with 1 if
+any differs by more than the names of variables, which it lists.
 """
 
 from __future__ import annotations
@@ -91,11 +91,12 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def requests() -> dict[str, KernelRequest]:
-    """Every kernel that is generated, by its symbol."""
-    parameters = [(case.kernel, case.parameters) for case in (*benchmark_cases(), *tuning_cases())]
-    parameters += [(case.kernel, case.parameters) for case in (*CASES.values(), *CHECKED.values())]
-    parameters += [(kernel, p) for kernel, variants in VARIANTS.items() for p in variants]
+def requests(quick: bool) -> dict[str, KernelRequest]:
+    """Every kernel that is generated, by its symbol; ``quick``: those of the tests and the variants alone."""
+    parameters = [(kernel, p) for kernel, variants in VARIANTS.items() for p in variants]
+    if not quick:
+        parameters += [(case.kernel, case.parameters) for case in CASES.values()]
+        parameters += [(case.kernel, case.parameters) for case in (*benchmark_cases(), *tuning_cases())]
     found = [checked.request for checked in CHECKED.values()]
     for kernel, p in dict.fromkeys(parameters):
         spec = SPECS[kernel]
@@ -135,12 +136,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=("save", "compare"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="the beginning of the names of the kernel families to generate")
+    parser.add_argument("--only", default="", help="the only kernel family to generate")
     parser.add_argument("--stride", type=int, default=1, help="generate every so manieth kernel alone")
+    parser.add_argument("--quick", action="store_true", help="leave out the benchmarks' and the tuning's kernels")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--diffs", type=int, default=3, help="how many differences to print in full")
     args = parser.parse_args()
-    chosen = [(s, r) for s, r in requests().items() if r.kernel.startswith(args.only)]
+    chosen = [(s, r) for s, r in requests(args.quick).items() if args.only in ("", r.kernel)]
     wanted = dict(chosen[:: args.stride])
     args.folder.mkdir(parents=True, exist_ok=True)
     counts: Counter[str] = Counter()
@@ -150,6 +152,9 @@ def main() -> int:
         if args.command == "save":
             saved.write_text(source)
             counts["saved, of which errors" if source.startswith("error") else "saved"] += 1
+            continue
+        if not saved.exists():
+            counts["not saved"] += 1
             continue
         before = saved.read_text()
         same = "identical" if source == before else "renamed" if renamed(source) == renamed(before) else "different"
