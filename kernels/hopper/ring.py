@@ -17,44 +17,34 @@ from tkc.kernels.hopper.registers import WARPGROUP
 class Ring:
     """The mbarriers of ``stages`` stages; the buffers with the stages' contents belong to the kernel.
 
-    Methods take the number of a slice. A block counts the slices that it loads from 0 on, through all of its tiles.
-    Slice ``i`` lies in stage ``i % stages``. The parity of its phase is that of its round, ``i // stages``.
-
-    ``wait_*`` and ``arrive_*`` return calls, to be written as statements of a TileLang function. Every thread of the
-    warpgroups that take part makes them.
+    A block counts the slices that it loads from 0 on, through all of its tiles; :meth:`slot` says where one lies, and
+    the parity of its phase. ``wait_*`` and ``arrive_*`` return calls, to be written as statements of a TileLang
+    function, in which every thread of the warpgroups that take part makes them.
     """
 
     stages: int
     full: Buffer
     empty: Buffer
 
-    def stage(self, slice_: PrimExpr) -> PrimExpr:
-        """The stage in which the slice lies."""
-        return slice_ % self.stages
+    def slot(self, slice_: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The stage of the slice of that number, and the parity of its phase: that of the round through the ring."""
+        return slice_ % self.stages, slice_ // self.stages % 2
 
-    def parity(self, slice_: PrimExpr) -> PrimExpr:
-        """The parity of the slice's phase."""
-        return slice_ // self.stages % 2
+    def wait_empty(self, stage: PrimExpr, parity: PrimExpr) -> PrimExpr:
+        """Producer: wait until the last slice in the stage has been read. In the first round there is none."""
+        return T.mbarrier_wait_parity(self.empty[stage], parity ^ 1)
 
-    def filled(self, slice_: PrimExpr) -> PrimExpr:
-        """The mbarrier that the slice's TMA loads complete."""
-        return self.full[self.stage(slice_)]
+    def arrive_full(self, stage: PrimExpr) -> PrimExpr:
+        """Producer: all loads of the slice are issued. TMA loads name ``full[stage]`` as their barrier."""
+        return T.mbarrier_arrive(self.full[stage])
 
-    def wait_empty(self, slice_: PrimExpr) -> PrimExpr:
-        """Producer: wait until the slice's stage is free. In the first round it is, without an arrival."""
-        return T.mbarrier_wait_parity(self.empty[self.stage(slice_)], self.parity(slice_) ^ 1)
-
-    def arrive_full(self, slice_: PrimExpr) -> PrimExpr:
-        """Producer: all loads of the slice are issued."""
-        return T.mbarrier_arrive(self.full[self.stage(slice_)])
-
-    def wait_full(self, slice_: PrimExpr) -> PrimExpr:
+    def wait_full(self, stage: PrimExpr, parity: PrimExpr) -> PrimExpr:
         """Consumer: wait until the slice is there."""
-        return T.mbarrier_wait_parity(self.full[self.stage(slice_)], self.parity(slice_))
+        return T.mbarrier_wait_parity(self.full[stage], parity)
 
-    def arrive_empty(self, slice_: PrimExpr) -> PrimExpr:
+    def arrive_empty(self, stage: PrimExpr) -> PrimExpr:
         """Consumer: the slice has been read."""
-        return T.mbarrier_arrive(self.empty[self.stage(slice_)])
+        return T.mbarrier_arrive(self.empty[stage])
 
 
 def ring(stages: int, consumers: int, prefix: str = "") -> Ring:

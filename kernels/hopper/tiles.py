@@ -36,20 +36,18 @@ class OutputTiles:
 
 @dataclass(frozen=True)
 class Cyclic:
-    """Of ``number`` tiles, the block computes ``block``, ``block + blocks``, ``block + 2 * blocks`` …"""
+    """The block ``block`` of ``blocks`` computes the tiles ``block``, ``block + blocks``, ``block + 2 * blocks`` …"""
 
-    number: PrimExpr
     blocks: int
     block: PrimExpr
-
-    @property
-    def turns(self) -> PrimExpr:
-        """How many tiles the block computes."""
-        return T.ceildiv(T.max(self.number - self.block, 0), self.blocks)
 
     def tile(self, turn: PrimExpr) -> PrimExpr:
         """The number of the block's ``turn``-th tile."""
         return turn * self.blocks + self.block
+
+    def turns(self, number: PrimExpr) -> PrimExpr:
+        """Of that ``number`` of tiles, how many the block computes."""
+        return T.ceildiv(T.max(number - self.block, 0), self.blocks)
 
 
 @dataclass(frozen=True)
@@ -62,20 +60,18 @@ class BackAndForth:
     No number is negative, so quotients truncate, as the machine's do: floors take several instructions.
     """
 
-    number: PrimExpr
     blocks: int
     block: PrimExpr
-
-    @property
-    def turns(self) -> PrimExpr | int:
-        """How many tiles the block computes: one in each full round, and maybe one in the last."""
-        if not self.blocks:
-            return 1
-        full = truncdiv(self.number, self.blocks)
-        return full + tirx.if_then_else(self.tile(full) < self.number, 1, 0)
 
     def tile(self, turn: PrimExpr) -> PrimExpr:
         """The number of the block's ``turn``-th tile."""
         if not self.blocks:
             return self.block
         return turn * self.blocks + tirx.if_then_else(truncmod(turn, 2) == 0, self.block, self.blocks - 1 - self.block)
+
+    def turns(self, number: PrimExpr) -> PrimExpr | int:
+        """Of that ``number`` of tiles, how many the block computes: one a full round, and maybe one in the last."""
+        if not self.blocks:
+            return 1
+        full = truncdiv(number, self.blocks)
+        return full + tirx.if_then_else(self.tile(full) < number, 1, 0)

@@ -112,6 +112,7 @@ class _Kernel:
     tensors: SimpleNamespace
     tiles: OutputTiles
     schedule: Cyclic
+    turns: PrimExpr
     ring: Ring
     a_shared: Buffer
     b_shared: Buffer
@@ -166,11 +167,14 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
             b_shared = T.alloc_shared((c.stages, *shape.b_tile), p.dtype)
             staged = staging(STORES_IN_FLIGHT, c.block_m, shape.width, p.stored_dtype)
             tile_bias = T.alloc_shared((shape.row_parts, shape.bias_columns), p.dtype)
+            schedule = Cyclic(c.blocks, block)
+            turns = schedule.turns(tiles.number)
             kernel = _Kernel(
                 shape,
                 SimpleNamespace(a=a, b=b, bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3)),
                 tiles,
-                Cyclic(tiles.number, c.blocks, block),
+                schedule,
+                turns,
                 ring(c.stages, shape.row_parts),
                 a_shared,
                 b_shared,
@@ -198,32 +202,32 @@ def _load(k: _Kernel):
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
     release_registers(s.roles, 0)
-    for turn in T.serial(k.schedule.turns):
+    for turn in T.serial(k.turns):
         entry, row, column = k.begin(turn)
         for step in T.serial(s.steps):
-            number = s.slice_number(turn, step)
-            at, depth = k.ring.stage(number), step * c.block_k
-            k.ring.wait_empty(number)
+            at, parity = k.ring.slot(s.slice_number(turn, step))
+            depth = step * c.block_k
+            k.ring.wait_empty(at, parity)
             T.tma_copy(
                 s.region(tensors.a, entry, (row, depth), (c.block_m, c.block_k)),
                 k.a_shared[at, :, :],
-                barrier=k.ring.filled(number),
+                barrier=k.ring.full[at],
             )
             T.tma_copy(
                 s.region(tensors.b, entry, (column, depth) if s.transposed else (depth, column), s.b_tile),
                 k.b_shared[at, :, :],
-                barrier=k.ring.filled(number),
+                barrier=k.ring.full[at],
             )
-            k.ring.arrive_full(number)
+            k.ring.arrive_full(at)
         for nth, left in enumerate(s.residual_columns):
-            number = s.slice_number(turn, s.steps + nth)
-            k.ring.wait_empty(number)
+            at, parity = k.ring.slot(s.slice_number(turn, s.steps + nth))
+            k.ring.wait_empty(at, parity)
             T.tma_copy(
                 s.region(tensors.residual, entry, (row, column + left), (c.block_m, c.block_k)),
-                k.a_shared[k.ring.stage(number), :, :],
-                barrier=k.ring.filled(number),
+                k.a_shared[at, :, :],
+                barrier=k.ring.full[at],
             )
-            k.ring.arrive_full(number)
+            k.ring.arrive_full(at)
 
 
 @T.macro
@@ -231,16 +235,16 @@ def _split(k: _Kernel, thread: PrimExpr):
     """The warpgroup that splits float32 slices of the right operand into TF32 parts."""
     s = k.shape
     release_registers(s.roles, 1)
-    for turn in T.serial(k.schedule.turns):
+    for turn in T.serial(k.turns):
         for step in T.serial(s.steps):
-            number = s.slice_number(turn, step)
-            k.ring.wait_full(number)
-            tf32.take_apart(k.split, k.ring.stage(number), thread)
-            T.mbarrier_arrive(k.split.split[k.ring.stage(number)])
+            at, parity = k.ring.slot(s.slice_number(turn, step))
+            k.ring.wait_full(at, parity)
+            tf32.take_apart(k.split, at, thread)
+            T.mbarrier_arrive(k.split.split[at])
         for nth in range(len(s.residual_columns)):  # the residual is not split
-            number = s.slice_number(turn, s.steps + nth)
-            k.ring.wait_full(number)
-            T.mbarrier_arrive(k.split.split[k.ring.stage(number)])
+            at, parity = k.ring.slot(s.slice_number(turn, s.steps + nth))
+            k.ring.wait_full(at, parity)
+            T.mbarrier_arrive(k.split.split[at])
 
 
 @T.macro
@@ -256,7 +260,7 @@ def _compute(k: _Kernel, warpgroup: int):
     entry = T.alloc_var("int32")
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
-    for turn in T.serial(k.schedule.turns):
+    for turn in T.serial(k.turns):
         begin = k.begin(turn)
         entry = begin[0]
         row = begin[1] + top
@@ -265,9 +269,9 @@ def _compute(k: _Kernel, warpgroup: int):
             T.copy(k.tensors.bias[column : column + s.bias_columns], own_bias)
         T.clear(acc)
         for nth in T.serial(-(-max(s.steps - share, 0) // c.shares)):
-            number = s.slice_number(turn, nth * c.shares + share)
-            k.ring.wait_full(number)
-            _multiply(k, own, parts, number)
+            at, parity = k.ring.slot(s.slice_number(turn, nth * c.shares + share))
+            k.ring.wait_full(at, parity)
+            _multiply(k, own, parts, at, parity)
         if c.shares > 1:
             shared_depth.add_up(share, row_part, own.rows, turn, acc, k.exchange)
         if share == 0:
@@ -276,12 +280,12 @@ def _compute(k: _Kernel, warpgroup: int):
 
 
 @T.macro
-def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, number: PrimExpr):
-    """Accumulate the product of one slice, and give its stage back."""
-    s, at = k.shape, k.ring.stage(number)
+def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr, parity: PrimExpr):
+    """Accumulate the product of the slice in the stage ``at``, and give the stage back."""
+    s = k.shape
     if s.float32:
-        tf32.multiply(k.split, at, k.ring.parity(number), own.rows, parts)
-        k.ring.arrive_empty(number)
+        tf32.multiply(k.split, at, parity, own.rows, parts)
+        k.ring.arrive_empty(at)
         # The tensor cores round their sums toward zero; these are rounded to nearest.
         for i, j in T.Parallel(s.rows, s.c.block_n):
             own.acc[i, j] += parts.products[i, j]
@@ -293,7 +297,7 @@ def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, number: Prim
             transpose_B=s.transposed,
             policy=T.GemmWarpPolicy.FullRow,
         )
-        k.ring.arrive_empty(number)
+        k.ring.arrive_empty(at)
 
 
 @T.macro
@@ -325,13 +329,14 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
 @T.macro
 def _add_residual(k: _Kernel, own: _Rows, number: PrimExpr, left: int):
     """Finish the columns of a tile from ``left`` on to which the ring's slice of that number is added, and add it."""
-    s, c, at = k.shape, k.shape.c, k.ring.stage(number)
+    s, c = k.shape, k.shape.c
+    at, parity = k.ring.slot(number)
     columns = min(c.block_k, c.block_n - left)
     _activate(k, own, left, columns)
-    k.ring.wait_full(number)
+    k.ring.wait_full(at, parity)
     for i, j in T.Parallel(s.rows, columns):
         own.acc[i, left + j] += T.cast(k.a_shared[at, own.rows.start + i, j], "float32")
-    k.ring.arrive_empty(number)
+    k.ring.arrive_empty(at)
 
 
 @T.macro

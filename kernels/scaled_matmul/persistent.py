@@ -48,6 +48,7 @@ class _Kernel:
     tensors: _Tensors
     tiles: OutputTiles
     schedule: Cyclic
+    turns: PrimExpr
     roles: Roles
     ring: Ring
     a_shared: Buffer
@@ -98,12 +99,15 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
             b_shared = T.alloc_shared((c.stages, c.block_n, c.block_k), OPERAND_DTYPE)
             staged = staging(STORES_IN_FLIGHT, c.block_m, c.stored_columns(), p.out_dtype)
             tiles = OutputTiles(T.ceildiv(m, c.block_m), -(-p.n // c.block_n))
+            schedule = Cyclic(c.blocks, block)
+            turns = schedule.turns(tiles.number)
             kernel = _Kernel(
                 p,
                 c,
                 _Tensors(a, b, a_scale, b_scale, out),
                 tiles,
-                Cyclic(tiles.number, c.blocks, block),
+                schedule,
+                turns,
                 roles,
                 ring(c.stages, roles.consumers),
                 a_shared,
@@ -126,23 +130,23 @@ def _load(k: _Kernel):
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
     release_registers(k.roles, 0)
-    for turn in T.serial(k.schedule.turns):
+    for turn in T.serial(k.turns):
         row, column = k.begin(turn)
         for group in T.serial(k.groups):
-            number = turn * k.groups + group
-            at, depth = k.ring.stage(number), group * c.block_k
-            k.ring.wait_empty(number)
+            at, parity = k.ring.slot(turn * k.groups + group)
+            depth = group * c.block_k
+            k.ring.wait_empty(at, parity)
             T.tma_copy(
                 k.tensors.a[row : row + c.block_m, depth : depth + c.block_k],
                 k.a_shared[at, :, :],
-                barrier=k.ring.filled(number),
+                barrier=k.ring.full[at],
             )
             T.tma_copy(
                 k.tensors.b[column : column + c.block_n, depth : depth + c.block_k],
                 k.b_shared[at, :, :],
-                barrier=k.ring.filled(number),
+                barrier=k.ring.full[at],
             )
-            k.ring.arrive_full(number)
+            k.ring.arrive_full(at)
 
 
 @T.macro
@@ -156,7 +160,7 @@ def _compute(k: _Kernel, warpgroup: int):
     own, left = _Rows(slice(top, top + k.rows), products, total, scale), k.groups % _UNDER_WAY
     row = T.alloc_var("int32")
     column = T.alloc_var("int32")
-    for turn in T.serial(k.schedule.turns):
+    for turn in T.serial(k.turns):
         begin = k.begin(turn)
         row = begin[0] + top
         column = begin[1]
@@ -184,10 +188,11 @@ def _accumulate(k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: Prim
     """
     begin = turn * k.groups + first
     for nth, product in enumerate(own.products[:slices]):
-        k.ring.wait_full(begin + nth)
+        at, parity = k.ring.slot(begin + nth)
+        k.ring.wait_full(at, parity)
         T.wgmma_gemm(
-            k.a_shared[k.ring.stage(begin + nth), own.rows, :],
-            k.b_shared[k.ring.stage(begin + nth), :, :],
+            k.a_shared[at, own.rows, :],
+            k.b_shared[at, :, :],
             product,
             transpose_B=True,
             clear_accum=True,
@@ -199,6 +204,6 @@ def _accumulate(k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: Prim
             own.scale[i, part] = k.tensors.a_scale[row + i, first + nth] * k.tensors.b_scale[block, first + nth]
         stay_before_wait(row)
         T.wait_wgmma(slices - 1 - nth)
-        k.ring.arrive_empty(begin + nth)
+        k.ring.arrive_empty(k.ring.slot(begin + nth)[0])
         for i, j in T.Parallel(*own.total.shape):
             own.total[i, j] += product[i, j] * own.scale[i, j // k.part_columns]
