@@ -1,6 +1,6 @@
 """Tile rasterization: the order in which thread blocks compute a GEMM's output tiles, for reuse in the L2 cache."""
 
-import tilelang.language as T
+from tvm import tirx
 from tvm.tirx import PrimExpr
 
 RASTER_BAND = 8
@@ -13,6 +13,6 @@ def tile_at(number: PrimExpr, row_tiles: PrimExpr, column_tiles: PrimExpr | int)
     Tiles with consecutive numbers go down a band of :data:`RASTER_BAND` rows, then to the next column.
     """
     band = number // (RASTER_BAND * column_tiles)
-    height = T.max(T.min(RASTER_BAND, row_tiles - band * RASTER_BAND), 1)
+    height = tirx.max(tirx.min(RASTER_BAND, row_tiles - band * RASTER_BAND), 1)
     within = number % (RASTER_BAND * column_tiles)
     return band * RASTER_BAND + within % height, within // height

@@ -9,7 +9,7 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
-from tkc.kernels.attention.hiding import first_key_block, hide_tile
+from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
@@ -75,7 +75,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
 
                 cap_tile(p, scores)
-                hide_tile(p, mask, scores, batch, head, first_query, first_key, queries, keys)
+                hide_tile(p, QueryTile(mask, batch, head, first_query, queries, keys), scores, first_key)
                 softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_queries, p.value_head_size):

@@ -304,14 +304,14 @@ def _compute(k: _Kernel, warpgroup: int):
             if s.by_wgmma:  # this step's product runs on while the next one is waited for
                 T.wait_wgmma(len(sums))
                 if step > 0:
-                    k.ring.arrive_empty(k.ring.slot(done + step - 1)[0])
+                    k.ring.arrive_empty(k.ring.stage(done + step - 1))
             else:
                 k.ring.arrive_empty(at)
         done += slices
         if s.by_wgmma:
             T.wait_wgmma(0)
             if slices > 0:
-                k.ring.arrive_empty(k.ring.slot(done - 1)[0])
+                k.ring.arrive_empty(k.ring.stage(done - 1))
         _store(k, own, row, past, column)
     T.tma_store_wait(0)
 

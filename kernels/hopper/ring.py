@@ -4,6 +4,7 @@ Each stage has two mbarriers. ``full`` completes a phase when the producer's thr
 TMA loads have landed; ``empty`` when all consumers have arrived. (As in CUTLASS's ``PipelineTmaAsync``.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tilelang.language as T
@@ -26,9 +27,13 @@ class Ring:
     full: Buffer
     empty: Buffer
 
+    def stage(self, slice_: PrimExpr) -> PrimExpr:
+        """The stage of the slice of that number."""
+        return slice_ % self.stages
+
     def slot(self, slice_: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
         """The stage of the slice of that number, and the parity of its phase: that of the round through the ring."""
-        return slice_ % self.stages, slice_ // self.stages % 2
+        return self.stage(slice_), slice_ // self.stages % 2
 
     def wait_empty(self, stage: PrimExpr, parity: PrimExpr) -> PrimExpr:
         """Producer: wait until the last slice in the stage has been read. In the first round there is none."""
@@ -52,6 +57,15 @@ def ring(stages: int, consumers: int, prefix: str = "") -> Ring:
 
     ``prefix`` tells the barriers of several rings apart in generated code.
     """
-    full = T.alloc_barrier([WARPGROUP] * stages)
-    empty = T.alloc_barrier([WARPGROUP * consumers] * stages)
-    return Ring(stages, IRBuilder.name(f"{prefix}full", full), IRBuilder.name(f"{prefix}empty", empty))
+    return rings(stages, consumers, (prefix,))[0]
+
+
+def rings(stages: int, consumers: int, prefixes: Sequence[str]) -> tuple[Ring, ...]:
+    """New rings of equal size, one for each of ``prefixes``, whose barriers lie side by side."""
+    full = [_barriers(f"{prefix}full", stages, WARPGROUP) for prefix in prefixes]
+    empty = [_barriers(f"{prefix}empty", stages, WARPGROUP * consumers) for prefix in prefixes]
+    return tuple(Ring(stages, *barriers) for barriers in zip(full, empty, strict=True))
+
+
+def _barriers(name: str, stages: int, arrivals: int) -> Buffer:
+    return IRBuilder.name(name, T.alloc_barrier([arrivals] * stages))

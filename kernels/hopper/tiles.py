@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import tilelang.language as T
 from tvm import tirx
 from tvm.tirx import PrimExpr, truncdiv, truncmod
 
@@ -30,7 +29,7 @@ class OutputTiles:
         if self.entries is None:
             return 0, *tile_at(tile, self.row_tiles, self.column_tiles)
         each = self.row_tiles * self.column_tiles
-        entry, within = T.truncdiv(tile, each), T.truncmod(tile, each)
+        entry, within = truncdiv(tile, each), truncmod(tile, each)
         return entry, *tile_at(within, self.row_tiles, self.column_tiles)
 
 
@@ -47,7 +46,7 @@ class Cyclic:
 
     def turns(self, number: PrimExpr) -> PrimExpr:
         """Of that ``number`` of tiles, how many the block computes."""
-        return T.ceildiv(T.max(number - self.block, 0), self.blocks)
+        return tirx.ceildiv(tirx.max(number - self.block, 0), self.blocks)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,19 @@ def release_registers(roles: Roles, warpgroup: int):
 
 
 @T.macro
+def take_registers(roles: Roles):
+    """In the consumers: take over the registers that the producers left."""
+    if roles.shifts:
+        T.inc_max_nreg(computing_registers(roles.consumers, *roles.kept))
+
+
+@T.macro
 def consume(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None], kernel: Any):
     """In the consumers: take over registers, then ``compute(kernel, number)``, with each warpgroup's number from 0 on.
 
     The number is one of Python's, so that code for each warpgroup is generated with its own constants.
     """
-    if roles.shifts:
-        T.inc_max_nreg(computing_registers(roles.consumers, *roles.kept))
+    take_registers(roles)
     _by_warpgroup(roles, thread, compute, kernel, 0)
 
 

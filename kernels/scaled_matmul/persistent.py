@@ -204,6 +204,6 @@ def _accumulate(k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: Prim
             own.scale[i, part] = k.tensors.a_scale[row + i, first + nth] * k.tensors.b_scale[block, first + nth]
         stay_before_wait(row)
         T.wait_wgmma(slices - 1 - nth)
-        k.ring.arrive_empty(k.ring.slot(begin + nth)[0])
+        k.ring.arrive_empty(k.ring.stage(begin + nth))
         for i, j in T.Parallel(*own.total.shape):
             own.total[i, j] += product[i, j] * own.scale[i, j // k.part_columns]
