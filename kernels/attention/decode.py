@@ -19,7 +19,7 @@ from tkc.kernels.attention.spec import (
     decode_key_rows,
     resident_blocks,
 )
-from tkc.kernels.attention.splits import Results, combine_splits
+from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits
 from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
@@ -60,6 +60,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         key_blocks = T.ceildiv(keys, block_keys)
         blocks_each = _blocks_each(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
         splits = T.max(T.ceildiv(key_blocks, blocks_each), 1)  # of which none is empty
+        results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
         with T.Kernel(extent, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
@@ -127,18 +128,25 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
                 else:
                     T.ptx_commit_group()
 
-            for i, j in T.Parallel(block_rows, p.value_head_size):
-                if first_row + i < group:
-                    partial_out[batch, first_head + i, split, j] = acc[i, j]
-            for i in T.Parallel(block_rows):
-                if first_row + i < group:
-                    partial_max[batch, first_head + i, split] = maximum[i]
-                    partial_sum[batch, first_head + i, split] = total[i]
+            _store_partial(p, results, HeadTile(batch, first_head, split), first_row, Sums(acc, maximum, total))
 
-        results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits, sinks)
 
     return attention_decode
+
+
+@T.macro
+def _store_partial(p: AttentionParameters, results: Results, tile: HeadTile, first_row: PrimExpr, sums: Sums):
+    """Leave what one split has of some heads, the first of which is the ``first_row``-th of its key/value head's."""
+    batch, first_head, split, group = tile.batch, tile.first_head, tile.split, p.num_heads // p.num_kv_heads
+    rows, columns = sums.acc.shape
+    for i, j in T.Parallel(rows, columns):
+        if first_row + i < group:
+            results.partial_out[batch, first_head + i, split, j] = sums.acc[i, j]
+    for i in T.Parallel(rows):
+        if first_row + i < group:
+            results.partial_max[batch, first_head + i, split] = sums.maximum[i]
+            results.partial_sum[batch, first_head + i, split] = sums.total[i]
 
 
 def _blocks_each(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:
