@@ -20,7 +20,7 @@ from tkc.kernels.attention.spec import (
     resident_blocks,
 )
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits
-from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
+from tkc.kernels.attention.tensors import Tensors, element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -180,22 +180,13 @@ def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     @T.prim_func
     def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         with T.Kernel(p.num_kv_heads, q.shape[0]) as (kv_head, batch):
-            heads_of = _group_rows(p, q, k, v, mask, sinks, batch, kv_head)
+            heads_of = _group_rows(p, Tensors(q, k, v, mask, sinks, out), batch, kv_head)
             attend_rows(p, num_rows, c.block_keys, length(k, p.k_layout), _visible_keys(p, k), heads_of, out)
 
     return attention_decode
 
 
-def _group_rows(
-    p: AttentionParameters,
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
-    mask: Buffer | None,
-    sinks: Buffer | None,
-    batch: Var,
-    kv_head: Var,
-) -> Rows:
+def _group_rows(p: AttentionParameters, tensors: Tensors, batch: Var, kv_head: Var) -> Rows:
     """The query heads that share one key/value head."""
     group = p.num_heads // p.num_kv_heads
 
@@ -207,16 +198,16 @@ def _group_rows(
         parts=(
             Part(
                 p.head_size,
-                query=lambda row, column: element(q, p.q_layout, batch, head(row), 0, column),
-                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+                query=lambda row, column: element(tensors.q, p.q_layout, batch, head(row), 0, column),
+                key=lambda key, column: element(tensors.k, p.k_layout, batch, kv_head, key, column),
             ),
         ),
-        value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
+        value=lambda key, column: element(tensors.v, p.v_layout, batch, kv_head, key, column),
         masked=lambda score, row, key: masked_score(
-            p, score, key < _visible_keys(p, k), stored_mask_entry(p, mask, batch, head(row), 0, key)
+            p, score, key < _visible_keys(p, tensors.k), stored_mask_entry(p, tensors.mask, batch, head(row), 0, key)
         ),
         out=lambda row: position(p.out_layout, batch, head(row), 0),
-        sink=lambda row: stored_sink(p, sinks, head(row)),
+        sink=lambda row: stored_sink(p, tensors.sinks, head(row)),
     )
 
 

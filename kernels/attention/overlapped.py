@@ -15,23 +15,11 @@ from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
-from tkc.kernels.attention.tensors import diagonal, length, rows
+from tkc.kernels.attention.tensors import Tensors, diagonal, length, rows
 from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.hopper.ring import Ring, ring, rings
 from tkc.kernels.hopper.tiles import BackAndForth
 from tkc.kernels.hopper.warpgroups import Roles, release_registers, take_registers
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """The kernel's tensors, in global memory."""
-
-    q: Buffer
-    k: Buffer
-    v: Buffer
-    mask: Buffer | None
-    sinks: Buffer | None
-    out: Buffer
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class _Kernel:
 
     p: AttentionParameters
     c: PrefillConfiguration
-    tensors: _Tensors
+    tensors: Tensors
     pieces: Pieces
     schedule: BackAndForth
     turns: PrimExpr
@@ -125,7 +113,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             kernel = _Kernel(
                 p,
                 c,
-                _Tensors(q, k, v, mask, sinks, out),
+                Tensors(q, k, v, mask, sinks, out),
                 pieces,
                 schedule,
                 turns,
