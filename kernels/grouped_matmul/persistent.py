@@ -172,6 +172,8 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             counts = tile_counts(p)
             place = T.alloc_local((2,), "int32")
             stages = ring(c.stages, shape.roles.consumers)
+            slices = T.alloc_var("int32", 0)
+            done = T.alloc_var("int32", 0)
             thread = T.get_thread_binding()
             count_tiles(p, counts, offsets, c.block_m, out.shape[0])
             schedule = Cyclic(c.blocks, block)
@@ -179,7 +181,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
             tensors = _Tensors(a, rows, b, offsets, out)
             kernel = _Kernel(shape, tensors, counts, schedule, turns, stages, a_shared, weights, Staging(staged))
             if thread < WARPGROUP:
-                _load(kernel, place, source)
+                _load(kernel, place, source, slices, done)
             else:
                 consume(shape.roles, thread, _compute, kernel)
 
@@ -187,17 +189,16 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
 
 
 @T.macro
-def _load(k: _Kernel, place: Buffer, source: Buffer):
+def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref):
     """Producer: every tile's slices of the weights and of the rows, which threads gather or TMA loads.
 
-    ``place [2]`` is the tile's group and its number there, ``source [copies]`` the rows that a thread copies from.
+    ``place [2]`` is the tile's group and its number there, ``source [copies]`` the rows that a thread copies from,
+    ``slices`` how many the tile has, and ``done`` those of the tiles before: zero at first.
     """
     s, p, c = k.shape, k.shape.p, k.shape.c
     thread = T.get_thread_binding()
     row = T.alloc_var("int32")
     past = T.alloc_var("int32")
-    slices = T.alloc_var("int32", 0)
-    done = T.alloc_var("int32", 0)
     release_registers(s.roles, 0)
     for turn in T.serial(k.turns):
         tile = k.schedule.tile(turn)
