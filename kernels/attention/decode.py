@@ -19,8 +19,8 @@ from tkc.kernels.attention.spec import (
     decode_key_rows,
     resident_blocks,
 )
-from tkc.kernels.attention.splits import Results, combine_splits
-from tkc.kernels.attention.tensors import element, heads, length, mask_entry, position, rows
+from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits
+from tkc.kernels.attention.tensors import Tensors, element, heads, length, mask_entry, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -60,6 +60,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         key_blocks = T.ceildiv(keys, block_keys)
         blocks_each = _blocks_each(c, key_blocks, T.max(q.shape[0] * p.num_kv_heads * head_tiles, 1))
         splits = T.max(T.ceildiv(key_blocks, blocks_each), 1)  # of which none is empty
+        results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
         with T.Kernel(extent, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
@@ -127,18 +128,25 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
                 else:
                     T.ptx_commit_group()
 
-            for i, j in T.Parallel(block_rows, p.value_head_size):
-                if first_row + i < group:
-                    partial_out[batch, first_head + i, split, j] = acc[i, j]
-            for i in T.Parallel(block_rows):
-                if first_row + i < group:
-                    partial_max[batch, first_head + i, split] = maximum[i]
-                    partial_sum[batch, first_head + i, split] = total[i]
+            _store_partial(p, results, HeadTile(batch, first_head, split), first_row, Sums(acc, maximum, total))
 
-        results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         combine_splits(p, results, lambda batch, head: position(p.out_layout, batch, head, 0), splits, sinks)
 
     return attention_decode
+
+
+@T.macro
+def _store_partial(p: AttentionParameters, results: Results, tile: HeadTile, first_row: PrimExpr, sums: Sums):
+    """Leave what one split has of some heads, the first of which is the ``first_row``-th of its key/value head's."""
+    batch, first_head, split, group = tile.batch, tile.first_head, tile.split, p.num_heads // p.num_kv_heads
+    rows, columns = sums.acc.shape
+    for i, j in T.Parallel(rows, columns):
+        if first_row + i < group:
+            results.partial_out[batch, first_head + i, split, j] = sums.acc[i, j]
+    for i in T.Parallel(rows):
+        if first_row + i < group:
+            results.partial_max[batch, first_head + i, split] = sums.maximum[i]
+            results.partial_sum[batch, first_head + i, split] = sums.total[i]
 
 
 def _blocks_each(c: DecodeConfiguration, key_blocks: PrimExpr | int, rows: PrimExpr) -> PrimExpr:
@@ -172,22 +180,13 @@ def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     @T.prim_func
     def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
         with T.Kernel(p.num_kv_heads, q.shape[0]) as (kv_head, batch):
-            heads_of = _group_rows(p, q, k, v, mask, sinks, batch, kv_head)
+            heads_of = _group_rows(p, Tensors(q, k, v, mask, sinks, out), batch, kv_head)
             attend_rows(p, num_rows, c.block_keys, length(k, p.k_layout), _visible_keys(p, k), heads_of, out)
 
     return attention_decode
 
 
-def _group_rows(
-    p: AttentionParameters,
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
-    mask: Buffer | None,
-    sinks: Buffer | None,
-    batch: Var,
-    kv_head: Var,
-) -> Rows:
+def _group_rows(p: AttentionParameters, tensors: Tensors, batch: Var, kv_head: Var) -> Rows:
     """The query heads that share one key/value head."""
     group = p.num_heads // p.num_kv_heads
 
@@ -199,16 +198,16 @@ def _group_rows(
         parts=(
             Part(
                 p.head_size,
-                query=lambda row, column: element(q, p.q_layout, batch, head(row), 0, column),
-                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+                query=lambda row, column: element(tensors.q, p.q_layout, batch, head(row), 0, column),
+                key=lambda key, column: element(tensors.k, p.k_layout, batch, kv_head, key, column),
             ),
         ),
-        value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
+        value=lambda key, column: element(tensors.v, p.v_layout, batch, kv_head, key, column),
         masked=lambda score, row, key: masked_score(
-            p, score, key < _visible_keys(p, k), stored_mask_entry(p, mask, batch, head(row), 0, key)
+            p, score, key < _visible_keys(p, tensors.k), stored_mask_entry(p, tensors.mask, batch, head(row), 0, key)
         ),
         out=lambda row: position(p.out_layout, batch, head(row), 0),
-        sink=lambda row: stored_sink(p, sinks, head(row)),
+        sink=lambda row: stored_sink(p, tensors.sinks, head(row)),
     )
 
 

@@ -1,4 +1,6 @@
-"""What a tile of queries may not see of a tile of keys."""
+"""Masking of one tile of scores: what a tile of queries may not see of a tile of keys."""
+
+from dataclasses import dataclass
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, truncdiv
@@ -8,23 +10,26 @@ from tkc.kernels.attention.spec import AttentionParameters, keys_ahead
 from tkc.kernels.attention.tensors import diagonal, mask_entry
 
 
+@dataclass(frozen=True)
+class QueryTile:
+    """A tile of queries, from ``first_query`` on, of a sequence of so many ``queries`` and ``keys``, with its mask."""
+
+    mask: Buffer | None
+    batch: PrimExpr
+    head: PrimExpr
+    first_query: PrimExpr
+    queries: PrimExpr
+    keys: PrimExpr
+
+
 @T.macro
-def hide_tile(
-    p: AttentionParameters,
-    mask: Buffer | None,
-    scores: Buffer,
-    batch: PrimExpr,
-    head: PrimExpr,
-    first_query: PrimExpr,
-    first_key: PrimExpr,
-    queries: PrimExpr,
-    keys: PrimExpr,
-) -> None:
+def hide_tile(p: AttentionParameters, tile: QueryTile, scores: Buffer, first_key: PrimExpr) -> None:
     """Make minus infinity of those ``scores`` (``[queries, keys]`` of the tile) that mask, window or the end hide.
 
     Most tiles see all their keys; only the others pay for it.
     """
     block_queries, block_keys = scores.shape
+    batch, head, first_query, queries, keys = tile.batch, tile.head, tile.first_query, tile.queries, tile.keys
     windowed, masked = p.window is not None, p.mask is not None
     bounded = p.causal is not None or windowed
     offset = diagonal(p, queries, keys)
@@ -47,7 +52,7 @@ def hide_tile(
                 visible = visible & (j + (p.window + keys_ahead(p)) >= i + ahead)
             if masked:
                 visible = visible & (first_query + i < queries)
-            entry = mask_entry(p, mask, batch, head, first_query + i, first_key + j)
+            entry = mask_entry(p, tile.mask, batch, head, first_query + i, first_key + j)
             scores[i, j] = masked_score(p, scores[i, j], visible, entry)
 
 

@@ -8,10 +8,10 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.latent_alternating import define_alternating
 from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentDecode, LatentParameters
-from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
+from tkc.kernels.attention.latent_tensors import RopeColumns, latent_columns, masked_scores, rope_columns
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
-from tkc.kernels.attention.splits import Results, combine_splits, store_heads
+from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 
@@ -71,7 +71,7 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
 
             T.copy(latent_columns(q, batch, first_head, block_heads, 0, p.latent_size), q_tile, disable_tma=disable_tma)
             T.copy(
-                rope_columns(p, p.joined_queries, q, q_rope, batch, first_head, block_heads),
+                rope_columns(RopeColumns(p, p.joined_queries, q, q_rope), batch, first_head, block_heads),
                 q_rope_tile,
                 disable_tma=disable_tma,
             )
@@ -90,7 +90,7 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
                     disable_tma=disable_tma,
                 )
                 T.copy(
-                    rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, block_keys),
+                    rope_columns(RopeColumns(p, p.joined_cache, cache, cache_rope), batch, first_key, block_keys),
                     rope_tile,
                     disable_tma=disable_tma,
                 )
@@ -105,7 +105,7 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
                     acc[i, j] *= rescale[i]
                 T.gemm(weights, cache_tile, acc, policy=full_col)
 
-            store_heads(attention, results, batch, first_head, split, 0, acc, maximum, total)
+            store_heads(attention, results, HeadTile(batch, first_head, split), 0, Sums(acc, maximum, total))
         if c.splits > 1:
             combine_splits(p.attention, results, lambda batch, head: (batch, head), c.splits)
 

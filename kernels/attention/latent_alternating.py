@@ -1,9 +1,12 @@
-"""Latent attention on Hopper by two warpgroups that take turns in the softmax, while a third one loads.
+"""MLA decode on Hopper, ping-pong schedule: two consumer warpgroups alternate between softmax and products.
 
-A tile of keys serves both products, so that it stays in shared memory until its latents are added up. Each of the two
-makes the weights of every other tile, and adds the weighted latents of all tiles to its half of the columns: while one
-is at its softmax, the tensor cores work for the other. (Both halves from the same weights, and scores by turns: as in
-FlashMLA by DeepSeek, 2025; there a pair of tiles shares one maximum, here each tile follows the one before.)
+A third warpgroup is the producer. A tile of keys serves both products, so that it stays in shared memory until its
+latents are accumulated. Each consumer makes the weights of every other tile, and accumulates the weighted latents of
+all tiles for its half of the columns: while one is at its softmax, the tensor cores work for the other. (Both halves
+from the same weights, and scores by turns: as in FlashMLA by DeepSeek, 2025; there a pair of tiles shares one maximum,
+here each tile follows the one before.)
+
+Stages are no :class:`~tkc.kernels.hopper.ring.Ring`: each consumer gives back its own parts of a tile by themselves.
 """
 
 from collections.abc import Callable
@@ -14,10 +17,10 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParameters
-from tkc.kernels.attention.latent_tensors import latent_columns, masked_scores, rope_columns
+from tkc.kernels.attention.latent_tensors import RopeColumns, latent_columns, masked_scores, rope_columns
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, mean_value, rescale_rows, weigh_tile
-from tkc.kernels.attention.splits import Results, combine_splits, store_heads
-from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
+from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads
+from tkc.kernels.hopper.registers import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
 _FIRST_BARRIER = 8
@@ -80,6 +83,42 @@ class _Turns:
     masked: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """One block: its ``tensors`` (queries and cache) in global memory, shared memory, tiles, and where results go.
+
+    It computes the heads from ``first_head`` on of the sequence ``batch``, over its share of the keys.
+    """
+
+    p: LatentParameters
+    c: LatentConfiguration
+    tensors: SimpleNamespace
+    s: _Shared
+    turns: _Turns
+    place: HeadTile
+    results: Results
+
+    @property
+    def q_rope(self) -> RopeColumns:
+        """The rotary part of the queries."""
+        return RopeColumns(self.p, self.p.joined_queries, self.tensors.q, self.tensors.q_rope)
+
+    @property
+    def cache_rope(self) -> RopeColumns:
+        """The rotary part of the keys."""
+        return RopeColumns(self.p, self.p.joined_cache, self.tensors.cache, self.tensors.cache_rope)
+
+    @property
+    def half(self) -> int:
+        """Columns of the latents that one consumer accumulates."""
+        return self.p.latent_size // 2
+
+    @property
+    def chunks(self) -> int:
+        """Bulk copies of one half of a tile's latents."""
+        return self.half // _CHUNK
+
+
 def define_alternating(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace) -> PrimFunc:
     """The kernel over the spec's tensors, which ``args`` annotates."""
     block_heads, pair_keys, half = c.block_heads, 2 * c.block_keys, p.latent_size // 2
@@ -110,22 +149,7 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
         ):
             first_head = head_tile * block_heads
             first_pair = split * split_pairs
-            rope = T.alloc_shared([2, c.block_keys, p.rope_size], p.dtype)
-            shared = _Shared(
-                q=T.alloc_shared([block_heads, p.latent_size], p.dtype),
-                q_rope=T.alloc_shared([block_heads, p.rope_size], p.dtype),
-                cache=T.alloc_shared([2, c.block_keys, p.latent_size], p.dtype),
-                rope=rope,
-                weights=rope,
-                rescale=T.alloc_shared([2, block_heads], "float32"),
-                maximum=T.alloc_shared([2, block_heads], "float32"),
-                total=T.alloc_shared([2, block_heads], "float32"),
-                q_loaded=T.alloc_barrier(WARPGROUP),
-                loaded=T.alloc_barrier([WARPGROUP] * (2 * p.latent_size // _CHUNK)),
-                weighted=T.alloc_barrier([WARPGROUP] * 2),
-                done=T.alloc_barrier([WARPGROUP] * (4 * parts)),
-                parts=parts,
-            )
+            shared = _shared(p, c, parts)
             turns = _Turns(
                 first_key=first_pair * pair_keys,
                 # One pair at the least, be it beyond the last key.
@@ -135,19 +159,52 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
             )
             acc_left = _accumulators(block_heads, half, parts)
             acc_right = _accumulators(block_heads, half, parts)
+            tensors = SimpleNamespace(q=q, q_rope=q_rope, cache=cache, cache_rope=cache_rope)
+            kernel = _Kernel(p, c, tensors, shared, turns, HeadTile(batch, first_head, split), results)
             thread = T.get_thread_binding()
             if thread >= 2 * WARPGROUP:
-                _load(p, c, shared, turns, q, q_rope, cache, cache_rope, batch, first_head)
+                _load(kernel)
             elif thread < WARPGROUP:
-                maximum, total = _multiply(p, c, shared, turns, 0, acc_left)
-                _store(p, c, shared, results, batch, first_head, split, 0, acc_left, maximum, total)
+                rows_left = _multiply(kernel, 0, acc_left)
+                _store(kernel, 0, acc_left, rows_left)
             else:
-                maximum, total = _multiply(p, c, shared, turns, 1, acc_right)
-                _store(p, c, shared, results, batch, first_head, split, 1, acc_right, maximum, total)
+                rows_right = _multiply(kernel, 1, acc_right)
+                _store(kernel, 1, acc_right, rows_right)
         if c.splits > 1:
             combine_splits(p.attention, results, lambda batch, head: (batch, head), c.splits)
 
     return latent_decode
+
+
+@T.macro
+def _shared(p: LatentParameters, c: LatentConfiguration, parts: int) -> _Shared:
+    # Each by a name of its own: TileLang orders buffers without one by their addresses, which differ from run to run.
+    q_tile = T.alloc_shared([c.block_heads, p.latent_size], p.dtype)
+    q_rope_tile = T.alloc_shared([c.block_heads, p.rope_size], p.dtype)
+    cache_tile = T.alloc_shared([2, c.block_keys, p.latent_size], p.dtype)
+    rope_tile = T.alloc_shared([2, c.block_keys, p.rope_size], p.dtype)
+    tile_rescale = T.alloc_shared([2, c.block_heads], "float32")
+    tile_maximum = T.alloc_shared([2, c.block_heads], "float32")
+    warpgroup_total = T.alloc_shared([2, c.block_heads], "float32")
+    q_loaded = T.alloc_barrier(WARPGROUP)
+    loaded = T.alloc_barrier([WARPGROUP] * (2 * p.latent_size // _CHUNK))
+    weighted = T.alloc_barrier([WARPGROUP] * 2)
+    done = T.alloc_barrier([WARPGROUP] * (4 * parts))
+    return _Shared(
+        q=q_tile,
+        q_rope=q_rope_tile,
+        cache=cache_tile,
+        rope=rope_tile,
+        weights=rope_tile,
+        rescale=tile_rescale,
+        maximum=tile_maximum,
+        total=warpgroup_total,
+        q_loaded=q_loaded,
+        loaded=loaded,
+        weighted=weighted,
+        done=done,
+        parts=parts,
+    )
 
 
 def _accumulators(rows: int, columns: int, parts: int) -> tuple[Buffer, ...]:
@@ -155,57 +212,38 @@ def _accumulators(rows: int, columns: int, parts: int) -> tuple[Buffer, ...]:
 
 
 @T.macro
-def _store(
-    p: LatentParameters,
-    c: LatentConfiguration,
-    s: _Shared,
-    results: Results,
-    batch: PrimExpr,
-    first_head: PrimExpr,
-    split: PrimExpr,
-    own: int,
-    acc: tuple[Buffer, ...],
-    maximum: Buffer,
-    total: Buffer,
-):
-    """Store this warpgroup's half of the columns: the output by bulk copies, by way of latents that it alone read."""
+def _store(k: _Kernel, own: int, acc: tuple[Buffer, ...], rows: _Rows):
+    """Store this warpgroup's half of the columns: the output by TMA, by way of latents that it alone has read."""
+    p, c, s, place = k.p, k.c, k.s, k.place
     for number, part in enumerate(acc):
         columns = part.shape[1]
         first = (own * s.parts + number) * columns
         if c.splits == 1:
             for i, j in T.Parallel(c.block_heads, columns):
-                s.cache[own, i, first + j] = mean_value(part[i, j], total[i])
+                s.cache[own, i, first + j] = mean_value(part[i, j], rows.total[i])
             T.tma_copy(
                 s.cache[own, :, first : first + columns],
-                results.out[batch, first_head : first_head + c.block_heads, first : first + columns],
+                k.results.out[
+                    place.batch, place.first_head : place.first_head + c.block_heads, first : first + columns
+                ],
             )
         else:
-            store_heads(p.attention, results, batch, first_head, split, first, part, maximum, total)
+            store_heads(p.attention, k.results, place, first, Sums(part, rows.maximum, rows.total))
     T.tma_store_wait(0)
 
 
 @T.macro
-def _load(
-    p: LatentParameters,
-    c: LatentConfiguration,
-    s: _Shared,
-    turns: _Turns,
-    q: Buffer,
-    q_rope: Buffer,
-    cache: Buffer,
-    cache_rope: Buffer,
-    batch: PrimExpr,
-    first_head: PrimExpr,
-):
-    """The queries, then tile after tile, each part once the warpgroup that adds it up is done with the last one."""
-    half = p.latent_size // 2
-    chunks = half // _CHUNK
+def _load(k: _Kernel):
+    """Producer: queries, then tile after tile, each part once its consumer has accumulated the last one."""
+    p, c, s, turns, tensors, place = k.p, k.c, k.s, k.turns, k.tensors, k.place
+    half, chunks = k.half, k.chunks
     part_chunks = chunks // s.parts
+    heads, q_rope, cache_rope = c.block_heads, k.q_rope, k.cache_rope
     T.set_max_nreg(LOADING_REGISTERS, 0)
-    T.tma_copy(latent_columns(q, batch, first_head, c.block_heads, 0, p.latent_size), s.q, barrier=s.q_loaded)
     T.tma_copy(
-        rope_columns(p, p.joined_queries, q, q_rope, batch, first_head, c.block_heads), s.q_rope, barrier=s.q_loaded
+        latent_columns(tensors.q, place.batch, place.first_head, heads, 0, p.latent_size), s.q, barrier=s.q_loaded
     )
+    T.tma_copy(rope_columns(q_rope, place.batch, place.first_head, heads), s.q_rope, barrier=s.q_loaded)
     T.barrier_arrive(s.q_loaded)
     for pair in T.serial(turns.pairs):
         for tile in (0, 1):
@@ -218,13 +256,13 @@ def _load(
                     column = side * half + i * _CHUNK
                     at = (2 * tile + nth) * chunks + i
                     T.tma_copy(
-                        latent_columns(cache, batch, first_key, c.block_keys, column, _CHUNK),
+                        latent_columns(tensors.cache, place.batch, first_key, c.block_keys, column, _CHUNK),
                         s.cache[tile, :, column : column + _CHUNK],
                         barrier=s.loaded[at],
                     )
                     if nth == 1 and i == chunks - 1:
                         T.tma_copy(
-                            rope_columns(p, p.joined_cache, cache, cache_rope, batch, first_key, c.block_keys),
+                            rope_columns(cache_rope, place.batch, first_key, c.block_keys),
                             s.rope[tile, :, :],
                             barrier=s.loaded[at],
                         )
@@ -232,18 +270,16 @@ def _load(
 
 
 @T.macro
-def _multiply(
-    p: LatentParameters, c: LatentConfiguration, s: _Shared, turns: _Turns, own: int, acc: tuple[Buffer, ...]
-) -> tuple[Buffer, Buffer]:
+def _multiply(k: _Kernel, own: int, acc: tuple[Buffer, ...]) -> _Rows:
     """Weights of the tiles ``own``, ``own + 2`` …; into ``acc``, this warpgroup's half of the weighted latents of all.
 
     Returns each head's largest score and sum of weights.
     """
-    rows = _Rows(
-        maximum=T.alloc_fragment([c.block_heads], "float32"),
-        total=T.alloc_fragment([c.block_heads], "float32"),
-        rescale=T.alloc_fragment([c.block_heads], "float32"),
-    )
+    c, s, turns = k.c, k.s, k.turns
+    maximum = T.alloc_fragment([c.block_heads], "float32")
+    total = T.alloc_fragment([c.block_heads], "float32")
+    rescale = T.alloc_fragment([c.block_heads], "float32")
+    rows = _Rows(maximum, total, rescale)
     T.set_max_nreg(computing_registers(2), 1)
     for part in acc:
         T.clear(part)
@@ -251,10 +287,10 @@ def _multiply(
     T.fill(rows.maximum, -T.infinity("float32"))
     T.barrier_wait(s.q_loaded, 0)
     for pair in T.serial(turns.pairs):
-        _take_turn(p, c, s, turns, own, pair, acc, rows)
+        _take_turn(k, own, pair, acc, rows)
     if own == 0:
         # The last tile is the other warpgroup's.
-        _follow(c, s, own, turns.pairs, acc, rows)
+        _follow(k, own, turns.pairs, acc, rows)
         T.wait_wgmma(0)
     # Each has the sum of its own weights.
     other_total = T.alloc_fragment([c.block_heads], "float32")
@@ -263,35 +299,27 @@ def _multiply(
     T.copy(s.total[1 - own, :], other_total)
     for i in T.Parallel(c.block_heads):
         rows.total[i] += other_total[i]
-    return rows.maximum, rows.total
+    return rows
 
 
 @T.macro
-def _take_turn(
-    p: LatentParameters,
-    c: LatentConfiguration,
-    s: _Shared,
-    turns: _Turns,
-    own: int,
-    pair: PrimExpr,
-    acc: tuple[Buffer, ...],
-    rows: _Rows,
-):
+def _take_turn(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
     """Score the own tile; meanwhile add up the other warpgroup's, which came before; then add up the own.
 
     Scores begin with the half of the own tile that this warpgroup itself gave back. Before they wait for the other
     half, it gives the other's tile back: else each would wait for what the other one gives back behind scores.
     """
+    c, s = k.c, k.s
     scores = T.alloc_fragment([c.block_heads, c.block_keys], "float32")
     T.wait_wgmma(0)  # for none, but lest ptxas wait for the scores before it lets ``acc`` be rescaled
-    _score(p, s, own, 0, pair, scores)
+    _score(k, own, 0, pair, scores)
     if own == 1 or pair > 0:  # nothing comes before the first tile
-        _follow(c, s, own, pair, acc, rows)
+        _follow(k, own, pair, acc, rows)
         _give_back(s, 1 - own, own)
-    _score(p, s, own, 1, pair, scores)
+    _score(k, own, 1, pair, scores)
     T.wgmma_gemm(s.q_rope, s.rope[own, :, :], scores, transpose_B=True)
     T.wait_wgmma(0)
-    _weigh(p, c, turns, turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
+    _weigh(k, k.turns.first_key + (pair * 2 + own) * c.block_keys, scores, rows)
     # The weights overwrite what other warps may still multiply.
     T.sync_threads(_FIRST_BARRIER + own, WARPGROUP)
     T.copy(scores, s.weights[own, :, :])
@@ -300,16 +328,15 @@ def _take_turn(
     T.fence_proxy_async()
     T.barrier_arrive(s.weighted[own])
     T.barrier_wait(s.weighted[own], pair & 1)
-    _add_up(c, s, own, own, acc, rows.rescale)
+    _add_up(s, own, own, acc, rows.rescale)
     count_weights(scores, rows.rescale, rows.total)  # which nothing waits for
     _give_back(s, own, own)
 
 
 @T.macro
-def _score(p: LatentParameters, s: _Shared, own: int, nth: int, pair: PrimExpr, scores: Buffer):
+def _score(k: _Kernel, own: int, nth: int, pair: PrimExpr, scores: Buffer):
     """Scores by the ``nth`` half of the own tile's latents to come."""
-    half = p.latent_size // 2
-    chunks = half // _CHUNK
+    s, half, chunks = k.s, k.half, k.chunks
     side = own if nth == 0 else 1 - own
     for i in range(chunks):
         column = side * half + i * _CHUNK
@@ -324,19 +351,19 @@ def _score(p: LatentParameters, s: _Shared, own: int, nth: int, pair: PrimExpr, 
 
 
 @T.macro
-def _follow(c: LatentConfiguration, s: _Shared, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
+def _follow(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
     """Take over the other warpgroup's last tile: its maximum and factor, and its weighted latents (not waited for)."""
-    other = 1 - own
+    c, s, other = k.c, k.s, 1 - own
     T.barrier_wait(s.weighted[other], (pair + other) & 1)
     T.copy(s.maximum[other, :], rows.maximum)
     T.copy(s.rescale[other, :], rows.rescale)
     for i in T.Parallel(c.block_heads):
         rows.total[i] *= rows.rescale[i]
-    _add_up(c, s, own, other, acc, rows.rescale)
+    _add_up(s, own, other, acc, rows.rescale)
 
 
 @T.macro
-def _add_up(c: LatentConfiguration, s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: Buffer):
+def _add_up(s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: Buffer):
     """The weighted latents of a tile, part by part, none of which is waited for."""
     rescale_rows(acc, rescale)
     for number, part in enumerate(acc):
@@ -354,10 +381,9 @@ def _give_back(s: _Shared, tile: int, side: int):
 
 
 @T.macro
-def _weigh(
-    p: LatentParameters, c: LatentConfiguration, turns: _Turns, first_key: PrimExpr, scores: Buffer, rows: _Rows
-):
+def _weigh(k: _Kernel, first_key: PrimExpr, scores: Buffer, rows: _Rows):
     """Turn the scores of the keys from ``first_key`` on into weights, and note how to rescale what came before."""
+    p, c, turns = k.p, k.c, k.turns
     if p.mask is not None or first_key + c.block_keys > turns.keys:
         for i, j in T.Parallel(c.block_heads, c.block_keys):
             scores[i, j] = turns.masked(scores[i, j], i, first_key + j)

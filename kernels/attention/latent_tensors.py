@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
@@ -17,12 +18,20 @@ def latent_columns(tensor: Buffer, batch: Any, first_row: Any, rows: int, first:
     return tensor[batch, first_row : first_row + rows, first : first + count]
 
 
-def rope_columns(
-    p: LatentParameters, joined: bool, tensor: Buffer, apart: Buffer | None, batch: Any, first_row: Any, rows: int
-) -> BufferRegion:
-    """The rotary part of some heads or keys, from behind the latents or from a tensor of its own."""
-    source, first = (tensor, p.latent_size) if joined else (apart, 0)
-    return source[batch, first_row : first_row + rows, first : first + p.rope_size]
+@dataclass(frozen=True)
+class RopeColumns:
+    """Where the rotary part of heads or keys lies: behind the ``latents`` if ``joined``, or in a tensor ``apart``."""
+
+    p: LatentParameters
+    joined: bool
+    latents: Buffer
+    apart: Buffer | None
+
+
+def rope_columns(where: RopeColumns, batch: Any, first_row: Any, rows: int) -> BufferRegion:
+    """The rotary part of some heads or keys."""
+    source, first = (where.latents, where.p.latent_size) if where.joined else (where.apart, 0)
+    return source[batch, first_row : first_row + rows, first : first + where.p.rope_size]
 
 
 def masked_scores(

@@ -5,15 +5,15 @@ never leave the registers (Dao, "FlashAttention-2", 2023).
 """
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
+from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
-from tkc.kernels.attention.hiding import first_key_block, hide_tile
+from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
-from tkc.kernels.attention.tensors import diagonal, element, length, position, rows
+from tkc.kernels.attention.tensors import Tensors, diagonal, element, length, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 
@@ -75,7 +75,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
                 T.gemm(q_tile, k_tile, scores, transpose_B=True, policy=full_row, clear_accum=True)
 
                 cap_tile(p, scores)
-                hide_tile(p, mask, scores, batch, head, first_query, first_key, queries, keys)
+                hide_tile(p, QueryTile(mask, batch, head, first_query, queries, keys), scores, first_key)
                 softmax_tile(p, scores, maximum, rescale, total)
                 T.copy(scores, weights)
                 for i, j in T.Parallel(block_queries, p.value_head_size):
@@ -109,29 +109,21 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                 visible_keys = T.min(keys, first_query + c.block_queries + diagonal(p, queries, keys) + keys_ahead(p))
             end = T.ceildiv(visible_keys, c.block_keys)
             first_block = first_key_block(p, first_query, queries, keys, c.block_keys, end)
-            rows = _tile_rows(p, q, k, v, mask, sinks, batch, head, first_query)
+            tile = QueryTile(mask, batch, head, first_query, queries, keys)
+            rows = _tile_rows(p, Tensors(q, k, v, mask, sinks, out), tile)
             attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out, first_block)
 
     return attention_prefill
 
 
-def _tile_rows(
-    p: AttentionParameters,
-    q: Buffer,
-    k: Buffer,
-    v: Buffer,
-    mask: Buffer | None,
-    sinks: Buffer | None,
-    batch: Var,
-    head: Var,
-    first: PrimExpr,
-) -> Rows:
-    queries, keys = length(q, p.q_layout), length(k, p.k_layout)
+def _tile_rows(p: AttentionParameters, tensors: Tensors, tile: QueryTile) -> Rows:
+    """The queries of one tile, which see the keys of one head."""
+    batch, head, queries, keys = tile.batch, tile.head, tile.queries, tile.keys
     kv_head = head // (p.num_heads // p.num_kv_heads)
 
     def query(row: PrimExpr) -> PrimExpr:
         # The last tile repeats the last query, which stores equal values more than once.
-        return T.min(first + row, queries - 1)
+        return T.min(tile.first_query + row, queries - 1)
 
     def masked(score: PrimExpr, row: PrimExpr, key: PrimExpr) -> PrimExpr:
         visible = key < keys
@@ -140,18 +132,18 @@ def _tile_rows(
             visible = visible & (key <= own_key + keys_ahead(p))
         if p.window is not None:
             visible = visible & (key >= own_key - p.window)
-        return masked_score(p, score, visible, stored_mask_entry(p, mask, batch, head, query(row), key))
+        return masked_score(p, score, visible, stored_mask_entry(p, tile.mask, batch, head, query(row), key))
 
     return Rows(
         parts=(
             Part(
                 p.head_size,
-                query=lambda row, column: element(q, p.q_layout, batch, head, query(row), column),
-                key=lambda key, column: element(k, p.k_layout, batch, kv_head, key, column),
+                query=lambda row, column: element(tensors.q, p.q_layout, batch, head, query(row), column),
+                key=lambda key, column: element(tensors.k, p.k_layout, batch, kv_head, key, column),
             ),
         ),
-        value=lambda key, column: element(v, p.v_layout, batch, kv_head, key, column),
+        value=lambda key, column: element(tensors.v, p.v_layout, batch, kv_head, key, column),
         masked=masked,
         out=lambda row: position(p.out_layout, batch, head, query(row)),
-        sink=lambda row: stored_sink(p, sinks, head),
+        sink=lambda row: stored_sink(p, tensors.sinks, head),
     )

@@ -23,22 +23,29 @@ class Results:
     partial_sum: Buffer
 
 
-@T.macro
-def store_heads(
-    p: AttentionParameters,
-    results: Results,
-    batch: PrimExpr,
-    first_head: PrimExpr,
-    split: PrimExpr,
-    first_column: int,
-    acc: Buffer,
-    maximum: Buffer,
-    total: Buffer,
-):
-    """Store columns of some heads, of a whole ``out [batch, heads, columns]`` or of one split.
+@dataclass(frozen=True)
+class HeadTile:
+    """What a thread block computes: heads from ``first_head`` on of one sequence, over one ``split`` of its keys."""
 
-    ``acc [heads, columns]`` is a sum by weights that add up to ``total [heads]``, relative to ``maximum [heads]``.
-    """
+    batch: PrimExpr
+    first_head: PrimExpr
+    split: PrimExpr
+
+
+@dataclass(frozen=True)
+class Sums:
+    """``acc [heads, columns]``, weighted by what adds up to ``total [heads]``, relative to ``maximum [heads]``."""
+
+    acc: Buffer
+    maximum: Buffer
+    total: Buffer
+
+
+@T.macro
+def store_heads(p: AttentionParameters, results: Results, tile: HeadTile, first_column: int, sums: Sums):
+    """Store columns of a tile of heads, from the first on, of a whole ``out [batch, heads, columns]`` or of a split."""
+    batch, first_head, split = tile.batch, tile.first_head, tile.split
+    acc, maximum, total = sums.acc, sums.maximum, sums.total
     rows, columns = acc.shape
     if results.splits == 1:
         for i, j in T.Parallel(rows, columns):

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
 
 from tkc.kernels.attention.spec import AttentionParameters, Layout
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors of a prefill or decode kernel, in global memory; ``mask`` and ``sinks`` if its parameters say so."""
+
+    q: Buffer
+    k: Buffer
+    v: Buffer
+    mask: Buffer | None
+    sinks: Buffer | None
+    out: Buffer
 
 
 def position(layout: Layout, batch: Any, head: Any, row: Any) -> tuple[Any, Any, Any]:

@@ -8,12 +8,12 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.batched_matmul.spec import BatchedMatmul, BatchedMatmulConfiguration, BatchedMatmulParameters
 from tkc.kernels.matmul import persistent
-from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, MatmulParameters
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
+from tkc.kernels.raster import tile_at
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 

@@ -9,8 +9,9 @@ from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply,
 from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulConfiguration, GatedMatmulParameters
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
+from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.raster import RASTER_BAND
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 

@@ -7,12 +7,13 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul import persistent, split
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
-from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated, load_ahead, store
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, activated, load_ahead, store
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import RASTER_BAND, loadable_by_tma, shifts_registers
+from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
+from tkc.kernels.raster import RASTER_BAND
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
@@ -48,7 +49,8 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
     ):
         if p.activation is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
-        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
+        m = a.shape[0]
+        epilogue = Epilogue(p, bias, residual, (out, out_1, out_2, out_3))
         grid = (tiles_across(p, c.block_n), T.ceildiv(m, c.block_m))
         with T.Kernel(*grid, threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
@@ -59,7 +61,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
             out_shared = T.alloc_shared((c.block_m, c.block_n), p.stored_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
             row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
-            tile_bias, tile_residual = load_ahead(p, c, bias, residual, row, column)
+            loaded = load_ahead(epilogue, c, row, column)
             T.clear(acc)
             for step in T.Pipelined(T.ceildiv(p.k, c.block_k), num_stages=c.stages):
                 T.copy(a[row, step * c.block_k], a_shared, disable_tma=not tma)
@@ -69,7 +71,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
                     T.copy(b[step * c.block_k, column], b_shared, disable_tma=not tma)
                 T.gemm(a_shared, b_shared, acc, transpose_B=transposed, policy=T.GemmWarpPolicy.FullRow)
             admit_next_kernel(target)
-            store(p, acc, tile_bias, tile_residual, residual, out_shared, outputs, row, column)
+            store(epilogue, loaded, acc, out_shared, row, column)
 
     return matmul
 

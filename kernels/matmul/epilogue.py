@@ -1,7 +1,7 @@
-"""What follows the sums of a matrix product: activations, and on CUDA bias, residual, and the store."""
+"""GEMM epilogue: activations, and on CUDA bias, residual, and the store."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
@@ -67,6 +67,27 @@ def _gelu(x: PrimExpr) -> PrimExpr:
     return x * T.if_then_else(x < 0, 0.0, 1.0) - magnitude * T.exp2(logarithm)
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """A GEMM's parameters, and the tensors of its epilogue: ``bias [n]``, ``residual [m, n]``, and the outputs.
+
+    What the parameters do not ask for is ``None``.
+    """
+
+    p: MatmulParameters
+    bias: Buffer | None
+    residual: Buffer | None
+    outputs: tuple[Buffer | None, ...]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tile's ``bias``, and its ``residual`` if there are registers for it, loaded while the tensor cores work."""
+
+    bias: Buffer
+    residual: Buffer | None
+
+
 def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:
     """Whether a thread has the registers for its part of a residual beside that of the sums."""
     itemsize = ITEM_BYTES[p.stored_dtype]
@@ -74,50 +95,31 @@ def _holds_residual(p: MatmulParameters, c: Tiling) -> bool:
 
 
 @T.macro
-def load_ahead(
-    p: MatmulParameters,
-    c: Tiling,
-    bias: Buffer | None,
-    residual: Buffer | None,
-    row: PrimExpr,
-    column: PrimExpr,
-) -> tuple[Buffer, Buffer | None]:
-    """The bias and the residual of what a block finishes at ``row`` and ``column``, on their way to registers while
-    products run.
-
-    Instead of a residual for which there are not enough, ``None``.
-    """
+def load_ahead(e: Epilogue, c: Tiling, row: PrimExpr, column: PrimExpr) -> Loaded:
+    """Begin to load the bias and the residual of what a block finishes at ``row`` and ``column`` to registers."""
+    p = e.p
     tile_bias = T.alloc_fragment((c.block_n,), p.dtype)
     tile_residual = T.alloc_fragment((c.finished_rows, c.block_n), p.stored_dtype)
     if p.bias:
-        T.copy(bias[column : column + c.block_n], tile_bias)
+        T.copy(e.bias[column : column + c.block_n], tile_bias)
     if _holds_residual(p, c):
-        T.copy(residual[row : row + c.finished_rows, column : column + c.block_n], tile_residual)
-    return tile_bias, tile_residual if _holds_residual(p, c) else None
+        T.copy(e.residual[row : row + c.finished_rows, column : column + c.block_n], tile_residual)
+    return Loaded(tile_bias, tile_residual if _holds_residual(p, c) else None)
 
 
 @T.macro
-def store(
-    p: MatmulParameters,
-    sums: Buffer,
-    tile_bias: Buffer,
-    tile_residual: Buffer | None,
-    residual: Buffer | None,
-    staged: Buffer,
-    outputs: Sequence[Buffer | None],
-    row: PrimExpr,
-    column: PrimExpr,
-) -> None:
+def store(e: Epilogue, loaded: Loaded, sums: Buffer, staged: Buffer, row: PrimExpr, column: PrimExpr) -> None:
     """Finish the tile ``sums`` (float32, in registers) and store it at ``row`` and ``column`` by way of ``staged``, in
-    the one of ``outputs`` that has the column. A residual that is not ``tile_residual`` is loaded now."""
+    the output that has the column. A residual that is not ``loaded`` is loaded now."""
+    p = e.p
     rows, columns = sums.shape
-    late = p.residual if tile_residual is None else False
-    added = staged if late else tile_residual
+    late = p.residual if loaded.residual is None else False
+    added = staged if late else loaded.residual
     if late:
-        T.copy(residual[row, column], staged)
+        T.copy(e.residual[row, column], staged)
     if p.bias or p.activation:
         for i, j in T.Parallel(rows, columns):
-            x = sums[i, j] + T.cast(tile_bias[j], "float32") if p.bias else sums[i, j]
+            x = sums[i, j] + T.cast(loaded.bias[j], "float32") if p.bias else sums[i, j]
             sums[i, j] = activated(x, p.activation)
     if p.residual:
         for i, j in T.Parallel(rows, columns):
@@ -125,4 +127,4 @@ def store(
     T.copy(sums, staged)
     for i, (begin, end) in enumerate(p.ranges):
         if holds(p, column, begin, end):
-            T.copy(staged, outputs[i][row, column - begin])
+            T.copy(staged, e.outputs[i][row, column - begin])

@@ -1,4 +1,9 @@
-"""The matrix product for many rows on Hopper: blocks that stay, and load one tile while they store another."""
+"""Persistent, warp-specialized GEMM for large M on Hopper. One tile's epilogue overlaps the next tile's loads.
+
+TileLang's own warp specialization splits the warps of one tile's loop, so that producers wait for the end of the tile.
+Here the producer loops over all slices of all tiles, and waits for nothing but free stages. Each consumer warpgroup
+stores its own rows, part by part, each under way while the next is computed: none waits for another.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -6,192 +11,139 @@ from types import SimpleNamespace
 import tilelang.language as T
 from tvm.tirx import Buffer, BufferRegion, PrimExpr, PrimFunc
 
+from tkc.kernels.hopper.registers import LOADING_REGISTERS, SPLITTING_REGISTERS, WARPGROUP
+from tkc.kernels.hopper.ring import Ring, ring
+from tkc.kernels.hopper.store import Staging, stage, staging
+from tkc.kernels.hopper.tiles import Cyclic, OutputTiles
+from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
 from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
-from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT
-from tkc.kernels.warpgroups import LOADING_REGISTERS, SPLITTING_REGISTERS, WARPGROUP, computing_registers
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """What the warpgroups share: slices of the operands, parts of the output, and barriers.
+class _Shape:
+    """What the parameters ``p`` and the configuration ``c`` make of a kernel, whose tensors may be ``batched``."""
 
-    These say that a slice is ``loaded``, and that it is ``free`` again. Slices of a residual follow those of a tile's
-    operands, and lie where the left one's do. Of the ``bias``, each that stores has its tile's columns. Operands of
-    ``float32`` are multiplied by parts, and sums of shares of the depth go through an ``exchange``.
+    p: MatmulParameters
+    c: MatmulConfiguration
+    batched: bool
+
+    @property
+    def float32(self) -> bool:
+        """Whether operands are split into TF32 parts, by a warpgroup of its own."""
+        return self.p.dtype == "float32"
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the right operand is ``[n, k]``."""
+        return self.p.weight_layout == "nk"
+
+    @property
+    def b_tile(self) -> tuple[int, int]:
+        """The shape of a slice of the right operand."""
+        return (self.c.block_n, self.c.block_k) if self.transposed else (self.c.block_k, self.c.block_n)
+
+    @property
+    def steps(self) -> int:
+        """Slices of K."""
+        return -(-self.p.k // self.c.block_k)
+
+    @property
+    def residual_columns(self) -> tuple[int, ...]:
+        """Where in a tile each slice of the residual begins. They follow the tile's slices of K in the ring."""
+        return tuple(range(0, self.c.block_n, self.c.block_k)) if self.p.residual else ()
+
+    @property
+    def width(self) -> int:
+        """Columns that are stored at a time."""
+        return self.c.stored_columns(ITEM_BYTES[self.p.stored_dtype])
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that one consumer warpgroup multiplies."""
+        return self.c.warpgroup_rows
+
+    @property
+    def row_parts(self) -> int:
+        """How many warpgroups' rows a tile has."""
+        return self.c.block_m // self.rows
+
+    @property
+    def bias_columns(self) -> int:
+        """Columns of the bias that a warpgroup loads: as many by each thread."""
+        return -(-self.c.block_n // WARPGROUP) * WARPGROUP
+
+    @property
+    def roles(self) -> Roles:
+        """A producer, for float32 a warpgroup that splits the right operand, and the consumers."""
+        kept = (LOADING_REGISTERS, SPLITTING_REGISTERS) if self.float32 else (LOADING_REGISTERS,)
+        consumers = self.c.threads // WARPGROUP
+        return Roles(consumers, kept, shifts=consumers > 1)
+
+    def slice_number(self, turn: PrimExpr, step: PrimExpr) -> PrimExpr:
+        """The number, in the ring, of a slice of the block's ``turn``-th tile."""
+        return turn * (self.steps + len(self.residual_columns)) + step
+
+    def residual_slices(self, part: int) -> list[tuple[int, int]]:
+        """The slices of the residual that begin in a ``part`` of the tile: their numbers and first columns."""
+        return [(nth, left) for nth, left in enumerate(self.residual_columns) if left // self.width == part]
+
+    def region(
+        self, matrices: Buffer, entry: PrimExpr, corner: tuple[PrimExpr, PrimExpr], shape: tuple[int, int]
+    ) -> BufferRegion:
+        """A region of that ``shape`` of one entry's matrix, from its ``corner`` on."""
+        batch = (entry,) if self.batched else ()
+        return matrices[(*batch, *(slice(first, first + size) for first, size in zip(corner, shape, strict=True)))]
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One block: its tensors in global memory, the tiles that it computes, and its shared memory.
+
+    The ring's stages are ``a_shared [stages, block_m, block_k]``, for slices of a residual, too, and ``b_shared``.
+    ``tile_bias [row parts, bias columns]`` holds the bias of each warpgroup's tile. Operands of float32 are ``split``,
+    and accumulators of intra-CTA split-K go through an ``exchange``.
     """
 
-    a: Buffer
-    b: Buffer
-    staged: Buffer
-    bias: Buffer
-    loaded: Buffer
-    free: Buffer
-    float32: tf32.Slices | None
+    shape: _Shape
+    tensors: SimpleNamespace
+    tiles: OutputTiles
+    schedule: Cyclic
+    turns: PrimExpr
+    ring: Ring
+    a_shared: Buffer
+    b_shared: Buffer
+    staging: Staging
+    tile_bias: Buffer
+    split: tf32.Slices | None
     exchange: shared_depth.Exchange | None
+
+    def begin(self, turn: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
+        """The entry of the batch of the block's ``turn``-th tile, and the tile's first row and column."""
+        p, c = self.shape.p, self.shape.c
+        entry, row_tile, column_tile = self.tiles.place(self.schedule.tile(turn))
+        return entry, row_tile * c.block_m, first_column(p, c.block_n, column_tile)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A consumer warpgroup's ``rows`` of each tile, the ``part``-th of them, and its registers for them."""
+
+    part: int
+    rows: slice
+    acc: Buffer
+    bias: Buffer
 
 
 def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) -> PrimFunc:
-    """The kernel over the same tensors as the one with a block for each tile: those of ``types``, and ``None`` for
-    others. Where these have a batch axis in front, tiles of one entry follow those of another.
+    """The kernel over the same tensors as the one with a block for each tile: those of ``types``, ``None`` for others.
 
-    TileLang divides the warps of one tile's loop by itself, but lets those that load wait for the end of the tile. Here
-    they have their own loop over all slices of all tiles, and wait for nothing but free memory. Each of the others
-    stores its own rows, by parts, each on its way while the next is computed: none waits for another.
-
-    For float32 operands there is one more warpgroup, which takes the right one apart for the others.
+    Where these have a batch axis in front, tiles of one entry follow those of another.
     """
-    float32 = p.dtype == "float32"
-    batched = len(types.out.shape) == 3
-    transposed = p.weight_layout == "nk"
-    b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
-    steps, column_tiles = -(-p.k // c.block_k), tiles_across(p, c.block_n)
-    width = c.stored_columns(ITEM_BYTES[p.stored_dtype])
-    parts = c.block_n // width
-    added = tuple(range(0, c.block_n, c.block_k)) if p.residual else ()  # where each slice of the residual begins
-    bias_columns = -(-c.block_n // WARPGROUP) * WARPGROUP  # each thread of a warpgroup loads as many
-    warpgroups = c.threads // WARPGROUP
-    # What threads keep of their registers whose warpgroups compute nothing.
-    kept = (LOADING_REGISTERS, SPLITTING_REGISTERS) if float32 else (LOADING_REGISTERS,)
-    rows, row_parts = c.warpgroup_rows, c.block_m // c.warpgroup_rows
-
-    def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """The entry of the batch that a tile is of, and where in it the tile begins."""
-        entry = 0
-        if batched:
-            each = row_tiles * column_tiles
-            entry, tile = T.truncdiv(tile, each), T.truncmod(tile, each)
-        row_tile, column_tile = tile_at(tile, row_tiles, column_tiles)
-        return entry, row_tile * c.block_m, first_column(p, c.block_n, column_tile)
-
-    def tile_of(
-        matrices: Buffer, entry: PrimExpr, row: PrimExpr, column: PrimExpr, rows: int, columns: int
-    ) -> BufferRegion:
-        """``rows`` and ``columns`` of an entry's matrix, from ``row`` and ``column`` on."""
-        batch = (entry,) if batched else ()
-        return matrices[(*batch, slice(row, row + rows), slice(column, column + columns))]
-
-    def slot(turn: PrimExpr, step: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""
-        slice_ = turn * (steps + len(added)) + step
-        return slice_ % c.stages, slice_ // c.stages % 2
-
-    def residual_slices(part: int) -> list[tuple[int, int]]:
-        """The slices of the residual that begin in a ``part`` of the tile: their numbers, and where they do."""
-        return [(nth, left) for nth, left in enumerate(added) if left // width == part]
-
-    @T.macro
-    def activate(acc: Buffer, first: PrimExpr, columns: int, bias: Buffer | None, row_part: int):
-        """Bias and activation, for columns of a tile from its ``first`` on."""
-        if p.bias or p.activation:
-            for i, j in T.Parallel(rows, columns):
-                x = acc[i, first + j]
-                if p.bias:
-                    x = x + T.cast(bias[row_part, first + j], "float32")
-                acc[i, first + j] = activated(x, p.activation, exact=float32)
-
-    @T.macro
-    def finish(
-        row_part: int,
-        turn: PrimExpr,
-        entry: PrimExpr,
-        row: PrimExpr,
-        column: PrimExpr,
-        acc: Buffer,
-        own_bias: Buffer,
-        s: _Shared,
-        args: SimpleNamespace,
-    ):
-        """Add and activate what follows the sums of a warpgroup's rows, and store them."""
-        top = row_part * rows
-        own_rows = slice(top, top + rows)
-        if p.bias:
-            # Only the thread that stores waits; what the others do next is ordered after it by the barrier that
-            # follows this copy. TileLang puts none between the wait for the first part and its threads' writes.
-            T.tma_store_wait(STORES_IN_FLIGHT - 1)
-            T.copy(own_bias, s.bias[row_part, :])
-        for part, first in enumerate(range(0, c.block_n, width)):
-            # What this part is the first to need: parts are stored while later slices are still to come.
-            for nth, left in residual_slices(part):
-                columns = min(c.block_k, c.block_n - left)
-                activate(acc, left, columns, s.bias, row_part)
-                at, parity = slot(turn, steps + nth)
-                T.mbarrier_wait_parity(s.loaded[at], parity)
-                for i, j in T.Parallel(rows, columns):
-                    acc[i, left + j] += T.cast(s.a[at, top + i, j], "float32")
-                T.mbarrier_arrive(s.free[at])
-            turned = (turn * parts + part) % STORES_IN_FLIGHT
-            T.tma_store_wait(STORES_IN_FLIGHT - 1)
-            if not p.residual:
-                activate(acc, first, width, s.bias, row_part)
-            for i, j in T.Parallel(rows, width):
-                s.staged[turned, top + i, j] = T.cast(acc[i, first + j], p.stored_dtype)
-            for i, (begin, end) in enumerate(p.ranges):
-                if holds(p, column, begin, end):
-                    T.tma_copy(
-                        s.staged[turned, own_rows, :],
-                        tile_of(args.outputs[i], entry, row, column + first - begin, rows, width),
-                    )
-
-    @T.macro
-    def compute(
-        warpgroup: int, turns: PrimExpr, row_tiles: PrimExpr, block: PrimExpr, s: _Shared, args: SimpleNamespace
-    ):
-        """Multiply one warpgroup's rows of all tiles, its share of the depth, and store what it has added up."""
-        share, row_part = divmod(warpgroup, row_parts)
-        top = row_part * rows
-        own_rows = slice(top, top + rows)
-        acc = T.alloc_fragment((rows, c.block_n), "float32")
-        own = tf32.registers(rows, c) if float32 else None
-        own_bias = T.alloc_fragment((bias_columns,), p.dtype)
-        entry = T.alloc_var("int32")
-        row = T.alloc_var("int32")
-        column = T.alloc_var("int32")
-        for turn in T.serial(turns):
-            begin = place(turn * c.blocks + block, row_tiles)
-            entry = begin[0]
-            row = begin[1] + top
-            column = begin[2]
-            if p.bias and share == 0:  # it comes while the products run
-                T.copy(args.bias[column : column + bias_columns], own_bias)
-            T.clear(acc)
-            for nth in T.serial(-(-max(steps - share, 0) // c.shares)):
-                at, parity = slot(turn, nth * c.shares + share)
-                T.mbarrier_wait_parity(s.loaded[at], parity)
-                if float32:
-                    tf32.multiply(s.float32, at, parity, own_rows, own)
-                    T.mbarrier_arrive(s.free[at])
-                    # The tensor cores' sums are rounded toward zero; these are not.
-                    for i, j in T.Parallel(rows, c.block_n):
-                        acc[i, j] += own.products[i, j]
-                else:
-                    full_row = T.GemmWarpPolicy.FullRow
-                    T.gemm(s.a[at, own_rows, :], s.b[at, :, :], acc, transpose_B=transposed, policy=full_row)
-                    T.mbarrier_arrive(s.free[at])
-            if c.shares > 1:
-                shared_depth.add_up(share, row_part, own_rows, turn, acc, s.exchange)
-            if share == 0:
-                finish(row_part, turn, entry, row, column, acc, own_bias, s, args)
-        T.tma_store_wait(0)
-
-    @T.macro
-    def by_warpgroup(
-        first: int,
-        thread: PrimExpr,
-        turns: PrimExpr,
-        row_tiles: PrimExpr,
-        block: PrimExpr,
-        s: _Shared,
-        args: SimpleNamespace,
-    ):
-        """What each of the warpgroups computes, from the ``first`` on."""
-        if first == warpgroups - 1 or thread < WARPGROUP * (len(kept) + first + 1):
-            compute(first, turns, row_tiles, block, s, args)
-        else:
-            by_warpgroup(first + 1, thread, turns, row_tiles, block, s, args)
+    shape = _Shape(p, c, len(types.out.shape) == 3)
 
     @T.prim_func
     def matmul(
@@ -204,69 +156,196 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         out_2: types.out_2,
         out_3: types.out_3,
     ):
-        if p.activation is not None and not float32:
+        if p.activation is not None and not shape.float32:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[-2]
-        row_tiles = T.ceildiv(m, c.block_m)
-        tiles = row_tiles * column_tiles * (out.shape[0] if batched else 1)
-        with T.Kernel(c.blocks, threads=WARPGROUP * len(kept) + c.threads) as block:
+        tiles = OutputTiles(
+            T.ceildiv(m, c.block_m), tiles_across(p, c.block_n), out.shape[0] if shape.batched else None
+        )
+        with T.Kernel(c.blocks, threads=shape.roles.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), p.dtype)
-            b_shared = T.alloc_shared((c.stages, *b_tile), p.dtype)
-            staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.stored_dtype)
-            tile_bias = T.alloc_shared((row_parts, bias_columns), p.dtype)
-            loaded = T.alloc_barrier([WARPGROUP] * c.stages)
-            free = T.alloc_barrier([WARPGROUP * row_parts] * c.stages)
-            turns = T.ceildiv(T.max(tiles - block, 0), c.blocks)
-            by_parts = tf32.slices(a_shared, b_shared, c, p.weight_layout) if float32 else None
-            shared = _Shared(a_shared, b_shared, staged, tile_bias, loaded, free, by_parts, shared_depth.exchange(c))
-            args = SimpleNamespace(bias=bias, outputs=(out, out_1, out_2, out_3))
+            b_shared = T.alloc_shared((c.stages, *shape.b_tile), p.dtype)
+            staged = staging(STORES_IN_FLIGHT, c.block_m, shape.width, p.stored_dtype)
+            tile_bias = T.alloc_shared((shape.row_parts, shape.bias_columns), p.dtype)
+            schedule = Cyclic(c.blocks, block)
+            turns = schedule.turns(tiles.number)
+            kernel = _Kernel(
+                shape,
+                SimpleNamespace(a=a, b=b, bias=bias, residual=residual, outputs=(out, out_1, out_2, out_3)),
+                tiles,
+                schedule,
+                turns,
+                ring(c.stages, shape.row_parts),
+                a_shared,
+                b_shared,
+                Staging(staged),
+                tile_bias,
+                tf32.slices(a_shared, b_shared, c, p.weight_layout) if shape.float32 else None,
+                shared_depth.exchange(c),
+            )
             thread = T.get_thread_binding()
-            entry = T.alloc_var("int32")
-            row = T.alloc_var("int32")
-            column = T.alloc_var("int32")
             if thread < WARPGROUP:
-                if warpgroups > 1:
-                    T.dec_max_nreg(LOADING_REGISTERS)
-                for turn in T.serial(turns):
-                    begin = place(turn * c.blocks + block, row_tiles)
-                    entry = begin[0]
-                    row = begin[1]
-                    column = begin[2]
-                    for step in T.serial(steps):
-                        at, parity = slot(turn, step)
-                        depth = step * c.block_k
-                        T.mbarrier_wait_parity(free[at], parity ^ 1)
-                        T.tma_copy(
-                            tile_of(a, entry, row, depth, c.block_m, c.block_k), a_shared[at, :, :], barrier=loaded[at]
-                        )
-                        corner = (column, depth) if transposed else (depth, column)
-                        T.tma_copy(tile_of(b, entry, *corner, *b_tile), b_shared[at, :, :], barrier=loaded[at])
-                        T.mbarrier_arrive(loaded[at])
-                    for nth, left in enumerate(added):
-                        at, parity = slot(turn, steps + nth)
-                        T.mbarrier_wait_parity(free[at], parity ^ 1)
-                        T.tma_copy(
-                            tile_of(residual, entry, row, column + left, c.block_m, c.block_k),
-                            a_shared[at, :, :],
-                            barrier=loaded[at],
-                        )
-                        T.mbarrier_arrive(loaded[at])
-            elif float32 and thread < 2 * WARPGROUP:
-                if warpgroups > 1:
-                    T.dec_max_nreg(SPLITTING_REGISTERS)
-                for turn in T.serial(turns):
-                    for step in T.serial(steps):
-                        at, parity = slot(turn, step)
-                        T.mbarrier_wait_parity(loaded[at], parity)
-                        tf32.take_apart(by_parts, at, thread - WARPGROUP)
-                        T.mbarrier_arrive(by_parts.split[at])
-                    for nth in range(len(added)):  # of which there is nothing to take apart
-                        at, parity = slot(turn, steps + nth)
-                        T.mbarrier_wait_parity(loaded[at], parity)
-                        T.mbarrier_arrive(by_parts.split[at])
+                _load(kernel)
+            elif shape.float32 and thread < 2 * WARPGROUP:
+                _split(kernel, thread - WARPGROUP)
             else:
-                if warpgroups > 1:  # else there are enough registers for all
-                    T.inc_max_nreg(computing_registers(warpgroups, *kept))
-                by_warpgroup(0, thread, turns, row_tiles, block, shared, args)
+                consume(shape.roles, thread, _compute, kernel)
 
     return matmul
+
+
+@T.macro
+def _load(k: _Kernel):
+    """Producer: every tile's slices of both operands, then those of its residual."""
+    s, c, tensors = k.shape, k.shape.c, k.tensors
+    entry = T.alloc_var("int32")
+    row = T.alloc_var("int32")
+    column = T.alloc_var("int32")
+    release_registers(s.roles, 0)
+    for turn in T.serial(k.turns):
+        entry, row, column = k.begin(turn)
+        for step in T.serial(s.steps):
+            at, parity = k.ring.slot(s.slice_number(turn, step))
+            depth = step * c.block_k
+            k.ring.wait_empty(at, parity)
+            T.tma_copy(
+                s.region(tensors.a, entry, (row, depth), (c.block_m, c.block_k)),
+                k.a_shared[at, :, :],
+                barrier=k.ring.full[at],
+            )
+            T.tma_copy(
+                s.region(tensors.b, entry, (column, depth) if s.transposed else (depth, column), s.b_tile),
+                k.b_shared[at, :, :],
+                barrier=k.ring.full[at],
+            )
+            k.ring.arrive_full(at)
+        for nth, left in enumerate(s.residual_columns):
+            at, parity = k.ring.slot(s.slice_number(turn, s.steps + nth))
+            k.ring.wait_empty(at, parity)
+            T.tma_copy(
+                s.region(tensors.residual, entry, (row, column + left), (c.block_m, c.block_k)),
+                k.a_shared[at, :, :],
+                barrier=k.ring.full[at],
+            )
+            k.ring.arrive_full(at)
+
+
+@T.macro
+def _split(k: _Kernel, thread: PrimExpr):
+    """The warpgroup that splits float32 slices of the right operand into TF32 parts."""
+    s = k.shape
+    release_registers(s.roles, 1)
+    for turn in T.serial(k.turns):
+        for step in T.serial(s.steps):
+            at, parity = k.ring.slot(s.slice_number(turn, step))
+            k.ring.wait_full(at, parity)
+            tf32.take_apart(k.split, at, thread)
+            T.mbarrier_arrive(k.split.split[at])
+        for nth in range(len(s.residual_columns)):  # the residual is not split
+            at, parity = k.ring.slot(s.slice_number(turn, s.steps + nth))
+            k.ring.wait_full(at, parity)
+            T.mbarrier_arrive(k.split.split[at])
+
+
+@T.macro
+def _compute(k: _Kernel, warpgroup: int):
+    """Consumer: multiply one warpgroup's rows of all tiles, its share of K, and store what it has accumulated."""
+    s, c, p = k.shape, k.shape.c, k.shape.p
+    share, row_part = divmod(warpgroup, s.row_parts)
+    top = row_part * s.rows
+    acc = T.alloc_fragment((s.rows, c.block_n), "float32")
+    parts = tf32.registers(s.rows, c) if s.float32 else None
+    own_bias = T.alloc_fragment((s.bias_columns,), p.dtype)
+    own = _Rows(row_part, slice(top, top + s.rows), acc, own_bias)
+    entry = T.alloc_var("int32")
+    row = T.alloc_var("int32")
+    column = T.alloc_var("int32")
+    for turn in T.serial(k.turns):
+        begin = k.begin(turn)
+        entry = begin[0]
+        row = begin[1] + top
+        column = begin[2]
+        if p.bias and share == 0:  # it arrives while the tensor cores work
+            T.copy(k.tensors.bias[column : column + s.bias_columns], own_bias)
+        T.clear(acc)
+        for nth in T.serial(-(-max(s.steps - share, 0) // c.shares)):
+            at, parity = k.ring.slot(s.slice_number(turn, nth * c.shares + share))
+            k.ring.wait_full(at, parity)
+            _multiply(k, own, parts, at, parity)
+        if c.shares > 1:
+            shared_depth.add_up(share, row_part, own.rows, turn, acc, k.exchange)
+        if share == 0:
+            _finish(k, own, turn, entry, row, column)
+    T.tma_store_wait(0)
+
+
+@T.macro
+def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr, parity: PrimExpr):
+    """Accumulate the product of the slice in the stage ``at``, and give the stage back."""
+    s = k.shape
+    if s.float32:
+        tf32.multiply(k.split, at, parity, own.rows, parts)
+        k.ring.arrive_empty(at)
+        # The tensor cores round their sums toward zero; these are rounded to nearest.
+        for i, j in T.Parallel(s.rows, s.c.block_n):
+            own.acc[i, j] += parts.products[i, j]
+    else:
+        T.gemm(
+            k.a_shared[at, own.rows, :],
+            k.b_shared[at, :, :],
+            own.acc,
+            transpose_B=s.transposed,
+            policy=T.GemmWarpPolicy.FullRow,
+        )
+        k.ring.arrive_empty(at)
+
+
+@T.macro
+def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimExpr, column: PrimExpr):
+    """Epilogue of a warpgroup's rows, which begin at ``row`` and ``column``: bias, activation, residual, and store."""
+    s, p, c = k.shape, k.shape.p, k.shape.c
+    if p.bias:
+        # Only the thread that stores waits; what the others do next is ordered after it by the barrier that follows
+        # this copy. TileLang puts none between the wait for the first part and its threads' writes.
+        k.staging.wait()
+        T.copy(own.bias, k.tile_bias[own.part, :])
+    for part, first in enumerate(range(0, c.block_n, s.width)):
+        # What this part is the first to need: parts are stored while later slices are still to come.
+        for nth, left in s.residual_slices(part):
+            _add_residual(k, own, s.slice_number(turn, s.steps + nth), left)
+        number = turn * (c.block_n // s.width) + part
+        k.staging.wait()
+        if not p.residual:
+            _activate(k, own, first, s.width)
+        stage(k.staging, number, own.rows, lambda i, j, first=first: own.acc[i, first + j])
+        for i, (begin, end) in enumerate(p.ranges):
+            if holds(p, column, begin, end):
+                T.tma_copy(
+                    k.staging.rows(number, own.rows),
+                    s.region(k.tensors.outputs[i], entry, (row, column + first - begin), (s.rows, s.width)),
+                )
+
+
+@T.macro
+def _add_residual(k: _Kernel, own: _Rows, number: PrimExpr, left: int):
+    """Finish the columns of a tile from ``left`` on to which the ring's slice of that number is added, and add it."""
+    s, c = k.shape, k.shape.c
+    at, parity = k.ring.slot(number)
+    columns = min(c.block_k, c.block_n - left)
+    _activate(k, own, left, columns)
+    k.ring.wait_full(at, parity)
+    for i, j in T.Parallel(s.rows, columns):
+        own.acc[i, left + j] += T.cast(k.a_shared[at, own.rows.start + i, j], "float32")
+    k.ring.arrive_empty(at)
+
+
+@T.macro
+def _activate(k: _Kernel, own: _Rows, first: int, columns: int):
+    """Bias and activation of some columns of a tile, from its ``first`` on."""
+    p = k.shape.p
+    if p.bias or p.activation:
+        for i, j in T.Parallel(k.shape.rows, columns):
+            x = own.acc[i, first + j]
+            if p.bias:
+                x = x + T.cast(k.tile_bias[own.part, first + j], "float32")
+            own.acc[i, first + j] = activated(x, p.activation, exact=k.shape.float32)

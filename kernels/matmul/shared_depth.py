@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
+from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.warpgroups import WARPGROUP
 
 
 @dataclass(frozen=True)

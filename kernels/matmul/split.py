@@ -1,4 +1,4 @@
-"""The matrix product for few rows on Hopper: a cluster of blocks shares the depth of a tile.
+"""Cluster split-K GEMM for small M on Hopper. Partial sums are reduced through distributed shared memory.
 
 With few rows there are too few tiles to keep the device reading weights; with 128 there are enough, but narrow ones,
 for each of which all rows are read, where blocks that share a tile twice as wide read half of each row. Each block of a
@@ -10,7 +10,7 @@ import tilelang.language as T
 from tvm.tirx import PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, tiles_across
-from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, load_ahead, store
+from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, load_ahead, store
 from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.overlap import admit_next_kernel
@@ -40,7 +40,8 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
     ):
         if p.activation is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
-        m, outputs = a.shape[0], (out, out_1, out_2, out_3)
+        m = a.shape[0]
+        epilogue = Epilogue(p, bias, residual, (out, out_1, out_2, out_3))
         with T.Kernel(
             c.splits,
             tiles_across(p, c.block_n),
@@ -60,7 +61,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
             total = T.alloc_fragment((rows, c.block_n), "float32")
             row, column = row_tile * c.block_m, first_column(p, c.block_n, column_tile)
             own_row = row + part * rows
-            tile_bias, tile_residual = load_ahead(p, c, bias, residual, own_row, column)
+            loaded = load_ahead(epilogue, c, own_row, column)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=c.stages):
                 depth = (part * steps + step) * c.block_k
@@ -96,6 +97,6 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
                 else:
                     for i, j in T.Parallel(rows, c.block_n):
                         total[i, j] += received[source, i, j]
-            store(p, total, tile_bias, tile_residual, residual, out_shared, outputs, own_row, column)
+            store(epilogue, loaded, total, out_shared, own_row, column)
 
     return matmul

@@ -16,8 +16,8 @@ import tilelang.language as T
 from tilelang.layout import make_full_bank_swizzled_layout
 from tvm.tirx import Buffer, PrimExpr
 
+from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.warpgroups import WARPGROUP
 
 TF32 = "custom[tfloat32]"
 

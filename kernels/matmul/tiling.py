@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.target import Target
-from tkc.kernels.warpgroups import WARPGROUP
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -17,9 +17,6 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
 # A tensor map's strides are multiples of so many bytes.
 TMA_ALIGNMENT = 16
-
-# Blocks that run at one time cover a band of this many tile rows, so that they share operands in the L2 cache.
-RASTER_BAND = 8
 
 # The bytes that a persistent block stores at a time, and how many such stores are on their way. Each has a buffer: a
 # block's parts take them by turns, from tile to tile too, or it waits for all stores before each tile's first one.

@@ -7,8 +7,9 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.tiling import RASTER_BAND, shifts_registers
+from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.raster import RASTER_BAND
 from tkc.kernels.scaled_matmul import persistent
 from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK

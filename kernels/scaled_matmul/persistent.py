@@ -1,4 +1,8 @@
-"""The scaled matrix product for many rows on Hopper: blocks that stay, and load one tile while they store another."""
+"""Persistent, warp-specialized GEMM of block-scaled FP8 operands for large M on Hopper.
+
+As :mod:`tkc.kernels.matmul.persistent`. A warpgroup has the products of two slices under way, and scales and
+accumulates one while the tensor cores work on the other.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,179 +10,200 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.hopper.registers import WARPGROUP
+from tkc.kernels.hopper.ring import Ring, ring
+from tkc.kernels.hopper.store import Staging, stage, staging
+from tkc.kernels.hopper.tiles import Cyclic, OutputTiles
+from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
 from tkc.kernels.instruction_order import stay_before_wait
-from tkc.kernels.matmul.raster import tile_at
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
 from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
 from tkc.kernels.tensor_types import tensor_types
-from tkc.kernels.warpgroups import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 _UNDER_WAY = 2  # slices that a warpgroup multiplies at a time
 
 
 @dataclass(frozen=True)
-class _Shared:
-    """What the warpgroups share: slices of the operands, parts of the output, and barriers.
-
-    These say that a slice is ``loaded``, and that it is ``free`` again.
-    """
+class _Tensors:
+    """The kernel's tensors, in global memory."""
 
     a: Buffer
     b: Buffer
-    staged: Buffer
-    loaded: Buffer
-    free: Buffer
+    a_scale: Buffer
+    b_scale: Buffer
+    out: Buffer
 
 
 @dataclass(frozen=True)
-class _Scales:
-    """The operands' scales, in global memory."""
+class _Kernel:
+    """One block: its tensors, the tiles that it computes, and its shared memory.
 
-    a: Buffer
-    b: Buffer
+    The ring's stages are ``a_shared [stages, block_m, block_k]`` and ``b_shared [stages, block_n, block_k]``. K has
+    ``groups`` slices, each of which has its own scales.
+    """
+
+    p: ScaledMatmulParameters
+    c: ScaledTiling
+    tensors: _Tensors
+    tiles: OutputTiles
+    schedule: Cyclic
+    turns: PrimExpr
+    roles: Roles
+    ring: Ring
+    a_shared: Buffer
+    b_shared: Buffer
+    staging: Staging
+
+    @property
+    def groups(self) -> int:
+        """Slices of K."""
+        return -(-self.p.k // self.c.block_k)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that one consumer warpgroup multiplies."""
+        return self.c.block_m // self.roles.consumers
+
+    @property
+    def part_columns(self) -> int:
+        """Columns of a tile that lie in one block of the weight, for each of which there is one scale."""
+        return math.gcd(self.c.block_n, QUANTIZATION_BLOCK)
+
+    def begin(self, turn: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+        """The first row and column of the block's ``turn``-th tile."""
+        _, row_tile, column_tile = self.tiles.place(self.schedule.tile(turn))
+        return row_tile * self.c.block_m, column_tile * self.c.block_n
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A consumer warpgroup's ``rows`` of the tiles, and its registers: products of slices, their sum, and scales."""
+
+    rows: slice
+    products: tuple[Buffer, ...]
+    total: Buffer
+    scale: Buffer
 
 
 def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
-    """The kernel over ``a``, ``b``, ``a_scale``, ``b_scale`` and ``out``.
-
-    As :mod:`tkc.kernels.matmul.persistent`. A warpgroup has the products of two slices under way, and scales and adds
-    up one while the tensor cores work on the other.
-    """
+    """The kernel over ``a``, ``b``, ``a_scale``, ``b_scale`` and ``out``."""
     tensors = tensor_types(ScaledMatmul(), p)
-    part_columns = math.gcd(c.block_n, QUANTIZATION_BLOCK)
-    parts = c.block_n // part_columns  # each of which lies in one block of the weight
-    groups, column_tiles = -(-p.k // c.block_k), -(-p.n // c.block_n)
-    left = groups % _UNDER_WAY
-    width = c.stored_columns()
-    stores = c.block_n // width
-    warpgroups = c.threads // WARPGROUP
-    rows = c.block_m // warpgroups
-
-    def place(tile: PrimExpr, row_tiles: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Where a tile begins."""
-        row_tile, column_tile = tile_at(tile, row_tiles, column_tiles)
-        return row_tile * c.block_m, column_tile * c.block_n
-
-    def slot(turn: PrimExpr, group: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-        """Where a slice of the block's ``turn``-th tile lies, and how often others have lain there, modulo 2."""
-        slice_ = turn * groups + group
-        return slice_ % c.stages, slice_ // c.stages % 2
-
-    @T.macro
-    def add_up(
-        first: PrimExpr,
-        sums: tuple[Buffer, ...],
-        total: Buffer,
-        scale: Buffer,
-        turn: PrimExpr,
-        row: PrimExpr,
-        column: PrimExpr,
-        own: slice,
-        s: _Shared,
-        scales: _Scales,
-    ):
-        """Add the products of neighbouring slices to ``total``, each times its scales.
-
-        The tensor cores' sums keep fewer bits than float32, so that each slice's goes into another one, scaled.
-        """
-        for nth, product in enumerate(sums):
-            at, parity = slot(turn, first + nth)
-            T.mbarrier_wait_parity(s.loaded[at], parity)
-            T.wgmma_gemm(
-                s.a[at, own, :],
-                s.b[at, :, :],
-                product,
-                transpose_B=True,
-                clear_accum=True,
-                policy=T.GemmWarpPolicy.FullRow,
-            )
-        for nth, product in enumerate(sums):
-            group = first + nth
-            for i, part in T.Parallel(rows, parts):
-                block = (column + part * part_columns) // QUANTIZATION_BLOCK
-                scale[i, part] = scales.a[row + i, group] * scales.b[block, group]
-            stay_before_wait(row)
-            T.wait_wgmma(len(sums) - 1 - nth)
-            T.mbarrier_arrive(s.free[slot(turn, group)[0]])
-            for i, j in T.Parallel(rows, c.block_n):
-                total[i, j] += product[i, j] * scale[i, j // part_columns]
-
-    @T.macro
-    def compute(
-        warpgroup: int,
-        turns: PrimExpr,
-        row_tiles: PrimExpr,
-        block: PrimExpr,
-        s: _Shared,
-        scales: _Scales,
-        out: Buffer,
-    ):
-        """Multiply and store one warpgroup's rows of all tiles."""
-        top = warpgroup * rows
-        own = slice(top, top + rows)
-        sums = tuple(T.alloc_fragment((rows, c.block_n), "float32") for _ in range(_UNDER_WAY))
-        total = T.alloc_fragment((rows, c.block_n), "float32")
-        scale = T.alloc_fragment((rows, parts), "float32")
-        row = T.alloc_var("int32")
-        column = T.alloc_var("int32")
-        for turn in T.serial(turns):
-            begin = place(turn * c.blocks + block, row_tiles)
-            row = begin[0] + top
-            column = begin[1]
-            T.clear(total)
-            for several in T.serial(groups // _UNDER_WAY):
-                add_up(several * _UNDER_WAY, sums, total, scale, turn, row, column, own, s, scales)
-            if left:
-                add_up(groups - left, sums[:left], total, scale, turn, row, column, own, s, scales)
-            for part in T.unroll(stores):
-                first, turned = part * width, (turn * stores + part) % STORES_IN_FLIGHT
-                T.tma_store_wait(STORES_IN_FLIGHT - 1)
-                for i, j in T.Parallel(rows, width):
-                    s.staged[turned, top + i, j] = T.cast(total[i, first + j], p.out_dtype)
-                T.tma_copy(s.staged[turned, own, :], out[row : row + rows, column + first : column + first + width])
-        T.tma_store_wait(0)
+    roles = Roles(c.threads // WARPGROUP)
 
     @T.prim_func
     def scaled_matmul(a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out):
         m = a.shape[0]
-        with T.Kernel(c.blocks, threads=WARPGROUP + c.threads) as block:
+        with T.Kernel(c.blocks, threads=roles.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), OPERAND_DTYPE)
             b_shared = T.alloc_shared((c.stages, c.block_n, c.block_k), OPERAND_DTYPE)
-            staged = T.alloc_shared((STORES_IN_FLIGHT, c.block_m, width), p.out_dtype)
-            loaded = T.alloc_barrier([WARPGROUP] * c.stages)
-            free = T.alloc_barrier([c.threads] * c.stages)
-            row_tiles = T.ceildiv(m, c.block_m)
-            turns = T.ceildiv(T.max(row_tiles * column_tiles - block, 0), c.blocks)
-            scales = _Scales(a_scale, b_scale)
-            shared = _Shared(a_shared, b_shared, staged, loaded, free)
+            staged = staging(STORES_IN_FLIGHT, c.block_m, c.stored_columns(), p.out_dtype)
+            tiles = OutputTiles(T.ceildiv(m, c.block_m), -(-p.n // c.block_n))
+            schedule = Cyclic(c.blocks, block)
+            turns = schedule.turns(tiles.number)
+            kernel = _Kernel(
+                p,
+                c,
+                _Tensors(a, b, a_scale, b_scale, out),
+                tiles,
+                schedule,
+                turns,
+                roles,
+                ring(c.stages, roles.consumers),
+                a_shared,
+                b_shared,
+                Staging(staged),
+            )
             thread = T.get_thread_binding()
-            row = T.alloc_var("int32")
-            column = T.alloc_var("int32")
             if thread < WARPGROUP:
-                T.dec_max_nreg(LOADING_REGISTERS)
-                for turn in T.serial(turns):
-                    begin = place(turn * c.blocks + block, row_tiles)
-                    row = begin[0]
-                    column = begin[1]
-                    for group in T.serial(groups):
-                        at, parity = slot(turn, group)
-                        depth = group * c.block_k
-                        T.mbarrier_wait_parity(free[at], parity ^ 1)
-                        T.tma_copy(
-                            a[row : row + c.block_m, depth : depth + c.block_k], a_shared[at, :, :], barrier=loaded[at]
-                        )
-                        T.tma_copy(
-                            b[column : column + c.block_n, depth : depth + c.block_k],
-                            b_shared[at, :, :],
-                            barrier=loaded[at],
-                        )
-                        T.mbarrier_arrive(loaded[at])
+                _load(kernel)
             else:
-                T.inc_max_nreg(computing_registers(warpgroups))
-                if warpgroups == 1 or thread < 2 * WARPGROUP:
-                    compute(0, turns, row_tiles, block, shared, scales, out)
-                else:
-                    compute(1, turns, row_tiles, block, shared, scales, out)
+                consume(roles, thread, _compute, kernel)
 
     return scaled_matmul
+
+
+@T.macro
+def _load(k: _Kernel):
+    """Producer: every tile's slices of both operands."""
+    c = k.c
+    row = T.alloc_var("int32")
+    column = T.alloc_var("int32")
+    release_registers(k.roles, 0)
+    for turn in T.serial(k.turns):
+        row, column = k.begin(turn)
+        for group in T.serial(k.groups):
+            at, parity = k.ring.slot(turn * k.groups + group)
+            depth = group * c.block_k
+            k.ring.wait_empty(at, parity)
+            T.tma_copy(
+                k.tensors.a[row : row + c.block_m, depth : depth + c.block_k],
+                k.a_shared[at, :, :],
+                barrier=k.ring.full[at],
+            )
+            T.tma_copy(
+                k.tensors.b[column : column + c.block_n, depth : depth + c.block_k],
+                k.b_shared[at, :, :],
+                barrier=k.ring.full[at],
+            )
+            k.ring.arrive_full(at)
+
+
+@T.macro
+def _compute(k: _Kernel, warpgroup: int):
+    """Consumer: multiply and store one warpgroup's rows of all tiles."""
+    c = k.c
+    top, parts = warpgroup * k.rows, c.block_n // k.staging.width
+    products = tuple(T.alloc_fragment((k.rows, c.block_n), "float32") for _ in range(_UNDER_WAY))
+    total = T.alloc_fragment((k.rows, c.block_n), "float32")
+    scale = T.alloc_fragment((k.rows, c.block_n // k.part_columns), "float32")
+    own, left = _Rows(slice(top, top + k.rows), products, total, scale), k.groups % _UNDER_WAY
+    row = T.alloc_var("int32")
+    column = T.alloc_var("int32")
+    for turn in T.serial(k.turns):
+        begin = k.begin(turn)
+        row = begin[0] + top
+        column = begin[1]
+        T.clear(total)
+        for several in T.serial(k.groups // _UNDER_WAY):
+            _accumulate(k, own, _UNDER_WAY, turn, several * _UNDER_WAY, row, column)
+        if left:
+            _accumulate(k, own, left, turn, k.groups - left, row, column)
+        for part in T.unroll(parts):
+            first, number = part * k.staging.width, turn * parts + part
+            k.staging.wait()
+            stage(k.staging, number, own.rows, lambda i, j, first=first: total[i, first + j])
+            T.tma_copy(
+                k.staging.rows(number, own.rows),
+                k.tensors.out[row : row + k.rows, column + first : column + first + k.staging.width],
+            )
+    T.tma_store_wait(0)
+
+
+@T.macro
+def _accumulate(k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: PrimExpr, row: PrimExpr, column: PrimExpr):
+    """Add the products of neighbouring slices, from the ``first`` on, to the total, each times its scales.
+
+    The tensor cores' accumulators keep fewer bits than float32, so that each slice's goes into another one, scaled.
+    """
+    begin = turn * k.groups + first
+    for nth, product in enumerate(own.products[:slices]):
+        at, parity = k.ring.slot(begin + nth)
+        k.ring.wait_full(at, parity)
+        T.wgmma_gemm(
+            k.a_shared[at, own.rows, :],
+            k.b_shared[at, :, :],
+            product,
+            transpose_B=True,
+            clear_accum=True,
+            policy=T.GemmWarpPolicy.FullRow,
+        )
+    for nth, product in enumerate(own.products[:slices]):
+        for i, part in T.Parallel(*own.scale.shape):
+            block = (column + part * k.part_columns) // QUANTIZATION_BLOCK
+            own.scale[i, part] = k.tensors.a_scale[row + i, first + nth] * k.tensors.b_scale[block, first + nth]
+        stay_before_wait(row)
+        T.wait_wgmma(slices - 1 - nth)
+        k.ring.arrive_empty(k.ring.stage(begin + nth))
+        for i, j in T.Parallel(*own.total.shape):
+            own.total[i, j] += product[i, j] * own.scale[i, j // k.part_columns]

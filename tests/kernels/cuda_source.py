@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from tkc.kernels import KernelRequest
 
@@ -45,8 +46,8 @@ for line in sys.stdin:
 """
 
 
-@functools.cache
-def _process() -> subprocess.Popen[str]:
+def start() -> subprocess.Popen[str]:
+    """A process that reads requests as JSON, one a line, and answers each with a line of JSON."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
         stdin=subprocess.PIPE,
@@ -56,6 +57,22 @@ def _process() -> subprocess.Popen[str]:
     )
     atexit.register(process.kill)
     return process
+
+
+def ask(process: subprocess.Popen[str], request: KernelRequest) -> dict[str, Any]:
+    """What the process answers: a kernel's ``source`` and the ``boxes`` of its descriptors, or an ``error``."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(request.to_json()) + "\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    assert line, f"the process that generates code ended with {process.wait()}"
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+@functools.cache
+def _process() -> subprocess.Popen[str]:
+    return start()
 
 
 @dataclass(frozen=True)
@@ -69,13 +86,7 @@ class CudaCode:
 @functools.cache
 def cuda_code(request: KernelRequest) -> CudaCode:
     """Of a kernel; :class:`AssertionError` with what TileLang said if there is none."""
-    process = _process()
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(request.to_json()) + "\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    assert line, f"the process that generates code ended with {process.wait()}"
-    answer = json.loads(line)
+    answer = ask(_process(), request)
     assert "source" in answer, answer["error"]
     return CudaCode(answer["source"], answer["boxes"])
 

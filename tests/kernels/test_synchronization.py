@@ -47,7 +47,7 @@ SPARE: dict[str, dict[str, int]] = {
         "tl::fence_proxy_async": 3,
         "tl::warpgroup_arrive": 1,
         "tl::warpgroup_fence_operand": 2,
-        "q_free.arrive": 1,
+        "q_empty.arrive": 1,
     },
     "prefill, pipelined": {"__syncthreads": 2, "tl::warpgroup_fence_operand": 1},
     "decode": {"tl::cp_async_commit": 2, "__syncthreads": 2},
