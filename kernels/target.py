@@ -6,17 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-CUDA_ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_120")
-_LISTED = ", ".join(CUDA_ARCHITECTURES)
+from tkc.kernels.devices import ARCHITECTURES, MULTIPROCESSORS, WARP, Device, device
 
-WARP = 32
-"""Threads of a warp, of every CUDA architecture."""
+CUDA_ARCHITECTURES = ARCHITECTURES
+"""The names of the CUDA architectures in the table of devices (:mod:`tkc.kernels.devices`)."""
 
-MULTIPROCESSORS = 132
-"""Of an H100 SXM, H200 or GH200. Where there are fewer, the last of so many blocks come after the others."""
-
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-_SHARED_MEMORY_KIB = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_120": 99}
+__all__ = ["CUDA_ARCHITECTURES", "MULTIPROCESSORS", "WARP", "Target"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +26,8 @@ class Target:
     arch: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "cuda" and self.arch not in CUDA_ARCHITECTURES:
-            raise ValueError(f"CUDA architecture {self.arch!r} is not supported; choose one of {_LISTED}")
+        if self.kind == "cuda":
+            device(self.arch or "")
         if self.kind == "cpu" and self.arch is not None:
             raise ValueError(f"the cpu target takes no architecture, found {self.arch!r}")
 
@@ -41,7 +36,8 @@ class Target:
         """The target named ``cpu`` or ``cuda:ARCH``; :class:`ValueError` for any other name."""
         match = re.fullmatch(r"(cpu|cuda)(?::(\w+))?", name)
         if match is None:
-            raise ValueError(f"target {name!r} does not exist; write 'cpu' or 'cuda:ARCH' with ARCH one of {_LISTED}")
+            listed = ", ".join(CUDA_ARCHITECTURES)
+            raise ValueError(f"target {name!r} does not exist; write 'cpu' or 'cuda:ARCH' with ARCH one of {listed}")
         kind, arch = match.groups()
         return cls("cpu", arch) if kind == "cpu" else cls("cuda", arch)
 
@@ -54,15 +50,24 @@ class Target:
         return self.kind == "cuda"
 
     @property
-    def compute_capability(self) -> int:
-        """The CUDA compute capability as tens and ones: 90 for ``sm_90a``."""
+    def device(self) -> Device:
+        """What is known of the GPU: its row in the table of devices; :class:`ValueError` for the CPU."""
         if self.arch is None:
-            raise ValueError("the cpu target has no compute capability")
-        return int(re.sub(r"\D", "", self.arch))
+            raise ValueError("the cpu target is no CUDA device")
+        return device(self.arch)
+
+    @property
+    def compute_capability(self) -> int:
+        """The CUDA compute capability that kernels are generated for, as tens and ones: 90 for ``sm_90a``."""
+        major, minor = self.device.generated_for
+        return 10 * major + minor
+
+    @property
+    def generated_arch(self) -> str:
+        """The architecture whose instructions kernels use: ``arch``, or 8.0's where the table has no row for it."""
+        return self.device.arch if self.device.listed else "sm_80"
 
     @property
     def shared_memory(self) -> int:
         """Bytes of shared memory that one CUDA thread block may take."""
-        if self.arch is None:
-            raise ValueError("the cpu target has no shared memory")
-        return _SHARED_MEMORY_KIB[self.arch] * 1024
+        return self.device.shared_memory

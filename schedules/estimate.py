@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tvm import DataType, IRModule, s_tir, tirx
 from tvm.target import Target
 
+from tkc.kernels.devices import device
 from tkc.schedules.blocks import nodes, static
 from tkc.schedules.sizes import size_variables, specialize
 from tkc.schedules.target import vector_lanes
@@ -53,7 +54,8 @@ def estimated_seconds(func: tirx.PrimFunc, target: Target) -> float:
 
 def _rates(target: Target) -> _Rates:
     if target.kind.name == "cuda":
-        return _Rates(60e12, 3e12)  # a data center GPU of the Hopper generation, on its ordinary cores
+        gpu = device(str(target.attrs["arch"]))
+        return _Rates(gpu.flops, gpu.bandwidth)
     cores = int(target.attrs.get("num-cores", os.cpu_count() or 1))
     lanes = vector_lanes(target, "float32")
     # Two fused multiply-adds a cycle at 2.5 GHz; two channels of memory of 20 GB/s.

@@ -10,16 +10,8 @@ from typing import Any
 import tvm
 from tvm.target import codegen
 
+from tkc.kernels.devices import STATIC_SHARED_MEMORY, WARP, Device
 from tkc.kernels.target import Target
-
-# CUDA Programming Guide, "Technical Specifications per Compute Capability": the same for every architecture supported.
-# Shared memory is what a kernel gets without asking the driver for more, which TVM's launcher does not do.
-_CUDA_LIMITS = {
-    "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 48 * 1024,
-    "registers_per_block": 64 * 1024,
-    "thread_warp_size": 32,
-}
 
 # By LLVM's names of instruction sets, the widest first.
 _X86_VECTORS = ((512, "avx512f"), (256, "avx"), (128, "sse2"))
@@ -32,7 +24,17 @@ def tvm_target(target: Target) -> tvm.target.Target:
     """
     if not target.is_cuda:
         return _cpu()
-    return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_CUDA_LIMITS}, host=_cpu())
+    return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_limits(target.device)}, host=_cpu())
+
+
+def _limits(device: Device) -> dict[str, int]:
+    """What schedule rules ask of a target. TVM's launcher does not ask the driver for more shared memory."""
+    return {
+        "max_threads_per_block": device.threads,
+        "max_shared_memory_per_block": STATIC_SHARED_MEMORY,
+        "registers_per_block": device.registers,
+        "thread_warp_size": WARP,
+    }
 
 
 def vector_bits(target: tvm.target.Target) -> int:

@@ -100,8 +100,10 @@ def compile(
         model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
         example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
         example_kwargs: Its named example inputs.
-        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_89``, ``sm_90a``, ``sm_120``;
-            no GPU needed).
+        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``,
+            ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``, ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``,
+            which nothing was measured on, kernels use 8.0's instructions and the least shared memory of all; the report
+            says so.
         dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
         database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those

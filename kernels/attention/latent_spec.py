@@ -122,7 +122,7 @@ class LatentDecode(KernelSpec[LatentParameters, LatentConfiguration]):
         p = parameters
         if not target.is_cuda:
             return (LatentConfiguration(block_heads=p.num_heads, stages=1, threads=1),)
-        candidates = _HOPPER if target.arch == "sm_90a" else _OTHER
+        candidates = _HOPPER if target.device.wgmma else _OTHER
         usable = [c for c in candidates if _fits(p, c) and _shared_memory(p, c) <= target.shared_memory]
         narrowest = min(c.block_heads for c in usable)
         return tuple(c for c in usable if c.block_heads < max(4 * p.num_heads, narrowest + 1))

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +182,7 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
         """The tilings whose tiles fit into the target's shared memory, and whose scores and output into registers."""
         if not target.is_cuda:
             return (PrefillConfiguration(block_queries=32, block_keys=64, stages=1, threads=1),)
-        candidates, registers = (_HOPPER_PREFILL, 224) if target.arch == "sm_90a" else (_OTHER_PREFILL, 200)
+        candidates, registers = (_HOPPER_PREFILL, 224) if target.device.wgmma else (_OTHER_PREFILL, 200)
         return tuple(
             c
             for c in candidates

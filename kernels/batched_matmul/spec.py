@@ -6,12 +6,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +46,14 @@ class BatchedMatmulParameters:
 # Wide tiles first, in blocks that stay: products over the size of a head write more than they multiply, and these
 # store one tile while they load the next. Then fewer rows.
 _TILINGS = {
-    80: (
+    "mma": (
         Tiling(128, 128, 32, stages=4, threads=128),
         Tiling(64, 128, 64, stages=4, threads=128),
         Tiling(64, 64, 64, stages=4, threads=128),
         Tiling(32, 64, 128, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
     ),
-    90: (
+    "wgmma": (
         Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(256, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 128, 64, stages=5, threads=256, blocks=MULTIPROCESSORS),
@@ -112,7 +113,7 @@ class BatchedMatmul(KernelSpec[BatchedMatmulParameters, BatchedMatmulConfigurati
             return cpu_tilings(p.layout, p.dtype)
         if p.dtype == "float32" and p.n is not None:
             return float32_tilings(p.layout, p.n, p.stored_dtype, target)
-        tilings = _TILINGS[90 if target.compute_capability == 90 else 80]
+        tilings = _TILINGS[target.device.tilings]
         # Of what only calls know: as many columns as any tile suits, and rows that tensor maps may not describe.
         columns = max(tiling.block_n for tiling in tilings) if p.n is None else p.n
         found = fitting(tilings, columns, [stride or 1 for stride in p.strides], target)

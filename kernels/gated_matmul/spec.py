@@ -35,7 +35,7 @@ class GatedMatmulParameters:
 
 # ``block_n`` columns of both products, so that the accumulators are as large as those of twice as wide a plain product.
 _TILINGS = {
-    80: (
+    "mma": (
         Tiling(128, 64, 32, stages=4, threads=128),
         Tiling(128, 128, 32, stages=3, threads=256),
         Tiling(256, 64, 32, stages=3, threads=256),
@@ -46,7 +46,7 @@ _TILINGS = {
         Tiling(16, 32, 64, stages=4, threads=128),
         Tiling(16, 32, 128, stages=4, threads=128),
     ),
-    90: (
+    "wgmma": (
         Tiling(128, 128, 64, stages=4, threads=256),
         Tiling(256, 64, 64, stages=4, threads=256),
         Tiling(128, 112, 64, stages=4, threads=256),
@@ -104,7 +104,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
         if not target.is_cuda:
             return cpu_tilings(p.weight_layout, p.dtype)
         strides = (p.k, p.k if p.weight_layout == "nk" else (2 * p.n if p.packed else p.n))
-        return fitting(_TILINGS[90 if target.compute_capability == 90 else 80], p.n, strides, target, weights=2)
+        return fitting(_TILINGS[target.device.tilings], p.n, strides, target, weights=2)
 
     def reduction_order(
         self, parameters: GatedMatmulParameters, configuration: GatedMatmulConfiguration, target: Target

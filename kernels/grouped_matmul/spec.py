@@ -6,11 +6,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,7 @@ class GroupedMatmulParameters:
 
 # Groups are short, so the default has fewer rows than a dense product's; then ever fewer for fewer tokens.
 _TILINGS = {
-    80: (
+    "mma": (
         Tiling(64, 128, 32, stages=4, threads=128),
         Tiling(128, 128, 32, stages=4, threads=128),
         Tiling(128, 128, 64, stages=3, threads=256),
@@ -55,7 +56,7 @@ _TILINGS = {
         Tiling(32, 64, 128, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
     ),
-    90: (
+    "wgmma": (
         Tiling(128, 128, 64, stages=4, threads=256),
         Tiling(128, 256, 64, stages=4, threads=256),
         Tiling(256, 128, 64, stages=4, threads=256),
@@ -73,7 +74,7 @@ _TILINGS = {
 
 # ``block_n`` columns of both products.
 _GATED_TILINGS = {
-    80: (
+    "mma": (
         Tiling(64, 64, 32, stages=4, threads=128),
         Tiling(128, 64, 32, stages=4, threads=128),
         Tiling(128, 64, 64, stages=3, threads=256),
@@ -82,7 +83,7 @@ _GATED_TILINGS = {
         Tiling(16, 32, 64, stages=4, threads=128),
         Tiling(16, 32, 128, stages=3, threads=128),
     ),
-    90: (
+    "wgmma": (
         Tiling(128, 64, 64, stages=4, threads=256),
         Tiling(128, 128, 64, stages=4, threads=256),
         Tiling(256, 64, 64, stages=4, threads=256),
@@ -146,8 +147,7 @@ class GroupedMatmul(KernelSpec[GroupedMatmulParameters, GroupedMatmulConfigurati
         if not target.is_cuda:
             return cpu_tilings(p.weight_layout[1:], p.dtype)
         tilings, weights = (_TILINGS, 1) if p.gated is None else (_GATED_TILINGS, 2)
-        generation = 90 if target.compute_capability == 90 else 80
-        found = fitting(tilings[generation], p.n, (p.k, p.weight_shape[-1]), target, weights)
+        found = fitting(tilings[target.device.tilings], p.n, (p.k, p.weight_shape[-1]), target, weights)
         # Blocks that stay also store by TMA. Only they fetch rows by their numbers, in whole slices.
         lasting = loadable_by_tma((p.k, p.weight_shape[-1], p.n))
         return tuple(

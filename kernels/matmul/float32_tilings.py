@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY_MARGIN, Tiling, loadable_by_tma, narrow_enough
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 # Wide tiles first, then fewer rows and columns, so that few rows have blocks for more of the multiprocessors. The depth
 # of small tiles is shared by warpgroups, of which one alone would wait for one slice after another. Of the stages, as
@@ -31,7 +32,7 @@ def unsupported_float32(
     ``strides`` are the elements from one row of each operand to the next, ``widths`` the columns of each output;
     ``None`` what only calls know.
     """
-    if target.compute_capability != 90:
+    if not target.device.wgmma:
         return f"float32 operands are multiplied by the tensor cores of sm_90a alone, not by those of {target.arch}"
     if residual and stored_dtype != "float32":
         return f"to a product of float32 operands, a residual of {stored_dtype} is not added"

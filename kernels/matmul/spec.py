@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ class MatmulParameters:
 
 # Wide tiles first (many rows), then ever fewer rows for fewer tokens: there the weight's bytes are what takes the time.
 _TILINGS = {
-    80: (
+    "mma": (
         Tiling(128, 128, 32, stages=4, threads=128),
         Tiling(128, 256, 32, stages=3, threads=256),
         Tiling(256, 128, 32, stages=3, threads=256),
@@ -64,7 +65,7 @@ _TILINGS = {
         Tiling(32, 64, 128, stages=4, threads=128),
         Tiling(16, 64, 128, stages=4, threads=128),
     ),
-    90: (
+    "wgmma": (
         Tiling(128, 256, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(256, 128, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
         Tiling(128, 160, 64, stages=4, threads=256, blocks=MULTIPROCESSORS),
@@ -156,7 +157,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         widths = p.outputs or (p.n,)
         if p.dtype == "float32":
             return float32_tilings(p.weight_layout, max(widths), p.stored_dtype, target)
-        tilings = fitting(_TILINGS[90 if target.compute_capability == 90 else 80], max(widths), p.strides, target)
+        tilings = fitting(_TILINGS[target.device.tilings], max(widths), p.strides, target)
         # Persistent blocks store by TMA, in parts of which two fit beside the operands if they are of 16 bits; what is
         # added takes the place of operands, and so is of their dtype.
         lasting = loadable_by_tma(widths) and p.out_dtype != "float32"

@@ -36,7 +36,7 @@ def sum_order(c: Tiling, target: Target, dtype: str, activation: str | None = No
 def _of_sums(c: Tiling, target: Target, dtype: str) -> tuple[str | int, ...]:
     if dtype == "float32":
         return "tf32", c.shares, c.block_k
-    if target.compute_capability != 90 or c.block_m < WGMMA_ROWS:
+    if not target.device.wgmma or c.block_m < WGMMA_ROWS:
         instruction, shares = "mma.sync", 1
     else:
         instruction, shares = "wgmma", c.shares if c.blocks else 1

@@ -11,10 +11,6 @@ from tkc.kernels.target import Target
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-# The most dynamic shared memory one block can have, in bytes (CUDA C++ Programming Guide, "Technical Specifications
-# per Compute Capability").
-SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
-
 # A tensor map's strides are multiples of so many bytes.
 TMA_ALIGNMENT = 16
 
@@ -105,10 +101,10 @@ def loadable_by_tma(strides: Sequence[int], item_bytes: int = 2) -> bool:
 def shifts_registers(tiling: Tiling, target: Target) -> bool:
     """Whether warps that only load should hand registers to those that multiply.
 
-    Only sm_90a has the instruction. A single warpgroup that multiplies has enough without, and so keeps room for a
-    second block on the multiprocessor.
+    Only devices with wgmma have the instruction. A single warpgroup that multiplies has enough without, and so keeps
+    room for a second block on the multiprocessor.
     """
-    return target.compute_capability == 90 and tiling.threads > WARPGROUP
+    return target.device.wgmma and tiling.threads > WARPGROUP
 
 
 def fitting(
@@ -121,12 +117,11 @@ def fitting(
     the asynchronous proxy, which other loads are not ordered with.
     """
     tma = loadable_by_tma(strides)
-    capacity = SHARED_MEMORY[target.compute_capability]
     usable = tuple(
         tiling
         for tiling in tilings
-        if tiling.shared_memory(weights) <= capacity
-        and (tma or target.compute_capability != 90 or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
+        if tiling.shared_memory(weights) <= target.shared_memory
+        and (tma or not target.device.wgmma or (tiling.block_m < WGMMA_ROWS and tiling.splits == 1))
     )
     return narrow_enough(usable, n)
 

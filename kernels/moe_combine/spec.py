@@ -7,8 +7,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tkc.kernels.devices import WARP
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import WARP, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tkc.kernels.devices import WARP
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.target import WARP, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch

@@ -6,11 +6,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
-from tkc.kernels.target import MULTIPROCESSORS, Target
+from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,7 @@ class ScaledTiling(Tiling):
 # tiles are multiplied by mma.sync, for which Hopper widens FP8 to float16 first; there the weight's bytes are what
 # takes the time.
 _TILINGS = {
-    89: (
+    "mma": (
         ScaledTiling(128, 128, stages=2, threads=256),
         ScaledTiling(64, 128, stages=3, threads=128),
         ScaledTiling(64, 64, stages=3, threads=128),
@@ -61,7 +62,7 @@ _TILINGS = {
         ScaledTiling(16, 64, stages=4, threads=128),
         ScaledTiling(16, 32, stages=6, threads=128),
     ),
-    90: (
+    "wgmma": (
         ScaledTiling(128, 128, stages=4, threads=256, blocks=MULTIPROCESSORS),
         ScaledTiling(192, 128, stages=4, threads=384),
         ScaledTiling(128, 192, stages=4, threads=256),
@@ -94,7 +95,7 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
         reason = without_elements(n=parameters.n, k=parameters.k)
         if reason is not None or not target.is_cuda:
             return reason
-        if target.compute_capability < min(_TILINGS):
+        if not target.device.fp8:
             return f"the tensor cores of {target.arch} do not multiply FP8"
         if parameters.k % _ROW_ALIGNMENT != 0:
             return (
@@ -118,7 +119,7 @@ class ScaledMatmul(KernelSpec[ScaledMatmulParameters, ScaledTiling]):
     def configurations(self, parameters: ScaledMatmulParameters, target: Target) -> tuple[ScaledTiling, ...]:
         if not target.is_cuda:
             return (ScaledTiling(4, 4, 16, stages=1, threads=1),)
-        tilings = _TILINGS[90 if target.compute_capability == 90 else 89]
+        tilings = _TILINGS[target.device.tilings]
         # Persistent blocks store by TMA, in parts of which two fit beside the slices if they are of 16 bits.
         lasting = loadable_by_tma((parameters.n,)) and parameters.out_dtype != "float32"
         tilings = tuple(tiling for tiling in tilings if lasting or not tiling.blocks)

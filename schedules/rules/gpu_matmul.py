@@ -9,7 +9,7 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
 
-from tkc.kernels.target import MULTIPROCESSORS
+from tkc.kernels.devices import device
 from tkc.schedules.blocks import is_reduction, static
 
 # Each thread's 8 x 8 sums are four blocks of 4 x 4, as far apart as the other threads' reach: neighbours read
@@ -39,7 +39,7 @@ class SizedMatmul(dlight.gpu.Matmul):
     def apply(self, func: tirx.PrimFunc, target: Target, has_dynamic: bool) -> s_tir.Schedule | None:
         """``func`` scheduled; ``None`` for any other function."""
         sizes = _output_sizes(func)
-        fitting = [] if sizes is None else [tile for tile in _TILES if _fits(tile, sizes)]
+        fitting = [] if sizes is None else [tile for tile in _TILES if _fits(tile, sizes, target)]
         rule = _Configured(fitting[0]) if fitting else dlight.gpu.Matmul()
         return rule.apply(func, target, has_dynamic)
 
@@ -65,7 +65,7 @@ def _output_sizes(func: tirx.PrimFunc) -> list[int] | None:
     return None if len(sizes) < 2 or None in sizes else sizes
 
 
-def _fits(tile: dlight.gpu.Matmul.Config, sizes: list[int]) -> bool:
+def _fits(tile: dlight.gpu.Matmul.Config, sizes: list[int], target: Target) -> bool:
     """Whether no tile is larger than a matrix, and there is one for each multiprocessor."""
     *batch, rows, columns = sizes
     height, width = (
@@ -73,4 +73,4 @@ def _fits(tile: dlight.gpu.Matmul.Config, sizes: list[int]) -> bool:
         tile.vthread_y * tile.block_size_y * tile.micro_size_y,
     )
     tiles = prod(batch) * -(-rows // height) * -(-columns // width)
-    return rows >= height and columns >= width and tiles >= MULTIPROCESSORS
+    return rows >= height and columns >= width and tiles >= device(str(target.attrs["arch"])).multiprocessors

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.batched_matmul.spec import BatchedMatmul, BatchedMatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY
 
 SPEC = BatchedMatmul()
 CPU, HOPPER = Target("cpu"), Target("cuda", "sm_90a")
@@ -63,7 +62,7 @@ def test_configurations_fit_the_architecture(arch: str) -> None:
     """Each configuration's tiles fit into shared memory; some suit many rows, some few."""
     target = Target("cuda", arch)
     configurations = SPEC.configurations(BatchedMatmulParameters(512, 64, "bfloat16"), target)
-    assert max(c.shared_memory() for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory() for c in configurations) <= target.shared_memory
     assert {16, 32, 64, 128} <= {c.block_m for c in configurations}
 
 

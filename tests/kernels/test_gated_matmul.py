@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY
 
 SPEC = GatedMatmul()
 CPU = Target("cpu")
@@ -90,7 +89,7 @@ def test_configurations_fit_the_architecture(arch: str) -> None:
     """Both weights' tiles fit into shared memory, and there are several to choose from, small ones included."""
     target = Target("cuda", arch)
     configurations = SPEC.configurations(GatedMatmulParameters(14336, 4096, "bfloat16"), target)
-    assert max(c.shared_memory(weights=2) for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory(weights=2) for c in configurations) <= target.shared_memory
     assert len(set(configurations)) == len(configurations) >= 6
     assert configurations[0].block_m >= 128 and min(c.block_m for c in configurations) == 16
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
-from tkc.kernels.matmul.tiling import SHARED_MEMORY
 
 SPEC = GroupedMatmul()
 CPU = Target("cpu")
@@ -177,7 +176,7 @@ def test_configurations_fit_the_architecture(arch: str, gated: str | None, weigh
     target = Target("cuda", arch)
     parameters = GroupedMatmulParameters(128, 1536, 2048, "bfloat16", gated=gated)
     configurations = SPEC.configurations(parameters, target)
-    assert max(c.shared_memory(weights) for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory(weights) for c in configurations) <= target.shared_memory
     assert {16, 32, 64, 128} <= {c.block_m for c in configurations}
 
 

@@ -25,7 +25,7 @@ from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.float32_tilings import shared_memory
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
-from tkc.kernels.matmul.tiling import ITEM_BYTES, SHARED_MEMORY, STORES_IN_FLIGHT, Tiling
+from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT, Tiling
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
 
 SPEC = Matmul()
@@ -197,7 +197,7 @@ def test_configurations_fit_the_architecture(arch: str) -> None:
     """Each configuration's tiles fit into shared memory, and there are several to choose from, small ones included."""
     target = Target("cuda", arch)
     configurations = SPEC.configurations(MatmulParameters(4096, 4096, "bfloat16"), target)
-    assert max(c.shared_memory() for c in configurations) <= SHARED_MEMORY[target.compute_capability]
+    assert max(c.shared_memory() for c in configurations) <= target.shared_memory
     assert len(set(configurations)) == len(configurations) >= 6
     assert configurations[0].block_m >= 128 and min(c.block_m for c in configurations) == 16
 

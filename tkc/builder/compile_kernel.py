@@ -62,7 +62,7 @@ def lower_cuda(function: Any, request: KernelRequest) -> LoweredKernel:
     """The CUDA code of a request's ``function``; needs no compiler and no GPU."""
     if request.target.compute_capability >= FIRST_CAPABILITY:
         function = awaiting_previous_kernel(function)
-    target = tvm.target.Target({"kind": "cuda", "arch": request.target.arch})
+    target = tvm.target.Target({"kind": "cuda", "arch": request.target.generated_arch})
     with target:
         context = create_backend_context(target, None, "auto")
         host_module, device_module, *_ = lower_to_host_device_ir(function, context)

@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 
 from tkc.errors import UsageError
+from tkc.kernels.target import CUDA_ARCHITECTURES
 
 ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
 TargetOption = Annotated[
-    str, typer.Option("--target", help="cpu, cuda (this machine's GPU), or cuda:ARCH (sm_80, sm_89, sm_90a, sm_120).")
+    str,
+    typer.Option("--target", help=f"cpu, cuda (this machine's GPU), or cuda:ARCH ({', '.join(CUDA_ARCHITECTURES)})."),
 ]
 KernelsOption = Annotated[
     str,

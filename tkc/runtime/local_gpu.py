@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from tkc.errors import TargetError
+from tkc.kernels.devices import device_of
 from tkc.kernels.target import Target
-
-_ARCHITECTURES = {(8, 0): "sm_80", (8, 6): "sm_80", (8, 9): "sm_89", (9, 0): "sm_90a", (12, 0): "sm_120"}
-"""The architecture whose machine code a GPU of each compute capability runs (8.6 runs 8.0's)."""
 
 
 def local_gpu() -> Target:
@@ -18,22 +16,26 @@ def local_gpu() -> Target:
             "target 'cuda' means this machine's GPU, and PyTorch finds none here; "
             "name the architecture to compile for another machine: 'cuda:sm_90a'"
         )
-    capability = torch.cuda.get_device_capability()
-    if capability not in _ARCHITECTURES:
-        supported = ", ".join(f"{major}.{minor}" for major, minor in _ARCHITECTURES)
+    try:
+        return Target("cuda", device_of(torch.cuda.get_device_capability()).arch)
+    except ValueError as error:
         raise TargetError(
-            f"this GPU ({torch.cuda.get_device_name()}) has compute capability {capability[0]}.{capability[1]}; "
-            f"supported are {supported}"
-        )
-    return Target("cuda", _ARCHITECTURES[capability])
+            f"this machine's GPU ({torch.cuda.get_device_name()}) cannot be compiled for: {error}"
+        ) from None
 
 
 def runs_here(target: Target) -> str | None:
-    """Why an executable for ``target`` cannot run on this machine; ``None`` if it can."""
+    """Why an executable for ``target`` cannot run on this machine; ``None`` if it can.
+
+    A GPU of another architecture is refused even where it would load the machine code: 8.6 loads 8.0's, but has 99 KiB
+    of shared memory to a block, where 8.0's kernels may ask for 163.
+    """
     if not target.is_cuda:
         return None
     try:
         local = local_gpu()
     except TargetError as error:
         return str(error)
-    return None if local == target else f"it was compiled for {target}, and this machine's GPU is {local}"
+    if local == target:
+        return None
+    return f"it was compiled for {target}, and this machine's GPU is {local}; compile the model for that target"

@@ -13,6 +13,10 @@ from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from tkc.coverage import Coverage
+from tkc.kernels import Target
+from tkc.kernels.devices import KIB
+
 
 @dataclass(frozen=True)
 class KernelUse:
@@ -119,6 +123,8 @@ class Report:
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [_kernels_table(self)]
+        if note := _device_note(self):
+            parts.append(note)
         if self.refused:
             parts.append(_refused_table(self))
         if self.nondeterministic:
@@ -133,6 +139,18 @@ class Report:
         console = Console(file=io.StringIO(), width=140)
         console.print(self)
         return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def _device_note(report: Report) -> str | None:
+    """That the table of devices has no row for the target; ``None`` if it has."""
+    target = Target.parse(report.target)
+    if not target.is_cuda or target.device.listed:
+        return None
+    major, minor = target.device.capability
+    return (
+        f"Compute capability {major}.{minor} has no row in the table of devices: kernels use the instructions of 8.0, "
+        f"and at most {target.shared_memory // KIB} KiB of shared memory, which every GPU from 8.0 on has.\n"
+    )
 
 
 def _kernels_table(report: Report) -> Table:
