@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from tkc.coverage import Coverage
 from tkc.kernels import Target
 from tkc.kernels.devices import KIB
 
