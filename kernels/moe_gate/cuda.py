@@ -5,6 +5,7 @@ take their best ones for that, which leaves a dozen candidates where few ranks t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from operator import add
 
@@ -18,6 +19,25 @@ from tkc.kernels.target import WARP
 
 BIAS_VECTOR = 4  # float32 in the widest load of one thread
 NO_CANDIDATE = (NOTHING + 1) << 32  # sorts below every number's key
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """What a lane knows: the kernel's parameters and configuration, which experts it has, and its number."""
+
+    p: MoeGateParameters
+    c: MoeGateConfiguration
+    layout: ExpertLayout
+    number: PrimExpr
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A token's ``logits [tokens, experts]``, and the ``bias [experts]`` if there is one, in global memory."""
+
+    logits: Buffer
+    bias: Buffer | None
+    token: PrimExpr
 
 
 def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
@@ -40,6 +60,7 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
         with T.Kernel(T.max(T.ceildiv(tokens, tokens_per_block), 1), threads=c.threads) as block:
             lane = T.get_thread_binding() % c.lanes
             token = block * tokens_per_block + T.get_thread_binding() // c.lanes
+            own = _Lane(p, c, layout, lane)
             # Lanes past the last token work on undefined logits, and have no candidates.
             loaded = T.alloc_local((layout.experts_per_lane,), p.logits_dtype)
             for v in T.unroll(layout.vectors):
@@ -50,26 +71,26 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
             largest = T.alloc_local((1,), "float32")
             total = T.alloc_local((1,), "float32")
             if p.scoring == "softmax" and not total_cancels(p):
-                _softmax_statistics(c, layout, lane, loaded, largest, total)
+                _softmax_statistics(own, loaded, largest, total)
             total_of_scores = T.float32(1.0) if total_cancels(p) else total[0]
 
             ranks = T.alloc_local((layout.experts_per_lane,), "float32")
-            _rank(p, layout, lane, loaded, bias, largest[0], total_of_scores, ranks)
+            _rank(own, loaded, bias, largest[0], total_of_scores, ranks)
             best = T.alloc_local((bests,), "float32")
             eligible = T.alloc_local((1,), "uint32")  # one bit for each of the token's lanes
             eligible[0] = T.uint32(0xFFFFFFFF)
             if p.limits_groups:
-                _limit_groups(p, c, layout, lane, ranks, best, eligible)
+                _limit_groups(own, ranks, best, eligible)
             else:
                 _best_of_parts(ranks, best)
             candidates = T.alloc_local((1,), "uint32" if layout.experts_per_lane <= 32 else "uint64")
-            _find_candidates(p, c, layout, lane, ranks, best, candidates)
+            _find_candidates(own, ranks, best, candidates)
             if token >= tokens:
                 candidates[0] = T.cast(0, candidates.dtype)
 
-            rank_of = partial(_rank_of, p, layout, logits, bias, token, largest[0], total_of_scores, eligible)
+            rank_of = partial(_rank_of, own, _Row(logits, bias, token), largest[0], total_of_scores, eligible)
             chosen = T.alloc_local((slots,), "int64")
-            _choose(p, c, layout, lane, ranks, rank_of, candidates, chosen)
+            _choose(own, ranks, rank_of, candidates, chosen)
             if total_cancels(p):
                 first = element(chosen, 0, c.lanes)
                 largest[0] = number(_key(first))
@@ -114,21 +135,12 @@ def _expert_in(p: MoeGateParameters, candidate: PrimExpr) -> PrimExpr:
 
 
 @T.macro
-def _rank_of(
-    p: MoeGateParameters,
-    layout: ExpertLayout,
-    logits: Buffer,
-    bias: Buffer | None,
-    token: PrimExpr,
-    largest: PrimExpr,
-    total: PrimExpr,
-    eligible: Buffer,
-    expert: PrimExpr,
-) -> PrimExpr:
+def _rank_of(own: _Lane, row: _Row, largest: PrimExpr, total: PrimExpr, eligible: Buffer, expert: PrimExpr) -> PrimExpr:
     """The rank of one of the token's experts, from memory: registers cannot be indexed at run time."""
-    x = T.cast(logits[token, expert], "float32")
+    p, layout = own.p, own.layout
+    x = T.cast(row.logits[row.token, expert], "float32")
     unbiased = x if p.ranks_logits else score(p, x, largest, total)
-    rank = unbiased + bias[expert] if p.bias else unbiased
+    rank = unbiased + row.bias[expert] if p.bias else unbiased
     group_lane = T.cast(expert // layout.group_size * layout.lanes_per_group, "uint32")
     is_eligible = (eligible[0] >> group_lane) & T.uint32(1) != T.uint32(0)
     return T.if_then_else(is_eligible, rank, T.float32(EXCLUDED_RANK[p.excluded_rank])) if p.limits_groups else rank
@@ -142,10 +154,9 @@ def _reduce_lanes(value: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExp
 
 
 @T.macro
-def _softmax_statistics(
-    c: MoeGateConfiguration, layout: ExpertLayout, lane: PrimExpr, loaded: Buffer, largest: Buffer, total: Buffer
-):
+def _softmax_statistics(own: _Lane, loaded: Buffer, largest: Buffer, total: Buffer):
     """The largest logit, and the total of exponentials."""
+    c, layout, lane = own.c, own.layout, own.number
     largest[0] = -T.infinity("float32")
     for j in T.unroll(layout.experts_per_lane):
         if _holds(layout, lane, j // layout.vector):
@@ -159,17 +170,9 @@ def _softmax_statistics(
 
 
 @T.macro
-def _rank(
-    p: MoeGateParameters,
-    layout: ExpertLayout,
-    lane: PrimExpr,
-    loaded: Buffer,
-    bias: Buffer | None,
-    largest: PrimExpr,
-    total: PrimExpr,
-    ranks: Buffer,
-):
+def _rank(own: _Lane, loaded: Buffer, bias: Buffer | None, largest: PrimExpr, total: PrimExpr, ranks: Buffer):
     """The lane's experts' ranks, minus infinity in places without one."""
+    p, layout, lane = own.p, own.layout, own.number
     width = min(layout.vector, BIAS_VECTOR)
     biases = T.alloc_local((width,), "float32")
     for v in T.unroll(layout.experts_per_lane // width):
@@ -195,19 +198,12 @@ def _best_of_parts(ranks: Buffer, best: Buffer):
 
 
 @T.macro
-def _limit_groups(
-    p: MoeGateParameters,
-    c: MoeGateConfiguration,
-    layout: ExpertLayout,
-    lane: PrimExpr,
-    ranks: Buffer,
-    best: Buffer,
-    eligible: Buffer,
-):
+def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer):
     """Lower the ranks in all but the ``top_groups`` groups with the largest sums of their two best ranks.
 
     ``best`` becomes the lane's two best then, where NaN does not count, and ``eligible`` the lanes whose ranks stay.
     """
+    p, c, layout, lane = own.p, own.c, own.layout, own.number
     spoiled = T.alloc_local((1,), "bool")  # by NaN, which maxima pass over
     spoiled[0] = False
     best[0] = -T.infinity("float32")
@@ -245,16 +241,9 @@ def _limit_groups(
 
 
 @T.macro
-def _find_candidates(
-    p: MoeGateParameters,
-    c: MoeGateConfiguration,
-    layout: ExpertLayout,
-    lane: PrimExpr,
-    ranks: Buffer,
-    best: Buffer,
-    candidates: Buffer,
-):
+def _find_candidates(own: _Lane, ranks: Buffer, best: Buffer, candidates: Buffer):
     """The bits of the lane's experts whose ranks are not below the ``top_k``-th of ``best``, which is sorted here."""
+    p, c, layout, lane = own.p, own.c, own.layout, own.number
     candidates[0] = T.cast(0, candidates.dtype)
     bound = T.alloc_local((1,), "float32")
     bound[0] = -T.infinity("float32")
@@ -284,10 +273,9 @@ def _drop_lowest(bits: Buffer, count: PrimExpr):
 
 
 @T.macro
-def _drop_worse(
-    p: MoeGateParameters, layout: ExpertLayout, lane: PrimExpr, ranks: Buffer, worst: PrimExpr, candidates: Buffer
-):
+def _drop_worse(own: _Lane, ranks: Buffer, worst: PrimExpr, candidates: Buffer):
     """Clear the bits of candidates that come after ``worst``, unless that is NaN, which none of them is below."""
+    p, layout, lane = own.p, own.layout, own.number
     bound = T.alloc_local((1,), "float32")
     bound[0] = number(_key(worst))
     # Compared with constants: the compiler would compute each expert, and its order as an integer, before the loop
@@ -299,21 +287,13 @@ def _drop_worse(
 
 
 @T.macro
-def _choose(
-    p: MoeGateParameters,
-    c: MoeGateConfiguration,
-    layout: ExpertLayout,
-    lane: PrimExpr,
-    ranks: Buffer,
-    rank_of: Callable[[PrimExpr], PrimExpr],
-    candidates: Buffer,
-    chosen: Buffer,
-):
+def _choose(own: _Lane, ranks: Buffer, rank_of: Callable[[PrimExpr], PrimExpr], candidates: Buffer, chosen: Buffer):
     """The token's best candidates, sorted over its lanes in ``chosen``; the first ``top_k`` are the choice.
 
     As many candidates as there are slots are sorted at a time, together with the best of those before. Those that do
     not reach the best are candidates no more: many equal ranks make few rounds.
     """
+    p, c, layout, lane = own.p, own.c, own.layout, own.number
     slots = int(chosen.shape[0])
     kept = T.alloc_local((1,), "int32")
     through = T.alloc_local((1,), "int32")  # candidates of the lanes up to this one
@@ -355,7 +335,7 @@ def _choose(
         if T.any_sync(total > taken) != 0:
             _drop_lowest(candidates, T.min(mine, taken - (through[0] - mine)))
             worst = element(chosen, p.top_k - 1, c.lanes)
-            _drop_worse(p, layout, lane, ranks, worst, candidates)
+            _drop_worse(own, ranks, worst, candidates)
         else:
             candidates[0] = T.cast(0, candidates.dtype)
         kept[0] = p.top_k

@@ -1,6 +1,7 @@
 """SwiGLU for CUDA: 16-byte loads, values kept in registers between finding their scale and dividing by it."""
 
 import math
+from dataclasses import dataclass
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
@@ -12,6 +13,23 @@ from tkc.kernels.target import WARP
 
 # With results below 2**-126 as zero, exp2 is one instruction of the GPU. Divisions stay exact.
 FLUSH_TO_ZERO = "-ftz=true"
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """Gate and up projection ``[tokens, channels]``, or both side by side in one tensor; the others are ``None``."""
+
+    gate: Buffer | None
+    up: Buffer | None
+    gate_up: Buffer | None
+
+
+@dataclass(frozen=True)
+class _Vectors:
+    """A thread's vectors of gate and up projection, in registers."""
+
+    gates: Buffer
+    ups: Buffer
 
 
 def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
@@ -55,14 +73,21 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                     token = first_token + v * rows
                     channel = first_channel + i * lanes * width
                     if token < tokens and channel < p.channels:
-                        _load(p, gate, up, gate_up, token, channel, gates, ups, (v * per_lane + i) * width)
+                        _load(
+                            p,
+                            _Inputs(gate, up, gate_up),
+                            token,
+                            channel,
+                            _Vectors(gates, ups),
+                            (v * per_lane + i) * width,
+                        )
             for v in T.unroll(c.vectors):
                 token = first_token + v * rows
                 amax[0] = 0.0
                 for i in T.unroll(per_lane):
                     channel = first_channel + i * lanes * width
                     if token < tokens and channel < p.channels:
-                        _multiply(p, gates, ups, (v * per_lane + i) * width, values, i * width, amax)
+                        _multiply(p, _Vectors(gates, ups), (v * per_lane + i) * width, values, i * width, amax)
                 if p.scale == "group":
                     for step in T.unroll(lanes.bit_length() - 1):
                         amax[0] = nan_max(amax[0], T.shfl_xor(amax[0], 1 << step))
@@ -112,14 +137,14 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                 token = first_token + row
                 channel = first_channel + (i * c.threads + thread) % vectors_per_row * width
                 if row < rows and token < tokens and channel < p.channels:
-                    _load(p, gate, up, gate_up, token, channel, gates, ups, i * width)
+                    _load(p, _Inputs(gate, up, gate_up), token, channel, _Vectors(gates, ups), i * width)
             amax[0] = 0.0
             for i in T.unroll(per_thread):
                 row = (i * c.threads + thread) // vectors_per_row
                 token = first_token + row
                 channel = first_channel + (i * c.threads + thread) % vectors_per_row * width
                 if row < rows and token < tokens and channel < p.channels:
-                    _multiply(p, gates, ups, i * width, values, i * width, amax)
+                    _multiply(p, _Vectors(gates, ups), i * width, values, i * width, amax)
             for step in T.unroll(WARP.bit_length() - 1):
                 amax[0] = nan_max(amax[0], T.shfl_xor(amax[0], 1 << step))
             if thread % WARP == 0:
@@ -174,7 +199,7 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                 for e in T.unroll(width):
                     amax[e] = 0.0
                 for i in T.serial(T.ceildiv(tokens - part, c.partials)):
-                    _load(p, gate, up, gate_up, i * c.partials + part, channel, gates, ups, 0)
+                    _load(p, _Inputs(gate, up, gate_up), i * c.partials + part, channel, _Vectors(gates, ups), 0)
                     for e in T.unroll(width):
                         amax[e] = nan_max(amax[e], T.abs(_silu_product(p, gates[e], ups[e])))
                 for e in T.vectorized(width):
@@ -199,7 +224,7 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
                 for e in T.unroll(width):
                     inverses[e] = 1.0 / scales[channel + e]
                 for i in T.serial(T.ceildiv(tokens - part, c.partials)):
-                    _load(p, gate, up, gate_up, i * c.partials + part, channel, gates, ups, 0)
+                    _load(p, _Inputs(gate, up, gate_up), i * c.partials + part, channel, _Vectors(gates, ups), 0)
                     for e in T.unroll(width):
                         values[e] = _silu_product(p, gates[e], ups[e]) * inverses[e]
                     _store(p, values, 0, T.float32(1.0), out, i * c.partials + part, channel)
@@ -224,31 +249,19 @@ def _silu_product(p: SwiGLUParameters, gate: PrimExpr, up: PrimExpr) -> PrimExpr
 
 
 @T.macro
-def _load(
-    p: SwiGLUParameters,
-    gate: Buffer | None,
-    up: Buffer | None,
-    gate_up: Buffer | None,
-    token: PrimExpr,
-    channel: PrimExpr,
-    gates: Buffer,
-    ups: Buffer,
-    at: PrimExpr,
-):
+def _load(p: SwiGLUParameters, x: _Inputs, token: PrimExpr, channel: PrimExpr, v: _Vectors, at: PrimExpr):
     """One vector of gate and one of up, to ``gates[at:]`` and ``ups[at:]``."""
     for e in T.vectorized(vector_width(p)):
-        gates[at + e] = gate_up[token, channel + e] if p.packed else gate[token, channel + e]
+        v.gates[at + e] = x.gate_up[token, channel + e] if p.packed else x.gate[token, channel + e]
     for e in T.vectorized(vector_width(p)):
-        ups[at + e] = gate_up[token, p.channels + channel + e] if p.packed else up[token, channel + e]
+        v.ups[at + e] = x.gate_up[token, p.channels + channel + e] if p.packed else x.up[token, channel + e]
 
 
 @T.macro
-def _multiply(
-    p: SwiGLUParameters, gates: Buffer, ups: Buffer, at: PrimExpr, values: Buffer, value_at: PrimExpr, amax: Buffer
-):
+def _multiply(p: SwiGLUParameters, v: _Vectors, at: PrimExpr, values: Buffer, value_at: PrimExpr, amax: Buffer):
     """The SwiGLU of one vector, to ``values[value_at:]``, with ``amax[0]`` raised to its largest magnitude."""
     for e in T.unroll(vector_width(p)):
-        values[value_at + e] = _silu_product(p, gates[at + e], ups[at + e])
+        values[value_at + e] = _silu_product(p, v.gates[at + e], v.ups[at + e])
         amax[0] = nan_max(amax[0], T.abs(values[value_at + e]))
 
 
