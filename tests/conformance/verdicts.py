@@ -23,9 +23,7 @@ KINDS: tuple[Kind, ...] = ("right", "refused", "not exportable", "wrong", "inter
 FAULTS: tuple[Kind, ...] = ("wrong", "internal", "crash", "hang")
 """The verdicts of which there are to be none."""
 
-UNINITIALIZED = frozenset(
-    {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-)
+UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
 """Operators whose results hold whatever the memory held: they have shapes and dtypes to compare, and no values."""
 
 PACKED = 24

@@ -79,7 +79,12 @@ def test_a_divisor_that_simplifies_to_zero() -> None:
     class Model(nn.Module):
         def forward(self, v0, v1):
             nothing = v0 - v0
-            return v1 / nothing, v1 / nothing.clamp(0, 0), v1 / torch.where(v0 > v0, 2.0, 0.0), v1.reciprocal() / (v0 * 0)
+            return (
+                v1 / nothing,
+                v1 / nothing.clamp(0, 0),
+                v1 / torch.where(v0 > v0, 2.0, 0.0),
+                v1.reciprocal() / (v0 * 0),
+            )
 
     check(Model, [tensor(0, (1,), "int64", "integers"), tensor(1, (3, 1), "float32", "integers")], [{}])
 
