@@ -2,7 +2,8 @@
 
 TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with the constant zero, or its quotient, for
 zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). A quotient by what it finds to be zero (a constant,
-``n - n`` of whole numbers) it does not take at all. It takes ``x == x`` for true, too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
+``n - n`` of whole numbers) it does not take at all. It takes ``x == x`` for true, too, and ``not x < y`` for
+``y <= x``: ``data_conditions`` hides comparisons.
 """
 
 from __future__ import annotations

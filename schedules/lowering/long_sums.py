@@ -44,10 +44,8 @@ def sum_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def lengths(nest: SumNest) -> _Lengths | None:
-        if _has_short_rows(nest):
-            chosen = _OF_ROWS
-        else:
-            chosen = _OF_PRODUCTS if _adds_products(nest) else _OF_NUMBERS
+        by_numbers = _OF_PRODUCTS if _adds_products(nest) else _OF_NUMBERS
+        chosen = _OF_ROWS if _has_short_rows(nest) else by_numbers
         return chosen if _is_long(nest, chosen) else None
 
     return _with_parts(func, lengths, "global")

@@ -245,6 +245,19 @@ def test_truth_of_numbers(dtype: str) -> None:
     np.testing.assert_array_equal(evaluated(graph, numbers)[0], [True, False, False, True, True, True])
 
 
+def test_padding_by_large_whole_numbers() -> None:
+    """All digits of the value, of which float64 has fewer; of symbolic sizes, read by a function."""
+    value = 2**60 + 1
+    graph = f"""g (int64[N, 2] x) => (int64[M, K] y, double[M, K] z) {{
+        pads = Constant<value_ints = [1, 0, 0, 2]>() value = Constant<value_int = {value}>()
+        y = Pad(x, pads, value) real = Cast<to = 11>(x) padded = Pad(real, pads) z = Elu(padded)
+    }}"""
+    x = np.arange(6).reshape(3, 2)
+    padded, real = evaluated(graph, x)
+    np.testing.assert_array_equal(padded, np.pad(x, ((1, 0), (0, 2)), constant_values=value))
+    np.testing.assert_array_equal(real, np.pad(x, ((1, 0), (0, 2))))
+
+
 @pytest.mark.parametrize("exponent_dtype", ["int32", "int64"])
 def test_integer_powers(exponent_dtype: str) -> None:
     """Exact, wrapping as multiplication does, and rounded towards zero where the exponent is negative."""
