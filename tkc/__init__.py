@@ -24,11 +24,10 @@ from tkc.errors import (
 )
 
 if TYPE_CHECKING:
-    from tkc.compiler import compile, explain
-    from tkc.diagnosis.debugging import debug
-    from tkc.runtime.executable import Executable, load
+    from tkc.api import compile, debug, explain, load, tune
+    from tkc.runtime.executable import Executable
     from tkc.runtime.report import Report
-    from tkc.tuning.functions import TuningResult, tune
+    from tkc.tuning.functions import TuningResult
 
 __version__ = "0.1.0"
 
@@ -58,12 +57,12 @@ __all__ = [
 _HOMES = {
     "Executable": "tkc.runtime.executable",
     "Report": "tkc.runtime.report",
-    "compile": "tkc.compiler",
-    "explain": "tkc.compiler",
-    "load": "tkc.runtime.executable",
+    "compile": "tkc.api",
+    "explain": "tkc.api",
+    "load": "tkc.api",
     "TuningResult": "tkc.tuning.functions",
-    "debug": "tkc.diagnosis.debugging",
-    "tune": "tkc.tuning.functions",
+    "debug": "tkc.api",
+    "tune": "tkc.api",
 }
 
 

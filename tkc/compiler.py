@@ -1,11 +1,9 @@
-"""``tkc.compile`` and ``tkc.explain``: a model through every stage, with kernels built alongside."""
+"""What ``tkc.compile`` and ``tkc.explain`` do: a model through every stage, with kernels built alongside."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
-import inspect
 import logging
 import os
 import tempfile
@@ -47,25 +45,27 @@ Observer = Callable[[str], None]
 KernelProgress = Callable[[KernelLibrary, bool], None]
 
 
-@dataclass(frozen=True)
+def check_kernels(kernels: str) -> None:
+    """Raise :class:`UsageError` for what says not which kernels to use."""
+    if kernels not in get_args(Kernels):
+        raise UsageError(f"kernels={kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """What shapes a compilation besides the model and the target.
+    """What shapes a compilation besides the model and the target; each is as in :func:`tkc.compile`."""
 
-    Each is as in :func:`compile`.
-    """
-
-    kernels: Kernels = "auto"
-    database: Database = None
-    batch_invariant: bool = False
-    dump: str | Path | None = None
-    verify: bool | None = None
-    observer: Observer | None = None
-    kernel_progress: KernelProgress | None = None
-    builder: BuilderSettings = dataclasses.field(default_factory=BuilderSettings)
+    kernels: Kernels
+    database: Database
+    batch_invariant: bool
+    dump: str | Path | None
+    verify: bool | None
+    observer: Observer | None
+    kernel_progress: KernelProgress | None
+    builder: BuilderSettings
 
     def __post_init__(self) -> None:
-        if self.kernels not in get_args(Kernels):
-            raise UsageError(f"kernels={self.kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
+        check_kernels(self.kernels)
         if isinstance(self.database, bool) or self.database is None:
             if self.database:
                 raise UsageError("database=True names no folder; leave it out for your own tuning database")
@@ -73,78 +73,21 @@ class CompileOptions:
             raise UsageError(f"there is no tuning database folder {self.database}")
 
 
-def compile(
+def compiled(
     model: Any,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    size_names: Mapping[str, str] | None,
+    target: str | Target,
+    settings: CompileOptions,
     *,
-    target: str | Target = "cpu",
-    dynamic_shapes: Any = None,
-    kernels: Kernels = "auto",
-    database: Database = None,
-    batch_invariant: bool = False,
-    checks: bool = False,
-    copy_weights: bool = False,
-    max_concurrency: int | None = None,
-    size_names: Mapping[str, str] | None = None,
-    dump: str | Path | None = None,
-    verify: bool | None = None,
-    observer: Observer | None = None,
-    kernel_progress: KernelProgress | None = None,
-    builder: BuilderSettings | None = None,
-    **unknown: Any,
+    checks: bool,
+    copy_weights: bool,
+    max_concurrency: int | None,
 ) -> Executable:
-    """Compile a whole model into one executable.
-
-    Args:
-        model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
-        example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
-        example_kwargs: Its named example inputs.
-        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``,
-            ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``, ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``,
-            which nothing was measured on, kernels use 8.0's instructions and the least shared memory of all; the report
-            says so.
-        dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
-        kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
-        database: A folder of tuning records to schedule from (``None``: your own, ``$TKC_DATABASE_DIR``), before those
-            that come with tkc; ``False`` uses neither.
-        batch_invariant: Give a row (a token, a sequence) the same bits whatever else is in the batch, and however much
-            of it. Kernels whose order of summation changes with the size of the batch are left out, and generated
-            code is scheduled without tuning records, which makes some sizes slower. What a model itself computes over
-            the batch still depends on it, and so does a row on how far its own inputs are padded.
-        checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
-            code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
-            means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
-            model itself, for which the next call or :meth:`Executable.check` raises. Kernels whose subgraph computes
-            indices may not be used with it. Zeros that integers are divided by are found with and without it: on the
-            CPU the call raises, on a GPU the next one.
-        copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
-            changes when the model is trained further.
-        max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
-            at least four.
-        size_names: Names for symbolic sizes of a saved program, which has lost them: ``{"x_0": "batch"}``.
-        dump: A folder for the module after each stage, and for what each pass of the stage did to it.
-        verify: Check after each stage that what it promises holds, which takes longer; :class:`~tkc.InternalError`
-            says what does not. ``None`` asks ``$TKC_VERIFY``, which is off unless it is ``1``.
-        observer: Is told each stage's name as it begins.
-        kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
-        builder: The limits of the processes that build kernels.
-
-    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` (also for an option that does not exist),
-    :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
-    """
-    refuse_unknown_options(compile, unknown)
+    """What :func:`tkc.compile` returns, whose arguments these are."""
     checked_concurrency(max_concurrency)
-    settings = CompileOptions(
-        kernels=kernels,
-        database=database,
-        batch_invariant=batch_invariant,
-        dump=dump,
-        verify=verify,
-        observer=observer,
-        kernel_progress=kernel_progress,
-        builder=builder or BuilderSettings(),
-    )
     resolved = resolve_target(target)
     prepare_toolchain(resolved)
     from tkc.stages import StageRunner
@@ -182,36 +125,18 @@ def compile(
     )
 
 
-def explain(
+def explained_only(
     model: Any,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    size_names: Mapping[str, str] | None,
+    target: str | Target,
+    settings: CompileOptions,
     *,
-    target: str | Target = "cpu",
-    dynamic_shapes: Any = None,
-    kernels: Kernels = "auto",
-    database: Database = None,
-    batch_invariant: bool = False,
-    checks: bool = False,
-    size_names: Mapping[str, str] | None = None,
-    dump: str | Path | None = None,
-    verify: bool | None = None,
-    observer: Observer | None = None,
-    **unknown: Any,
+    checks: bool,
 ) -> Report:
-    """The report of a compilation without building anything: no kernel is compiled and no code generated.
-
-    Arguments and errors are those of :func:`compile`.
-    """
-    refuse_unknown_options(explain, unknown)
-    settings = CompileOptions(
-        kernels=kernels,
-        database=database,
-        batch_invariant=batch_invariant,
-        dump=dump,
-        verify=verify,
-        observer=observer,
-    )
+    """What :func:`tkc.explain` returns, whose arguments these are."""
     resolved = resolve_target(target)
     from tkc.stages import StageRunner
 
@@ -228,22 +153,8 @@ def explain(
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
-    """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`compile`."""
+    """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`tkc.compile`."""
     return "all" if checks else "inputs" if target.is_cuda else "none"
-
-
-def refuse_unknown_options(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Raise :class:`UsageError` where a call of ``function`` had ``unknown`` options, naming those that were meant."""
-    if not unknown:
-        return
-    parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    words = []
-    for name in unknown:
-        close = difflib.get_close_matches(name, known, 1)
-        words.append(f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name))
-    options = ", ".join(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
-    raise UsageError(f"tkc.{function.__name__} has no option {', '.join(words)}; its options are {options}")
 
 
 def prepare_toolchain(target: Target) -> None:

@@ -67,6 +67,10 @@ if TYPE_CHECKING:
     from tkc.schedules.database import Lookup
 
 
+_GRAPH = (WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED)
+_KERNEL_GRAPH = (*_GRAPH, KERNELS_MARKED)
+
+
 def substitution_stages(
     target: Target, kernels: Choice, configure: Configure = default_configuration
 ) -> list[PassStage]:
@@ -78,7 +82,7 @@ def substitution_stages(
         PassStage(
             "canonicalize",
             (FoldEmptyTensors(), Concatenations(), Contractions(), *convolutions, PatchProducts(), Canonicalize()),
-            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED),
+            holds=_GRAPH,
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
         # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.
@@ -93,7 +97,7 @@ def substitution_stages(
                 Canonicalize(),
                 Step("ListKernels", _list_kernels),
             ),
-            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED, ATTENTION_SPELLED_OUT),
+            holds=(*_KERNEL_GRAPH, ATTENTION_SPELLED_OUT),
         ),
     ]
 
@@ -123,13 +127,13 @@ def fusion_stages() -> list[PassStage]:
         PassStage(
             "write rows",
             (transform.EliminateCommonSubexpr(), WriteRows()),
-            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED),
+            holds=_KERNEL_GRAPH,
         ),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage(
             "lower operators",
             (WidenProducts(), LowerFloat8Casts(), ExpandFunctions()),
-            holds=(WELL_FORMED, INPUTS_COUNTED, UPDATES_RETURNED, KERNELS_MARKED),
+            holds=_KERNEL_GRAPH,
         ),
         # Operators become TensorIR functions, neighbours one function each.
         PassStage(
@@ -155,14 +159,7 @@ def fusion_stages() -> list[PassStage]:
                 ReshapeViews(),
                 transform.DeadCodeElimination(),
             ),
-            holds=(
-                WELL_FORMED,
-                INPUTS_COUNTED,
-                UPDATES_RETURNED,
-                KERNELS_MARKED,
-                KERNELS_REQUESTED,
-                FUNCTIONS_ONLY,
-            ),
+            holds=(*_KERNEL_GRAPH, KERNELS_REQUESTED, FUNCTIONS_ONLY),
             throughout=(OPAQUE_UNFUSED,),
         ),
         # From here on the bindings keep their order, by which it is decided what can be overwritten.

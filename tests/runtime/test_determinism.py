@@ -18,6 +18,7 @@ from tvm import tirx
 
 import tkc
 from tkc import compiler
+from tkc.builder import BuilderSettings
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.schedules import unordered
@@ -147,7 +148,17 @@ def test_generated_cuda_has_no_atomics() -> None:
     """Nothing that TVM writes for a model with sums, scans and scatters is in the order in which threads come."""
     target = Target.parse("cuda:sm_90a")
     compiler.prepare_toolchain(target)
-    settings, runner = compiler.CompileOptions(kernels="none"), StageRunner()
+    settings = compiler.CompileOptions(
+        kernels="none",
+        database=None,
+        batch_invariant=False,
+        dump=None,
+        verify=None,
+        observer=None,
+        kernel_progress=None,
+        builder=BuilderSettings(),
+    )
+    runner = StageRunner()
     imported = import_model(Everything(), inputs(), None, None, "inputs", None)
     front = compiler._substituted(runner, imported.module, target, settings)
     module = compiler._generated(runner, front, target, settings).module

@@ -16,8 +16,8 @@ from command_line import COMMAND
 from rich.console import Console
 
 import tkc
-from tkc.cli.options import parse_percent
-from tkc.cli.tune import parse_shapes, tasks_table
+from tkc.cli.signatures import parse_percent, parse_shapes
+from tkc.cli.tune import tasks_table
 from tkc.schedules.tuning.progress import Progress, TaskProgress
 
 _PATIENCE = 120.0

@@ -17,7 +17,7 @@ _PROGRAM = """
 import json, resource, sys, time
 import torch
 from tkc.bench.models import MODELS
-from tkc.compiler import compile
+from tkc.api import compile
 layers, target = int(sys.argv[1]), sys.argv[2]
 case = MODELS["llama-3-8b"](layers, torch.device("cpu"), torch.bfloat16)
 weights = sum(p.nbytes for p in case.model.parameters())
@@ -63,7 +63,7 @@ def bench_compilation(layers: int, target: str) -> list[Row]:
 def bench_call_overhead(device: torch.device) -> list[Row]:
     """The host time of calling a model that does next to nothing: one addition of two numbers."""
 
-    from tkc.compiler import compile
+    from tkc.api import compile
 
     class Add(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tkc.compiler import compile
+from tkc.api import compile
 from tkc.databases import Database
 from tkc.measure.record import Row
 from tkc.measure.timing import median_milliseconds

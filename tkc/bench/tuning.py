@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from tvm.s_tir.meta_schedule.relax_integration import tune_relax
 
-from tkc.compiler import compile
+from tkc.api import compile, tune
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.measure.record import Row
 from tkc.measure.timing import median_milliseconds
 from tkc.schedules.database import target_folder
 from tkc.schedules.target import tvm_target
-from tkc.tuning.functions import tune, unscheduled
+from tkc.tuning.functions import unscheduled
 
 _CPU = Target("cpu")
 

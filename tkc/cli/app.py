@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from tkc import api
 from tkc.cli import bench, db, tune
-from tkc.cli.options import (
-    ChecksOption,
-    ImportOption,
-    JsonOption,
-    KernelsOption,
-    ModelArgument,
-    SizeNamesOption,
-    TargetOption,
-    parse_size_names,
-)
+from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
 from tkc.cli.progress import StageProgress
+from tkc.cli.signatures import with_options_of
 
 app = typer.Typer(
     name="tkc",
@@ -35,34 +28,16 @@ app.add_typer(tune.app, name="tune")
 _out = Console(soft_wrap=False)
 _err = Console(stderr=True)
 
-DatabaseOption = Annotated[
-    Path | None, typer.Option("--database", help="A folder of tuning records to schedule from, in place of your own.")
-]
-NoDatabaseOption = Annotated[
-    bool, typer.Option("--no-database", help="Schedule by rules alone, without your tuning records or tkc's.")
-]
-BatchInvariantOption = Annotated[
-    bool,
-    typer.Option("--batch-invariant", help="Give a row the same bits whatever else is in the batch, at some cost."),
-]
-DumpOption = Annotated[Path | None, typer.Option("--dump", help="Write the module after each stage into this folder.")]
-
 
 @app.command()
+@with_options_of(api.compile)
 def compile(
     model: ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact folder to write.")],
-    target: TargetOption = "cpu",
-    kernels: KernelsOption = "auto",
-    database: DatabaseOption = None,
-    no_database: NoDatabaseOption = False,
-    batch_invariant: BatchInvariantOption = False,
-    checks: ChecksOption = False,
-    size_names: SizeNamesOption = None,
-    dump: DumpOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the artifact that is at --output.")] = False,
     modules: ImportOption = None,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Compile MODEL and write the artifact."""
     import tkc
@@ -73,13 +48,7 @@ def compile(
     with StageProgress(_err) as progress:
         executable = tkc.compile(
             model,
-            target=target,
-            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
-            database=_database(database, no_database),
-            batch_invariant=batch_invariant,
-            checks=checks,
-            size_names=parse_size_names(size_names),
-            dump=dump,
+            **options,
             observer=progress.stage,
             kernel_progress=progress.kernel,
         )
@@ -91,34 +60,18 @@ def compile(
 
 
 @app.command()
+@with_options_of(api.explain)
 def explain(
     model: ModelArgument,
-    target: TargetOption = "cpu",
-    kernels: KernelsOption = "auto",
-    database: DatabaseOption = None,
-    no_database: NoDatabaseOption = False,
-    batch_invariant: BatchInvariantOption = False,
-    checks: ChecksOption = False,
-    size_names: SizeNamesOption = None,
-    dump: DumpOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Show what compiling MODEL would replace, refuse and schedule, without building it."""
     import tkc
 
     with StageProgress(_err) as progress:
-        report = tkc.explain(
-            model,
-            target=target,
-            kernels=kernels,  # type: ignore[arg-type]  # which refuses what means nothing
-            database=_database(database, no_database),
-            batch_invariant=batch_invariant,
-            checks=checks,
-            size_names=parse_size_names(size_names),
-            dump=dump,
-            observer=progress.stage,
-        )
+        report = tkc.explain(model, **options, observer=progress.stage)
     _show(report, report.to_json(), as_json)
 
 
@@ -185,17 +138,17 @@ def bug_report(
 
 
 @app.command()
+@with_options_of(api.debug)
 def debug(
     model: ModelArgument,
-    kernels: KernelsOption = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of random inputs, for models without examples.")] = 0,
     modules: ImportOption = None,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Compare MODEL, compiled for the CPU, with its source node by node, and name the first that differs."""
     import tkc
 
-    comparison = tkc.debug(model, kernels=kernels, seed=seed)
+    comparison = tkc.debug(model, **options)
     _show(comparison, comparison.to_json(), as_json)
     if not comparison.agrees:
         raise typer.Exit(1)
@@ -208,12 +161,6 @@ def doctor(as_json: JsonOption = False) -> None:
 
     findings = diagnose()
     _show(findings_table(findings), [finding.to_json() for finding in findings], as_json)
-
-
-def _database(folder: Path | None, without: bool) -> Path | Literal[False] | None:
-    if folder is not None and without:
-        raise typer.BadParameter("--database and --no-database contradict each other; give one of them")
-    return False if without else folder
 
 
 def _show(rendered: Any, data: Any, as_json: bool) -> None:

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tkc.cli.options import JsonOption, parse_percent
+from tkc.cli.options import JsonOption
+from tkc.cli.signatures import parse_percent
 from tkc.errors import UsageError
 
 app = typer.Typer(help="Look into tuning databases, merge, prune and check them.", no_args_is_help=True)

@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tkc.api import compile
 from tkc.cli.progress import StageProgress
-from tkc.compiler import compile
 from tkc.errors import Error, TargetError
 from tkc.runtime.local_gpu import local_gpu
 

@@ -18,19 +18,11 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from tkc import api
 from tkc.cli.live import LiveView
-from tkc.cli.options import (
-    ChecksOption,
-    ImportOption,
-    JsonOption,
-    KernelsOption,
-    ModelArgument,
-    SizeNamesOption,
-    TargetOption,
-    parse_percent,
-    parse_size_names,
-)
+from tkc.cli.options import ImportOption, JsonOption, ModelArgument
 from tkc.cli.process import this_process
+from tkc.cli.signatures import with_options_of
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,48 +50,20 @@ app = typer.Typer(cls=_ModelByDefault, help="Search what is fastest on a device;
 
 
 @app.command()
+@with_options_of(api.tune)
 def model(
     model: ModelArgument,
-    target: TargetOption = "cpu",
-    database: Annotated[
-        Path | None, typer.Option("--database", help="The folder of records, made if need be; your own if left out.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option("--trials", help="Stop after this many candidates.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", help="Stop after this many minutes, counted from the command's start.")
-    ] = None,
-    until_gain: Annotated[
-        str | None,
-        typer.Option("--until-gain", metavar="PERCENT", help="Stop when the last 64 candidates gained less: 2%."),
-    ] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", metavar="NAME=N,N", help="Sizes at which to tune: seq=128,2048; once for each name."),
-    ] = None,
-    rpc: Annotated[
-        str | None, typer.Option("--rpc", metavar="HOST:PORT", help="Measure on the servers of this TVM RPC tracker.")
-    ] = None,
-    device_key: Annotated[
-        str | None, typer.Option("--device-key", help="The key by which those servers registered.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the job that this command began: its budget counts on.")
-    ] = False,
-    kernels: KernelsOption = "auto",
-    checks: ChecksOption = False,
-    size_names: SizeNamesOption = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Where to draw gain against trials; beside the records if left out.")
     ] = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Search schedules for MODEL's functions. Interrupt it whenever you like, and go on with --resume."""
     import tkc
     from tkc.cli.tuning_plot import draw
 
-    gain = None if until_gain is None else parse_percent("--until-gain", until_gain)
-    sizes = parse_shapes(shapes or [])
     if plot is not None and plot.suffix != ".png":
         raise UsageError(f"--plot {plot}: plots are PNG files")
     process = this_process()
@@ -114,23 +78,7 @@ def model(
 
     try:
         with view:
-            result = tkc.tune(
-                model,
-                target=target,
-                database=database,
-                trials=trials,
-                minutes=minutes,
-                until_gain=gain,
-                shapes=sizes,
-                rpc=rpc,
-                device_key=device_key,
-                resume=resume,
-                kernels=kernels,  # type: ignore[arg-type]  # tune checks it
-                checks=checks,
-                size_names=parse_size_names(size_names),
-                observer=show,
-                started=process.started,
-            )
+            result = tkc.tune(model, **options, observer=show, started=process.started)
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal may be closed
             _say_what_is_kept(shown.progress)
@@ -203,20 +151,6 @@ def kernels(
         configuration = " ".join(f"{key}={value}" for key, value in record.configuration.items())
         table.add_row(record.kernel, *told, f"{record.milliseconds * 1e3:,.1f}", configuration)
     Console().print(table)
-
-
-def parse_shapes(options: list[str]) -> dict[str, list[int]]:
-    """``["seq=128,2048"]`` as ``{"seq": [128, 2048]}``; :class:`tkc.UsageError` for another form, or a name twice."""
-    sizes: dict[str, list[int]] = {}
-    for option in options:
-        name, _, values = option.partition("=")
-        parts = values.split(",")
-        if not name or not all(part.strip().isdigit() for part in parts):
-            raise UsageError(f"--shapes {option}: expected a size's name and its values, such as seq=128,2048")
-        if name in sizes:
-            raise UsageError(f"--shapes names {name} twice; give all its values at once, such as {name}=1,8")
-        sizes[name] = [int(part) for part in parts]
-    return sizes
 
 
 def tasks_table(progress: Progress, title: str | None = None) -> Table:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from tvm import IRModule
 
+    from tkc.compiler import Kernels
     from tkc.frontend.model import ImportedModel
 
 _ROUNDING = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -102,33 +103,22 @@ class _Source:
     own_errors: Mapping[str, float]
 
 
-def debug(
+def compared(
     model: Any,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
     *,
-    dynamic_shapes: Any = None,
-    kernels: str = "auto",
-    seed: int = 0,
+    dynamic_shapes: Any,
+    kernels: Kernels,
+    seed: int,
 ) -> Comparison:
-    """Compare ``model``, compiled for the CPU, with PyTorch, or with ONNX's reference evaluator, node by node.
-
-    Arguments are those of :func:`tkc.compile`; a model that carries its own signature is called with its own examples,
-    if it has some, else at random from ``seed``. First, the outputs of the compiled model are compared; then, in
-    one compilation, every node by itself, computed from the source's values; then, if all of these agree and an output
-    does not, the model up to a node, for ever fewer nodes.
-
-    An error is a deviation relative to the source's largest value. Its bound is a number of roundings of the dtype,
-    and more where PyTorch itself is that far from float64; integers and booleans must be equal.
-
-    Raises what :func:`tkc.compile` raises, and :class:`tkc.UsageError` for a model that updates its inputs.
-    """
+    """What :func:`tkc.debug` returns, whose arguments these are."""
     import tkc
     from tkc.frontend import import_model
 
     source = _run_source(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, seed)
     imported = import_model(source.model)
-    executable = tkc.compile(source.model, kernels=kernels, copy_weights=True)  # type: ignore[arg-type]
+    executable = tkc.compile(source.model, kernels=kernels, copy_weights=True)
     results = executable.run_flat([tensor.clone() for tensor in source.inputs])
     outputs = tuple(
         _compared(spec.name, expected, found, source.own_errors.get(spec.name, 0.0), steps=_STEPS * _STEPS)
@@ -274,7 +264,7 @@ def _each_node(imported: ImportedModel, source: _Source) -> list[NodeError]:
     ]
 
 
-def _first_together(imported: ImportedModel, source: _Source, kernels: str) -> NodeError | None:
+def _first_together(imported: ImportedModel, source: _Source, kernels: Kernels) -> NodeError | None:
     """The first node with which the model up to it differs, each compiled as the whole model is."""
     from tkc.diagnosis.segments import up_to, whole
 
@@ -310,7 +300,7 @@ def _node_error(
 
 
 def _run(
-    imported: ImportedModel, module: IRModule, outputs: int, arguments: Sequence[torch.Tensor], kernels: str
+    imported: ImportedModel, module: IRModule, outputs: int, arguments: Sequence[torch.Tensor], kernels: Kernels
 ) -> list[torch.Tensor]:
     """What ``module`` computes of ``arguments``, all that it takes, compiled as a model is."""
     import tkc
@@ -321,5 +311,5 @@ def _run(
     # Nothing is checked: the arguments are those of a call that was right.
     signature = Signature((), tuple(TensorSpec(f"value_{i}", (), "float32") for i in range(outputs)), {})
     part = ImportedModel(module, {}, signature, sources=imported.sources)
-    executable = tkc.compile(part, kernels=kernels)  # type: ignore[arg-type]  # checked there
+    executable = tkc.compile(part, kernels=kernels)
     return executable._load()([aligned(argument.detach()) for argument in arguments])

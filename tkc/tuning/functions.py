@@ -1,4 +1,4 @@
-"""``tkc.tune``: schedules for a model's functions, searched on real devices and kept in a database."""
+"""What ``tkc.tune`` does: schedules for a model's functions, searched on real devices and kept in a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tkc.compiler import CompileOptions, Kernels, checked_in_graph, prepare_toolchain, refuse_unknown_options
+from tkc.compiler import Kernels, check_kernels, checked_in_graph, prepare_toolchain
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
@@ -60,50 +60,28 @@ class TuningResult:
         }
 
 
-def tune(
+def tuned(
     model: Any,
-    example_args: Sequence[Any] = (),
-    example_kwargs: Mapping[str, Any] | None = None,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
     *,
-    target: str | Target = "cpu",
-    dynamic_shapes: Any = None,
-    database: str | os.PathLike[str] | None = None,
-    trials: int | None = None,
-    minutes: float | None = None,
-    until_gain: float | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    rpc: str | None = None,
-    device_key: str | None = None,
-    resume: bool = False,
-    kernels: Kernels = "auto",
-    checks: bool = False,
-    size_names: Mapping[str, str] | None = None,
-    observer: Callable[[Progress], None] | None = None,
-    started: float | None = None,
-    **unknown: Any,
+    target: str | Target,
+    dynamic_shapes: Any,
+    database: str | os.PathLike[str] | None,
+    trials: int | None,
+    minutes: float | None,
+    until_gain: float | None,
+    shapes: Mapping[str, Sequence[int]] | None,
+    rpc: str | None,
+    device_key: str | None,
+    resume: bool,
+    kernels: Kernels,
+    checks: bool,
+    size_names: Mapping[str, str] | None,
+    observer: Callable[[Progress], None] | None,
+    started: float | None,
 ) -> TuningResult:
-    """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
-
-    ``model``, the example inputs, ``dynamic_shapes``, ``target``, ``kernels``, ``checks`` and ``size_names`` are
-    those of :func:`tkc.compile`: the same ones give the same functions, whose records the compilation then finds.
-    Records go to the folder ``database``, which is made if need be (``None``: your own, ``$TKC_DATABASE_DIR``), and
-    everything in it is used. The job ends after ``trials`` candidates, ``minutes``, or when the last 64 candidates
-    gained less than ``until_gain`` (0.02 is 2 %) of the model's time, whatever comes first; ``resume`` counts what the
-    same job spent before. Functions of symbolic sizes are tuned at ``shapes`` (``{"seq": [128, 2048]}``), by default at
-    sizes spread over each declared range. ``rpc`` (``host:port`` of a TVM RPC tracker) with ``device_key`` measures on
-    its servers instead of this machine. ``observer`` is told how far the job is: as each phase begins, and after each
-    measurement.
-
-    Minutes count from ``started`` (of ``time.monotonic``; the call, if it is left out), with the import of the model.
-    What is under way when they end is killed. What cannot be, such as a search inside of TVM, is left behind in a
-    thread of its own, for which Python waits when it exits. A module is exported in the caller's thread, which does not
-    end early.
-
-    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` for a budget, shapes or database that mean nothing and for a
-    model with nothing to tune, :class:`TuningStoppedError` when the job cannot go on or its minutes are over before
-    anything is measured, and those of :func:`tkc.compile`.
-    """
-    refuse_unknown_options(tune, unknown)
+    """What :func:`tkc.tune` returns, whose arguments these are."""
     started = time.monotonic() if started is None else started
     from tkc.schedules.tuning.background import Background, TimeIsUpError
     from tkc.schedules.tuning.budget import Budget
@@ -116,7 +94,7 @@ def tune(
     if rpc is None and (reason := runs_here(resolved)):
         raise TargetError(f"cannot measure for {resolved} here: {reason}; name an RPC tracker with servers that can")
     endpoint = _endpoint(rpc, device_key)
-    CompileOptions(kernels=kernels)  # refuses what means nothing
+    check_kernels(kernels)
     root = _root(database)
     begin = _Beginning(started, observer)
     background = Background()

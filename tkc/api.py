@@ -1,0 +1,303 @@
+"""The functions of ``tkc``: their arguments, types, defaults and texts. What they do is imported when they are called.
+
+The command line's options are made from these signatures and docstrings (``tkc/cli/options.py``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from tkc.errors import UsageError
+
+if TYPE_CHECKING:
+    from tkc.builder import BuilderSettings
+    from tkc.compiler import KernelProgress, Kernels
+    from tkc.databases import Database
+    from tkc.diagnosis.debugging import Comparison
+    from tkc.kernels import Target
+    from tkc.runtime.executable import Executable
+    from tkc.runtime.report import Report
+    from tkc.schedules.tuning.progress import Progress
+    from tkc.stages import Observer
+    from tkc.tuning.functions import TuningResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _refuses_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which raises :class:`UsageError` for options it does not have, naming those that were meant."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters]
+    options = ", ".join(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        words = []
+        for name in kwargs:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                words.append(f"{name!r} (did you mean {close[0]!r}?)" if close else repr(name))
+        if words:
+            raise UsageError(f"tkc.{function.__name__} has no option {', '.join(words)}; its options are {options}")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_refuses_unknown_options
+def compile(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    kernels: Kernels = "auto",
+    database: Database = None,
+    batch_invariant: bool = False,
+    checks: bool = False,
+    copy_weights: bool = False,
+    max_concurrency: int | None = None,
+    size_names: Mapping[str, str] | None = None,
+    dump: str | Path | None = None,
+    verify: bool | None = None,
+    observer: Observer | None = None,
+    kernel_progress: KernelProgress | None = None,
+    builder: BuilderSettings | None = None,
+) -> Executable:
+    """Compile a whole model into one executable.
+
+    Args:
+        model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
+        example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
+        example_kwargs: Its named example inputs.
+        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``,
+            ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``, ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``,
+            which nothing was measured on, kernels use 8.0's instructions and the least shared memory of all; the report
+            says so.
+        dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
+        kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
+        database: A folder of tuning records to schedule from, in place of your own (``$TKC_DATABASE_DIR``) and before
+            those that come with tkc. ``False`` uses neither.
+        batch_invariant: Give a row (a token, a sequence) the same bits whatever else is in the batch, and however much
+            of it. Kernels whose order of summation changes with the size of the batch are left out, and generated
+            code is scheduled without tuning records, which makes some sizes slower. What a model itself computes over
+            the batch still depends on it, and so does a row on how far its own inputs are padded.
+        checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
+            code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
+            means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
+            model itself, for which the next call or :meth:`Executable.check` raises. Kernels whose subgraph computes
+            indices may not be used with it. Zeros that integers are divided by are found with and without it: on the
+            CPU the call raises, on a GPU the next one.
+        copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
+            changes when the model is trained further.
+        max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
+            at least four.
+        size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``
+            by the name of its ``Dim``.
+        dump: A folder for the module after each stage, and for what each pass of the stage did to it.
+        verify: Check after each stage that what it promises holds, which takes longer. :class:`~tkc.InternalError` says
+            what does not. ``None`` checks if ``$TKC_VERIFY`` is ``1``.
+        observer: Is told each stage's name as it begins.
+        kernel_progress: Is told each kernel library as it is ready, and whether it was cached.
+        builder: The limits of the processes that build kernels.
+
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` (also for an option that does not exist),
+    :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
+    """
+    from tkc.builder import BuilderSettings
+    from tkc.compiler import CompileOptions, compiled
+
+    options = CompileOptions(
+        kernels=kernels,
+        database=database,
+        batch_invariant=batch_invariant,
+        dump=dump,
+        verify=verify,
+        observer=observer,
+        kernel_progress=kernel_progress,
+        builder=builder or BuilderSettings(),
+    )
+    return compiled(
+        model,
+        example_args,
+        example_kwargs,
+        dynamic_shapes,
+        size_names,
+        target,
+        options,
+        checks=checks,
+        copy_weights=copy_weights,
+        max_concurrency=max_concurrency,
+    )
+
+
+@_refuses_unknown_options
+def explain(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    kernels: Kernels = "auto",
+    database: Database = None,
+    batch_invariant: bool = False,
+    checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
+    dump: str | Path | None = None,
+    verify: bool | None = None,
+    observer: Observer | None = None,
+) -> Report:
+    """The report of a compilation without building anything: no kernel is compiled and no code generated.
+
+    Arguments and errors are those of :func:`compile`.
+    """
+    from tkc.builder import BuilderSettings
+    from tkc.compiler import CompileOptions, explained_only
+
+    options = CompileOptions(
+        kernels=kernels,
+        database=database,
+        batch_invariant=batch_invariant,
+        dump=dump,
+        verify=verify,
+        observer=observer,
+        kernel_progress=None,
+        builder=BuilderSettings(),
+    )
+    return explained_only(
+        model, example_args, example_kwargs, dynamic_shapes, size_names, target, options, checks=checks
+    )
+
+
+@_refuses_unknown_options
+def tune(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target = "cpu",
+    dynamic_shapes: Any = None,
+    database: str | os.PathLike[str] | None = None,
+    trials: int | None = None,
+    minutes: float | None = None,
+    until_gain: float | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    rpc: str | None = None,
+    device_key: str | None = None,
+    resume: bool = False,
+    kernels: Kernels = "auto",
+    checks: bool = False,
+    size_names: Mapping[str, str] | None = None,
+    observer: Callable[[Progress], None] | None = None,
+    started: float | None = None,
+) -> TuningResult:
+    """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
+
+    The job ends after ``trials`` or ``minutes``, or at ``until_gain``, whatever comes first.
+
+    Args:
+        model: As in :func:`compile`, and so are the example inputs, ``dynamic_shapes``, ``target``, ``kernels``,
+            ``checks`` and ``size_names``: the same ones give the same functions, whose records the compilation finds.
+        example_args: Positional example inputs.
+        example_kwargs: Named example inputs.
+        database: The folder of records, made if need be; your own (``$TKC_DATABASE_DIR``) if it is left out. Everything
+            in it is used.
+        trials: Stop after this many candidates.
+        minutes: Stop after this many minutes, with the import of the model. What is under way when they end is killed.
+            What cannot be, such as a search inside of TVM, is left behind in a thread of its own, for which Python
+            waits when it exits. A module is exported in the caller's thread, which does not end early.
+        until_gain: Stop when the last 64 candidates gained less of the model's time. 0.02 is 2 %.
+        shapes: Sizes at which to tune functions of symbolic sizes, instead of some spread over each declared range.
+            ``{"seq": [128, 2048]}``, for example.
+        rpc: Measure on the servers of this TVM RPC tracker (``host:port``) instead of this machine.
+        device_key: The key by which those servers registered.
+        resume: Go on with the job that the same call began: what it spent counts.
+        observer: Is told how far the job is: as each phase begins, and after each measurement.
+        started: When the minutes began, of ``time.monotonic`` (``None``: with the call).
+
+    Raises a :class:`tkc.Error`: :class:`~tkc.UsageError` for a budget, shapes or database that mean nothing and for a
+    model with nothing to tune, :class:`~tkc.TuningStoppedError` when the job cannot go on or its minutes are over
+    before anything is measured, and those of :func:`compile`.
+    """
+    from tkc.tuning.functions import tuned
+
+    return tuned(
+        model,
+        example_args,
+        example_kwargs,
+        target=target,
+        dynamic_shapes=dynamic_shapes,
+        database=database,
+        trials=trials,
+        minutes=minutes,
+        until_gain=until_gain,
+        shapes=shapes,
+        rpc=rpc,
+        device_key=device_key,
+        resume=resume,
+        kernels=kernels,
+        checks=checks,
+        size_names=size_names,
+        observer=observer,
+        started=started,
+    )
+
+
+@_refuses_unknown_options
+def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
+    """Read an artifact folder back as an executable, on the GPU if it is for one.
+
+    Load only what you trust: an artifact is machine code.
+
+    Args:
+        path: The folder that :meth:`Executable.save` or ``tkc compile`` wrote.
+        max_concurrency: As in :func:`compile`.
+
+    Raises :class:`~tkc.ArtifactError` for a folder that is no artifact, has a missing or changed file, is for another
+    version, target or device, or needs an operator that is not here.
+    """
+    from tkc.runtime.executable import load as load_executable
+
+    return load_executable(path, max_concurrency=max_concurrency)
+
+
+@_refuses_unknown_options
+def debug(
+    model: Any,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    kernels: Kernels = "auto",
+    seed: int = 0,
+) -> Comparison:
+    """Compare a model, compiled for the CPU, with PyTorch, or with ONNX's reference evaluator, node by node.
+
+    First, the outputs of the compiled model are compared; then, in one compilation, every node by itself, computed from
+    the source's values; then, if all of these agree and an output does not, the model up to a node, for ever fewer
+    nodes.
+
+    An error is a deviation relative to the source's largest value. Its bound is a number of roundings of the dtype,
+    and more where PyTorch itself is that far from float64; integers and booleans must be equal.
+
+    Args:
+        model: As in :func:`compile`, and so are the other arguments. A model that carries its own signature is called
+            with its own examples.
+        example_args: Positional example inputs.
+        example_kwargs: Named example inputs.
+        seed: Seed of random inputs, for models without examples.
+
+    Raises what :func:`compile` raises, and :class:`~tkc.UsageError` for a model that updates its inputs.
+    """
+    from tkc.diagnosis.debugging import compared
+
+    return compared(model, example_args, example_kwargs, dynamic_shapes=dynamic_shapes, kernels=kernels, seed=seed)
