@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from reference_execution import substituted
 from torch.export import Dim
+from tvm.ir import IRModule
 
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
-from tkc.passes.substitute_kernels import SubstitutionReport
+from tkc.passes.rules.rule import ordered
+from tkc.passes.rules.table import RULES
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,26 +58,28 @@ MODELS: dict[str, tuple[dict[str, Any], MoeGateParameters]] = {
 }
 
 
-def report_of(name: str, options: dict[str, Any]) -> SubstitutionReport:
-    """What is substituted in a model with symbolic batch and sequence."""
+@cache
+def model(name: str) -> IRModule:
+    """A model with symbolic batch and sequence."""
+    options, _ = MODELS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**COMMON, **options)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    network = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     axes = {0: Dim("batch", min=1, max=64), 1: Dim("sequence", min=2, max=64)}
     imported = import_torch(
-        model,
+        network,
         (),
         {"input_ids": torch.randint(0, 32, (2, 9)), "use_cache": False},
         dynamic_shapes={"input_ids": axes, "use_cache": None},
     )
-    return substituted(Canonicalize()(imported.module))[1]
+    return Canonicalize()(imported.module)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_expert_layers(name: str) -> None:
     """Each of the two layers has its gate, its permutation and its two grouped products, the first with the SwiGLU."""
-    options, gate = MODELS[name]
-    report = report_of(name, options)
+    _, gate = MODELS[name]
+    _, report = substituted(model(name))
     counts = Counter[str]()
     for call in report.substitutions:
         counts[call.kernel] += call.count
@@ -88,3 +94,15 @@ def test_expert_layers(name: str) -> None:
     combined = [getattr(call.parameters, "combined", None) or call.parameters for call in report.substitutions]
     assert {getattr(parameters, "weight_order", "tokens") for parameters in combined} == {"tokens"}
     assert {call.parameters for call in report.substitutions if call.kernel == "moe.topk_gate"} == {gate}
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_is_what_the_rules_ask_for(name: str, seed: int) -> None:
+    """However the table is written, ``before`` puts its rules in an order that substitutes the same."""
+    shuffled = Random(seed).sample(RULES, len(RULES))
+    orders = [ordered(rules) for rules in (RULES, shuffled)]
+    assert orders[0] == RULES != orders[1]
+    found = [substituted(model(name), rules)[1].substitutions for rules in orders]
+    first, second = (Counter({(call.rule, call.parameters): call.count for call in calls}) for calls in found)
+    assert first == second

@@ -138,13 +138,13 @@ def test_symbolic_rows() -> None:
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
-    "the gate is returned": (lambda x, y, g, u, b: ((p := F.linear(x, g)), F.silu(p) * F.linear(x, u)), "other uses"),
-    "up is returned": (lambda x, y, g, u, b: ((p := F.linear(x, u)), F.silu(F.linear(x, g)) * p), "other uses"),
+    "the gate is returned": (lambda x, y, g, u, b: ((p := F.linear(x, g)), F.silu(p) * F.linear(x, u)), "elsewhere"),
+    "up is returned": (lambda x, y, g, u, b: ((p := F.linear(x, u)), F.silu(F.linear(x, g)) * p), "elsewhere"),
     "one more half is read": (
         lambda x, y, g, u, b: (lambda p: (p[..., :4], chunked(lambda gate, up: F.silu(gate) * up)(p)))(
             F.linear(x, torch.cat([g, u]))
         ),
-        "other uses",
+        "elsewhere",
     ),
     "other rows": (lambda x, y, g, u, b: F.silu(F.linear(x, g)) * F.linear(y, u), "different left operands"),
     "one bias": (lambda x, y, g, u, b: F.silu(F.linear(x, g, b)) * F.linear(x, u), "only one of its two products"),
@@ -242,4 +242,4 @@ def test_experts_whose_products_are_read_elsewhere() -> None:
     module = imported(gated, *inputs, symbolic=(0,))
     (call,) = checked_substitutions(module, *inputs, rules=GROUPED)
     assert call.parameters == GroupedMatmulParameters(GROUPS, 2 * N, K, "float32", "gkn")
-    assert ["other uses" in refused.reason for refused in substituted(module, GROUPED)[1].refusals] == [True]
+    assert ["elsewhere" in refused.reason for refused in substituted(module, GROUPED)[1].refusals] == [True]
