@@ -312,7 +312,7 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
     for part, first in enumerate(range(0, c.block_n, s.width)):
         # What this part is the first to need: parts are stored while later slices are still to come.
         for nth, left in s.residual_slices(part):
-            _add_residual(k, own, s.slice_number(turn, s.steps + nth), left)
+            _add_residual(k, own, turn, nth, left)
         number = turn * (c.block_n // s.width) + part
         k.staging.wait()
         if not p.residual:
@@ -327,12 +327,12 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
 
 
 @T.macro
-def _add_residual(k: _Kernel, own: _Rows, number: PrimExpr, left: int):
-    """Finish the columns of a tile from ``left`` on to which the ring's slice of that number is added, and add it."""
+def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int):
+    """Finish a tile's columns from ``left`` on, to which the ``nth`` slice of the residual is added, and add it."""
     s, c = k.shape, k.shape.c
-    at, parity = k.ring.slot(number)
     columns = min(c.block_k, c.block_n - left)
     _activate(k, own, left, columns)
+    at, parity = k.ring.slot(s.slice_number(turn, s.steps + nth))
     k.ring.wait_full(at, parity)
     for i, j in T.Parallel(s.rows, columns):
         own.acc[i, left + j] += T.cast(k.a_shared[at, own.rows.start + i, j], "float32")

@@ -1,4 +1,4 @@
-"""Warpgroups of one block that multiply the same rows: each a share of the depth, whose sums the first adds up.
+"""Intra-CTA split-K: each warpgroup accumulates some slices of K, and warpgroup 0 adds the partial sums.
 
 For tiles so small that one warpgroup would wait for one slice's products most of the time.
 """

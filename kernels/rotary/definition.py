@@ -1,5 +1,7 @@
 """Rotary position embedding in TileLang: a thread turns vectors of one half of a head and their partners."""
 
+from dataclasses import dataclass
+
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
@@ -143,32 +145,39 @@ def _cpu(p: RotaryParameters) -> PrimFunc:
         batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
         with T.Kernel(sequence, batch) as (position, b):
             for head in T.serial(p.heads):
-                _turn_head(p, x, weight, cos, sin, out, b, position, head)
+                _turn_head(p, _Heads(x, weight, out), _Angles(cos, sin), b, position, head)
             if p.key_heads:
                 for head in T.serial(p.key_heads):
-                    _turn_head(p, keys, key_weight, cos, sin, key_out, b, position, head)
+                    _turn_head(p, _Heads(keys, key_weight, key_out), _Angles(cos, sin), b, position, head)
 
     return rotary
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """Queries or keys, the weight of their normalization if there is one, and where they go."""
+
+    x: Buffer
+    weight: Buffer | None
+    out: Buffer
+
+
+@dataclass(frozen=True)
+class _Angles:
+    """Cosines and sines of each position's angles."""
+
+    cos: Buffer
+    sin: Buffer
+
+
 @T.macro
-def _turn_head(
-    p: RotaryParameters,
-    x: Buffer,
-    weight: Buffer | None,
-    cos: Buffer,
-    sin: Buffer,
-    out: Buffer,
-    b: PrimExpr,
-    position: PrimExpr,
-    head: PrimExpr,
-):
+def _turn_head(p: RotaryParameters, heads: _Heads, turned: _Angles, b: PrimExpr, position: PrimExpr, head: PrimExpr):
     row, angles, half = _row(p, b, position, head), _angle_row(p, b, position), p.size // 2
     angle_dtype = p.angle_dtype or p.dtype
     values = T.alloc_local((p.size,), "float32")
     factor = T.alloc_local((1,), "float32")
     for j in T.serial(p.size):
-        values[j] = to_float32(x[(*row, j)], p.dtype)
+        values[j] = to_float32(heads.x[(*row, j)], p.dtype)
     if p.epsilon is not None:
         factor[0] = 0.0
         for j in T.serial(p.size):
@@ -177,12 +186,12 @@ def _turn_head(
         for j in T.serial(p.size):
             values[j] *= factor[0]
             if p.weight:
-                values[j] *= to_float32(weight[j], p.weight_dtype or p.dtype)
+                values[j] *= to_float32(heads.weight[j], p.weight_dtype or p.dtype)
     for j in T.serial(half):
-        cos_1, cos_2 = (to_float32(cos[(*angles, k)], angle_dtype) for k in (j, half + j))
-        sin_1, sin_2 = (to_float32(sin[(*angles, k)], angle_dtype) for k in (j, half + j))
-        out[(*row, j)] = from_float32(values[j] * cos_1 - values[half + j] * sin_1, p.dtype)
-        out[(*row, half + j)] = from_float32(values[half + j] * cos_2 + values[j] * sin_2, p.dtype)
+        cos_1, cos_2 = (to_float32(turned.cos[(*angles, k)], angle_dtype) for k in (j, half + j))
+        sin_1, sin_2 = (to_float32(turned.sin[(*angles, k)], angle_dtype) for k in (j, half + j))
+        heads.out[(*row, j)] = from_float32(values[j] * cos_1 - values[half + j] * sin_1, p.dtype)
+        heads.out[(*row, half + j)] = from_float32(values[half + j] * cos_2 + values[j] * sin_2, p.dtype)
 
 
 def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr]:

@@ -37,6 +37,8 @@ from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 
+_ATTEMPTS = 6
+_OWN = threading.local()
 _IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 
 _HEADS = AttentionParameters(8, 2, 128, 128, "bfloat16", 0.125)
@@ -107,16 +109,31 @@ def requests(quick: bool) -> dict[str, KernelRequest]:
 
 def _sources(processes: int, wanted: dict[str, KernelRequest]) -> Iterator[tuple[str, str]]:
     """The CUDA of all, by symbol; of a kernel that cannot be generated, why."""
-    own = threading.local()
-
-    def generated(request: KernelRequest) -> str:
-        if not hasattr(own, "process"):
-            own.process = start()
-        answer = ask(own.process, request)
-        return answer["source"] if "source" in answer else f"error: {answer['error'].strip().splitlines()[-1]}"
-
     with ThreadPoolExecutor(processes) as pool:
         yield from zip(wanted, pool.map(generated, wanted.values()), strict=True)
+
+
+def generated(request: KernelRequest) -> str:
+    """The CUDA of a kernel, by a process for each thread."""
+    if not hasattr(_OWN, "process"):
+        _OWN.process = start()
+    answer = ask(_OWN.process, request)
+    return answer["source"] if "source" in answer else f"error: {answer['error'].strip().splitlines()[-1]}"
+
+
+def compared(request: KernelRequest, before: str, source: str) -> tuple[str, str]:
+    """How the code compares to that of before, and the code.
+
+    Of shared buffers with one name, TileLang puts now this one first, now that one: code that differs is generated a
+    few times more.
+    """
+    for attempt in range(_ATTEMPTS):
+        source = generated(request) if attempt else source
+        if source == before:
+            return "identical", source
+        if renamed(source) == renamed(before):
+            return "renamed", source
+    return "different", source
 
 
 def renamed(source: str) -> str:
@@ -157,7 +174,7 @@ def main() -> int:
             counts["not saved"] += 1
             continue
         before = saved.read_text()
-        same = "identical" if source == before else "renamed" if renamed(source) == renamed(before) else "different"
+        same, source = compared(wanted[symbol], before, source)
         counts[same] += 1
         if same == "renamed":
             names |= renamings(before, source)
