@@ -1,8 +1,8 @@
 """ONNX operators over NaN, infinities, zeros of both signs and large numbers, compared with NumPy's in float64.
 
 A case is nodes in ONNX's text form that make ``o`` of the inputs, in which constants of float are of the type under
-test. All cases of a family are one model. What they should give is what ``onnx.reference`` makes of the same numbers in float64, or,
-where that errs, a function given with the case.
+test. All cases of a family are one model. What they should give is what ``onnx.reference`` makes of the same numbers
+in float64, or, where that errs, a function given with the case.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ def _grid_sample(node: Node) -> Converted:
     if "float" not in dtype:
         raise ConversionError(f"samples an image of {dtype}; cast it to float32")
     if name not in _MODES or outside not in _PADDINGS:
-        raise ConversionError(f"has mode {name!r} and padding_mode {outside!r}, which ONNX does not define")
+        raise ConversionError(
+            f"has mode {name!r} and padding_mode {outside!r}, which ONNX does not define; correct the model"
+        )
     inner, aligned = dtype if dtype in EXACT else "float32", bool(node.attribute("align_corners", 0))
 
     def compute(image: te.Tensor, grid: te.Tensor) -> te.Tensor:

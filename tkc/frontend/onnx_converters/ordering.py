@@ -29,7 +29,9 @@ _SORTED_AS = {
 def _top_k(node: Node) -> Converted:
     count = [node.attribute("k")] if "k" in node.attributes else node.sizes(1)
     if count is None or not isinstance(count[0], int):
-        raise ConversionError("needs its k to be a constant")
+        raise ConversionError(
+            "needs its k to be a constant; make it an initializer, or have the exporter fold constants"
+        )
     axis, largest = normalized_axis(node.attribute("axis", -1), node.rank(0)), bool(node.attribute("largest", 1))
     dtype = node.dtype(0)
     inner = _SORTED_AS.get(dtype, dtype)

@@ -192,7 +192,7 @@ def _conv_transpose(node: Node) -> Converted:
 def _kernel_sizes(node: Node) -> list[int]:
     sizes = node.shape(1)[2:]
     if not all(isinstance(size, int) for size in sizes):
-        raise ConversionError("needs a kernel of fixed size")
+        raise ConversionError("needs a kernel of fixed size; export the model with fixed sizes there")
     return sizes  # type: ignore[return-value]
 
 
@@ -220,7 +220,7 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
     begins, ends = [], []
     for axis, size in enumerate(sizes):
         if not isinstance(size, int):
-            raise ConversionError("has an output_shape, which needs an input of fixed size")
+            raise ConversionError("has an output_shape, which needs an input of fixed size; give pads instead")
         total = strides[axis] * (size - 1) + extra[axis] + kernel[axis] - output[axis]
         extra[axis] += max(-total, 0)
         half, rest = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
