@@ -136,6 +136,18 @@ def _cast(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     return elementwise(lambda x: number_functions.cast(x, dtype), "cast")(builder, call)
 
 
+def _leaky_relu(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """``x * alpha`` of what is not above 0; with a zero that TVM does not fold, so that NaN and infinity stay NaN."""
+    x, alpha = call.args[0], float(call.attrs.alpha)
+    if alpha:
+        return _lowered_by_tvm(builder, call)
+
+    def flat(x: Number, zero: Number) -> Number:
+        return tirx.Select(x > tirx.const(0, x.dtype), x, x * zero)
+
+    return elementwise(flat, "leaky_relu")(builder, relax.Call(call.op, [x, relax.const(alpha, _dtype(call))]))
+
+
 def _softplus(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     beta, threshold = float(call.attrs.beta), float(call.attrs.threshold)
     function = in_float32(lambda x: number_functions.softplus(x, beta, threshold))
@@ -159,6 +171,7 @@ NUMBERS: dict[str, Legalization] = {
     "relax.sign": _where(_is_unsigned, lambda x: tirx.min(x, tirx.const(1, x.dtype)), "sign"),
     "relax.astype": _cast,
     "relax.round": _where(_is_narrow, in_float32(tirx.nearbyint), "round"),
+    "relax.nn.leakyrelu": _leaky_relu,
     "relax.nn.softplus": _softplus,
     "relax.nn.gelu": _where(_is_float16, in_float32(number_functions.gelu), "gelu"),
     "relax.nn.gelu_tanh": _where(_is_float16, in_float32(number_functions.gelu_tanh), "gelu_tanh"),
@@ -168,8 +181,10 @@ NUMBERS: dict[str, Legalization] = {
     },
     **{
         f"relax.{name}": _where(_is_bfloat16_or_float64, in_float32(from_library(name)), name)
-        for name in ("cosh", "sinh", "tan", "tanh")
+        for name in ("tan", "tanh")
     },
+    # TVM's are differences and sums of exponentials, which cancel near 0 and overflow before the result does.
+    **{f"relax.{name}": elementwise(in_float32(from_library(name)), name) for name in ("cosh", "sinh")},
     **{
         f"relax.{test.__name__}": _where(_is_narrow, in_float32(test), test.__name__)
         for test in (tirx.isnan, tirx.isinf, tirx.isfinite)

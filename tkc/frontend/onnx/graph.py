@@ -60,7 +60,7 @@ _BROADCASTING = frozenset(
 
 
 class ConversionError(Exception):
-    """What a node needs that its converter does not offer, as a clause that follows the node's name."""
+    """What a node needs that its converter does not offer, as a clause that follows the node's name; then the cure."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Node:
         """An input as Relax expression."""
         value = self.value(position)
         if value is None:
-            raise ConversionError(f"lacks input {position}")
+            raise ConversionError(f"lacks input {position}; correct the model")
         return expression_of(value, self.builder)
 
     def sizes(self, position: int) -> list[Size] | None:
@@ -125,7 +125,9 @@ class Node:
         if value.weight is not None:
             return value.weight
         if value.known is None or value.known.symbolic:
-            raise ConversionError(f"needs {what} to be a constant")
+            raise ConversionError(
+                f"needs {what} to be a constant; make it an initializer, or have the exporter fold constants"
+            )
         return value.known.values
 
     def axes(self, position: int) -> list[int] | None:
@@ -143,7 +145,10 @@ class Node:
         """The number of dimensions of an input."""
         rank = self.tensor(position).struct_info.ndim
         if rank < 0:
-            raise ConversionError(f"needs the number of dimensions of input {position} ({self.proto.input[position]})")
+            raise ConversionError(
+                f"needs the number of dimensions of input {position} ({self.proto.input[position]}); "
+                "export the model with known shapes"
+            )
         return rank
 
     def dtype(self, position: int) -> str:
@@ -206,7 +211,7 @@ class Node:
         """What Apache TVM's own converter, of this operator or of another, makes of the inputs and attributes."""
         converter = stock_converters(self.proto.domain).get(operator or self.proto.op_type)
         if converter is None:
-            raise ConversionError("has no converter for these inputs")
+            raise ConversionError("has no converter for these inputs; compute it with other operators")
         inputs = onnx_frontend.onnx_input([self.tensor(i) if self.has(i) else None for i in range(len(self.inputs))])
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
@@ -227,7 +232,7 @@ def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
     """The sizes of a tensor, Python integers where they are fixed."""
     shape = tensor.struct_info.shape
     if not isinstance(shape, relax.ShapeExpr):
-        raise ConversionError("works on a tensor whose shape depends on the data")
+        raise ConversionError("works on a tensor whose shape depends on the data; compute it with other operators")
     return [algebra.simplify(size) for size in shape.values]
 
 
@@ -236,7 +241,9 @@ def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     known = value.known
     if value.expression is None and known is not None:
         if known.dtype not in DTYPES:
-            raise ConversionError(f"needs a tensor of {known.dtype}, which compiled models cannot hold")
+            raise ConversionError(
+                f"needs a tensor of {known.dtype}, which compiled models cannot hold; cast it to another type"
+            )
         value.expression = _size_tensor(known, builder) if known.symbolic else relax.const(known.values, known.dtype)
     return value.expression
 
@@ -297,7 +304,10 @@ class GraphImporter:
                 raise UnsupportedModelError(f"{describe(node)} {error}.") from error
             except Exception as error:  # whatever a converter of Apache TVM raises, it is about this node
                 reason = str(error).strip().splitlines() or [type(error).__name__]
-                raise UnsupportedModelError(f"{describe(node)} cannot be converted: {told(reason[-1])}") from error
+                raise UnsupportedModelError(
+                    f"{describe(node)} cannot be converted: {told(reason[-1])}. Compute it with other operators, "
+                    "or have the exporter fold constants and write fixed sizes."
+                ) from error
 
     def tensor(self, name: str) -> relax.Expr:
         """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
@@ -308,7 +318,9 @@ class GraphImporter:
         except ConversionError as error:
             raise UnsupportedModelError(f"Output {name!r} {error}.") from error
         if not isinstance(tensor.struct_info, relax.TensorStructInfo):
-            raise UnsupportedModelError(f"Output {name!r} is a sequence; only tensors can be outputs.")
+            raise UnsupportedModelError(
+                f"Output {name!r} is a sequence; only tensors can be outputs: return its tensors one by one."
+            )
         return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
@@ -377,7 +389,10 @@ class GraphImporter:
                 [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
             )
         if len(fields) < len(node.output):
-            raise ConversionError(f"has {len(node.output)} outputs, of which only {len(fields)} can be computed")
+            raise ConversionError(
+                f"has {len(node.output)} outputs, of which only {len(fields)} can be computed; "
+                "compute the others with other operators"
+            )
         named = (field for name, field in zip(node.output, fields, strict=False) if name)
         return [Value(expression=self._bound(expression)) for expression in named]
 
@@ -386,7 +401,9 @@ class GraphImporter:
         info = bound.struct_info
         check_size(info)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
-            raise ConversionError(f"makes a tensor of {info.dtype}, which compiled models cannot hold")
+            raise ConversionError(
+                f"makes a tensor of {info.dtype}, which compiled models cannot hold; cast it to another type"
+            )
         return bound
 
     def _add_if(self, node: onnx.NodeProto) -> None:

@@ -53,7 +53,7 @@ ALIGNMENT = 64
 OLDEST_OPSET = 7
 
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
-_BETTER_EXPANDED = frozenset({"AffineGrid", "Elu", "HardSigmoid", "HardSwish", "Selu", "Softsign", "ThresholdedRelu"})
+_BETTER_EXPANDED = frozenset({"AffineGrid", "HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
 

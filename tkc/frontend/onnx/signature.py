@@ -84,7 +84,9 @@ def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
     """
     if not value.type.HasField("tensor_type"):
         kind = value.type.WhichOneof("value") or "value without a type"
-        raise UnsupportedModelError(f"Input {value.name!r} is a {kind}; only tensors can be inputs.")
+        raise UnsupportedModelError(
+            f"Input {value.name!r} is a {kind}; only tensors can be inputs: take its tensors one by one."
+        )
     if not value.type.tensor_type.HasField("shape"):
         raise UnsupportedModelError(
             f"Input {value.name!r} has no shape; declare one in the model (its dimensions may be symbolic)."

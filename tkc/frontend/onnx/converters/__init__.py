@@ -6,6 +6,7 @@ from tkc.frontend.onnx.converters import (
     attention,
     creation,
     elementwise,
+    grid_sample,
     indexing,
     normalization,
     ordering,
@@ -30,6 +31,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         normalization.CONVERTERS,
         pooling.CONVERTERS,
         resize.CONVERTERS,
+        grid_sample.CONVERTERS,
         attention.CONVERTERS,
         quantization.CONVERTERS,
     )

@@ -64,7 +64,7 @@ def _heads(node: Node, position: int, attribute: str) -> relax.Expr:
 def _fixed_heads(node: Node, tensor: relax.Expr) -> int:
     heads, width = shape_of(tensor, node.algebra)[1::2]
     if not isinstance(heads, int) or not isinstance(width, int):
-        raise ConversionError("needs a fixed number of heads of a fixed width")
+        raise ConversionError("needs a fixed number of heads of a fixed width; export the model with fixed sizes there")
     return heads
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, te
 
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
@@ -20,6 +20,7 @@ from tkc.frontend.onnx.converters.shared import (
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.signature import DTYPES
 from tkc.frontend.onnx.sizes import Known
+from tkc.passes.lowering import number_functions
 
 
 def _chain(function: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converter:
@@ -209,6 +210,31 @@ def _mish(node: Node) -> Converted:
     return relax.op.multiply(node.tensor(0), factor)
 
 
+def _exponential_unit(alpha: float, gamma: float = 1.0, divides: bool = False) -> Converter:
+    """A converter of Elu and its kin: ``gamma * (x if x >= 0 else alpha * (exp(x) - 1))``.
+
+    ``alpha`` and ``gamma`` are defaults of the attributes; with ``divides``, the exponent is ``x / alpha``. It is
+    computed in float32 or wider by ``expm1``, which keeps the digits of a small ``x``.
+    """
+
+    def convert(node: Node) -> Converted:
+        dtype, factor, scale = node.dtype(0), node.attribute("alpha", alpha), node.attribute("gamma", gamma)
+        inner = dtype if dtype in EXACT else "float32"
+        data = node.emit(relax.op.astype(node.tensor(0), inner))
+        exponent = node.emit(relax.op.divide(data, scalar(factor, inner))) if divides else data
+        change = node.builder.emit_te(_expm1, exponent, primfunc_name_hint="expm1")
+        negative = relax.op.multiply(change, scalar(factor * scale, inner))
+        positive = relax.op.multiply(data, scalar(scale, inner))
+        result = node.emit(relax.op.where(relax.op.less(data, scalar(0, inner)), negative, positive))
+        return relax.op.astype(result, dtype)
+
+    return convert
+
+
+def _expm1(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda *i: number_functions.expm1(x(*i)), name="expm1")
+
+
 def _prelu(node: Node) -> Converted:
     data = node.tensor(0)
     negative = relax.op.less(data, scalar(0, node.dtype(0)))
@@ -227,9 +253,11 @@ def _dropout(node: Node) -> Converted:
 CONVERTERS: dict[str, Converter] = {
     "Cast": _cast,
     "CastLike": _cast_like,
+    "Celu": _exponential_unit(1.0, divides=True),
     "Clip": _clip,
     "Div": _div,
     "Dropout": _dropout,
+    "Elu": _exponential_unit(1.0),
     "Equal": _equal,
     "Max": _chain(relax.op.maximum),
     "Mean": _mean,
@@ -241,5 +269,6 @@ CONVERTERS: dict[str, Converter] = {
     "Mish": _mish,
     "Softplus": _softplus,
     "Pow": _pow,
+    "Selu": _exponential_unit(1.67326319217681884765625, 1.05070102214813232421875),
     "Sum": _chain(relax.op.add),
 }

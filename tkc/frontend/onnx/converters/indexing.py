@@ -71,7 +71,9 @@ def _checked(indices: np.ndarray, sizes: Sequence[Size]) -> relax.Expr:
     limits = np.int64(sizes[0]) if len(sizes) == 1 else np.array(sizes, "int64")
     outside = (indices < -limits) | (indices >= limits)
     if outside.any():
-        raise ConversionError(f"has index {indices[outside][0]} for an axis of size {', '.join(map(str, sizes))}")
+        raise ConversionError(
+            f"has index {indices[outside][0]} for an axis of size {', '.join(map(str, sizes))}; correct the model"
+        )
     counted = np.where(indices < 0, indices + limits, indices).astype(indices.dtype)
     return relax.const(counted, str(indices.dtype))
 
@@ -117,7 +119,9 @@ def _depth(node: Node) -> int:
     """How many axes each index of GatherND or ScatterND goes into."""
     depth = node.shape(1)[-1]
     if not isinstance(depth, int):
-        raise ConversionError("needs the last dimension of its indices to be fixed")
+        raise ConversionError(
+            "needs the last dimension of its indices to be fixed; export the model with fixed sizes there"
+        )
     return depth
 
 
@@ -145,7 +149,7 @@ def _max_unpool(node: Node) -> Converted:
         return result
     missing = [node.algebra.simplify(new - old) for new, old in zip(given.tolist(), shape, strict=True)]
     if not all(isinstance(width, int) and width >= 0 for width in missing):
-        raise ConversionError(f"makes shape {given.tolist()} of {shape}, which does not fit")
+        raise ConversionError(f"makes shape {given.tolist()} of {shape}, which does not fit; correct the model")
     return relax.op.nn.pad(result, [n for width in missing for n in (0, width)])
 
 
@@ -176,7 +180,9 @@ def _trilu(node: Node) -> Converted:
     if node.has(1) and node.sizes(1) is None:
         return _trilu_at_run_time(node, upper)
     if not isinstance(offset[0], int):
-        raise ConversionError("needs its diagonal to be a constant")
+        raise ConversionError(
+            "needs its diagonal to be a constant; make it an initializer, or have the exporter fold constants"
+        )
     return (relax.op.triu if upper else relax.op.tril)(node.tensor(0), offset[0])
 
 

@@ -6,6 +6,7 @@ import onnx
 from tvm import relax
 
 from tkc.frontend.onnx.converters.shared import (
+    EXACT,
     Converted,
     Converter,
     normalized_axis,
@@ -88,8 +89,27 @@ def _rms_normalization(node: Node) -> Converted:
     return relax.op.multiply(normalized, node.tensor(1))
 
 
+def _lrn(node: Node) -> Converted:
+    """Each element divided by a power of the sum of squares of neighbouring channels, in float32 of narrower floats."""
+    dtype, size = node.dtype(0), node.attribute("size")
+    alpha, beta, bias = node.attribute("alpha", 1e-4), node.attribute("beta", 0.75), node.attribute("bias", 1.0)
+    inner, channels = dtype if dtype in EXACT else "float32", node.shape(0)[1]
+    data = node.emit(relax.op.astype(node.tensor(0), inner))
+    before = (size - 1) // 2
+    widths = [0, 0, before, size - 1 - before, *[0, 0] * (node.rank(0) - 2)]
+    squares = node.emit(relax.op.nn.pad(node.emit(relax.op.multiply(data, data)), widths))
+    total = node.emit(relax.op.strided_slice(squares, [1], [0], [channels], assume_inbound=True))
+    for first in range(1, size):
+        part = relax.op.strided_slice(squares, [1], [first], [channels + first], assume_inbound=True)
+        total = node.emit(relax.op.add(total, node.emit(part)))
+    scaled = relax.op.add(relax.op.multiply(total, scalar(alpha / size, inner)), scalar(bias, inner))
+    divisor = relax.op.power(scaled, scalar(beta, inner))
+    return relax.op.astype(node.emit(relax.op.divide(data, divisor)), dtype)
+
+
 CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": _batch_normalization,
+    "LRN": _lrn,
     "LayerNormalization": _layer_normalization,
     "RMSNormalization": _rms_normalization,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tkc.frontend.onnx.converters.reductions import Reduction, largest, smallest
+from tkc.frontend.onnx.converters.reductions import Reduction
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
@@ -29,7 +29,9 @@ _SORTED_AS = {
 def _top_k(node: Node) -> Converted:
     count = [node.attribute("k")] if "k" in node.attributes else node.sizes(1)
     if count is None or not isinstance(count[0], int):
-        raise ConversionError("needs its k to be a constant")
+        raise ConversionError(
+            "needs its k to be a constant; make it an initializer, or have the exporter fold constants"
+        )
     axis, largest = normalized_axis(node.attribute("axis", -1), node.rank(0)), bool(node.attribute("largest", 1))
     dtype = node.dtype(0)
     inner = _SORTED_AS.get(dtype, dtype)
@@ -49,8 +51,7 @@ def _without_top_bit(data: relax.Expr) -> relax.Expr:
 def _position_of(reduction: Reduction) -> Converter:
     """A converter of ArgMax or ArgMin, by comparison with what ``reduction`` finds; NaN counts as found.
 
-    TVM's own start from the lowest (or highest) finite number at a position outside of the tensor, and stay there
-    where it holds nothing beyond.
+    TVM's own have no ``select_last_index``.
     """
 
     def convert(node: Node) -> Converted:
@@ -88,7 +89,7 @@ def _hardmax(node: Node) -> Converted:
         halves = [node.algebra.product(shape[:first]), node.algebra.product(shape[first:])]
         data, axis = node.emit(relax.op.reshape(data, halves)), 1
     size = shape_of(data, node.algebra)[axis]
-    chosen = node.emit(_first_or_last(node, data, axis, largest, keep=True))
+    chosen = node.emit(_first_or_last(node, data, axis, relax.op.max, keep=True))
     positions = node.emit(relax.op.arange(0, size, 1, "int64"))
     positions = relax.op.reshape(positions, [size if i == axis else 1 for i in range(data.struct_info.ndim)])
     hits = node.emit(relax.op.astype(relax.op.equal(positions, chosen), node.dtype(0)))
@@ -139,8 +140,8 @@ def _number(node: Node, position: int, what: str, default: float) -> float:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "ArgMax": _position_of(largest),
-    "ArgMin": _position_of(smallest),
+    "ArgMax": _position_of(relax.op.max),
+    "ArgMin": _position_of(relax.op.min),
     "Hardmax": _hardmax,
     "NonMaxSuppression": _non_max_suppression,
     "TopK": _top_k,

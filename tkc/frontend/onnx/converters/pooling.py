@@ -4,11 +4,166 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tvm import relax
+from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import Converted, Converter, with_inputs
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, with_inputs
 from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.torch.converters.images import read_within, reduction
+
+_MAX_POOL = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows of a pooling operator over the axes of an image of ``sizes``, with the padding on either side."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    begins: list[int]
+    ends: list[int]
+    sizes: list[Size]
+
+    def extent(self, axis: int) -> int:
+        """From a window's first element to its last one."""
+        return (self.kernel[axis] - 1) * self.dilations[axis] + 1
+
+
+def _windows(node: Node) -> _Windows:
+    kernel, sizes = list(node.attribute("kernel_shape")), node.shape(0)[2:]
+    rank = len(kernel)
+    if rank not in _MAX_POOL or rank != len(sizes):
+        raise ConversionError(f"pools {rank} of {len(sizes)} axes; expected all of 1, 2 or 3")
+    strides, dilations = (list(node.attribute(name, [1] * rank)) for name in ("strides", "dilations"))
+    pads = list(node.attribute("pads", [0] * 2 * rank))
+    windows = _Windows(kernel, strides, dilations, pads[:rank], pads[rank:], sizes)
+    how = node.attribute("auto_pad", "NOTSET")
+    if how == "NOTSET":
+        return windows
+    if how not in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        raise ConversionError(f"has auto_pad={how!r}; expected NOTSET, SAME_UPPER, SAME_LOWER or VALID")
+    totals = [0] * rank if how == "VALID" else [_same_padding(windows, axis) for axis in range(rank)]
+    halves = [(total // 2, total - total // 2) for total in totals]
+    begins, ends = ([half[i] for half in halves] for i in ((1, 0) if how == "SAME_LOWER" else (0, 1)))
+    return dataclasses.replace(windows, begins=begins, ends=ends)
+
+
+def _same_padding(windows: _Windows, axis: int) -> int:
+    """How much padding makes as many windows as the size divided by the stride, rounded up."""
+    size, stride, extent = windows.sizes[axis], windows.strides[axis], windows.extent(axis)
+    if stride == 1:
+        return extent - 1
+    if not isinstance(size, int):
+        raise ConversionError("has auto_pad with strides, which needs an image of fixed size; give pads instead")
+    return max((-(-size // stride) - 1) * stride + extent - size, 0)
+
+
+def _max_pool(node: Node) -> Converted:
+    """The largest element of each window, NaN if there is one, and its index in the flat tensor."""
+    windows = _windows(node)
+    ceil, ends = _ceiled(node, windows)
+    data, rank = node.tensor(0), len(windows.kernel)
+    padding = [*windows.begins, *ends]
+    largest = node.emit(_MAX_POOL[rank](data, windows.kernel, windows.strides, padding, windows.dilations, ceil))
+    if not node.wants(1):
+        return [largest] * len(node.proto.output)
+    inner = node.dtype(0) if "float" not in node.dtype(0) or node.dtype(0) in EXACT else "float32"
+    wide = [node.emit(relax.op.astype(tensor, inner)) for tensor in (data, largest)]
+    by_columns = bool(node.attribute("storage_order", 0))
+
+    def places(image: te.Tensor, most: te.Tensor) -> te.Tensor:
+        return _places(image, most, windows, by_columns)
+
+    return largest, node.builder.emit_te(places, *wide, primfunc_name_hint="max_pool_indices")
+
+
+def _ceiled(node: Node, windows: _Windows) -> tuple[bool, list[int]]:
+    """Whether Relax is to round the number of windows up, and the padding behind the image.
+
+    Relax counts windows that begin behind the image, which ONNX leaves out. Of images of a fixed size, as much padding
+    as the last window needs makes the number right.
+    """
+    if not node.attribute("ceil_mode", 0):
+        return False, windows.ends
+    axes = list(zip(windows.sizes, windows.strides, windows.begins, windows.ends, strict=True))
+    if all(stride + end <= windows.extent(axis) for axis, (_, stride, _, end) in enumerate(axes)):
+        return True, windows.ends  # no window begins behind the image
+    ends = []
+    for axis, (size, stride, begin, end) in enumerate(axes):
+        if not isinstance(size, int):
+            raise ConversionError("has ceil_mode with windows that may begin behind the image; fix the image's size")
+        extent = windows.extent(axis)
+        last = -(-(size + begin + end - extent) // stride)
+        last -= last * stride >= size + begin
+        ends.append(max(last * stride + extent - size - begin, 0))
+    return False, ends
+
+
+def _places(image: te.Tensor, most: te.Tensor, windows: _Windows, by_columns: bool) -> te.Tensor:
+    """The index of the first element of each window that is NaN, if one is, or else that equals the largest."""
+    rank, sizes = len(windows.kernel), list(image.shape[2:])
+    inside = [reduction(extent, "inside") for extent in windows.kernel]
+    none = tirx.max_value("int64")
+
+    def element(item: tirx.Var, channel: tirx.Var, *outputs: tirx.Var) -> tirx.PrimExpr:
+        where = [
+            outputs[i] * windows.strides[i] + inside[i].var * windows.dilations[i] - windows.begins[i]
+            for i in range(rank)
+        ]
+        position = _flat(where, sizes)
+        value = lambda at: image(item, channel, *at)  # noqa: E731
+
+        def key(at: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+            found = tirx.EQ(value(at), most(item, channel, *outputs))
+            if "float" in image.dtype:
+                found = tirx.Or(found, tirx.isnan(value(at)))
+            return tirx.Select(found, position, none)
+
+        return te.min(read_within(key, where, sizes, none), inside)
+
+    first = te.compute(most.shape, element, name="first")
+
+    def flat(item: tirx.Var, channel: tirx.Var, *outputs: tirx.Var) -> tirx.PrimExpr:
+        position, area = first(item, channel, *outputs), _area(sizes)
+        if by_columns:
+            position = _transposed(position, sizes)
+        return (item * image.shape[1] + channel) * area + position
+
+    return te.compute(most.shape, flat, name="places")
+
+
+def _flat(position: Sequence[tirx.PrimExpr], sizes: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """The index of a position in rows."""
+    index: tirx.PrimExpr = tirx.const(0, "int64")
+    for place, size in zip(position, sizes, strict=True):
+        index = index * size + place
+    return index
+
+
+def _area(sizes: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    area: tirx.PrimExpr = tirx.const(1, "int64")
+    for size in sizes:
+        area = area * size
+    return area
+
+
+def _transposed(index: tirx.PrimExpr, sizes: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """The index in columns of what has ``index`` in rows."""
+    places = []
+    for size in reversed(sizes):
+        places.append(tirx.indexmod(index, size))
+        index = tirx.indexdiv(index, size)
+    return _flat(places, list(reversed(sizes)))
+
+
+def _average_pool(node: Node) -> Converted:
+    """Averages, with the padding that ``auto_pad`` means written out."""
+    windows = _windows(node)
+    attributes = {**node.attributes, "pads": [*windows.begins, *windows.ends], "auto_pad": b"NOTSET"}
+    return dataclasses.replace(node, attributes=attributes).stock()
 
 
 def _lp_pool(node: Node) -> Converted:
@@ -37,7 +192,7 @@ def _conv_transpose(node: Node) -> Converted:
 def _kernel_sizes(node: Node) -> list[int]:
     sizes = node.shape(1)[2:]
     if not all(isinstance(size, int) for size in sizes):
-        raise ConversionError("needs a kernel of fixed size")
+        raise ConversionError("needs a kernel of fixed size; export the model with fixed sizes there")
     return sizes  # type: ignore[return-value]
 
 
@@ -65,7 +220,7 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
     begins, ends = [], []
     for axis, size in enumerate(sizes):
         if not isinstance(size, int):
-            raise ConversionError("has an output_shape, which needs an input of fixed size")
+            raise ConversionError("has an output_shape, which needs an input of fixed size; give pads instead")
         total = strides[axis] * (size - 1) + extra[axis] + kernel[axis] - output[axis]
         extra[axis] += max(-total, 0)
         half, rest = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
@@ -76,7 +231,9 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
 
 
 CONVERTERS: dict[str, Converter] = {
+    "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
     "LpPool": _lp_pool,
+    "MaxPool": _max_pool,
     "RoiAlign": _roi_align,
 }

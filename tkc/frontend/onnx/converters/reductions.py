@@ -40,41 +40,14 @@ def _log_sum_exp(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
     return relax.op.add(relax.op.log(total), shift(keep))
 
 
-def largest(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
-    """The largest. TVM starts from the lowest finite number, also where all there is lies below it."""
-    return _or_infinite(relax.op.max(data, axes, keep), relax.op.greater, -math.inf, data, axes, keep)
-
-
-def smallest(data: relax.Expr, axes: list[int], keep: bool) -> relax.Expr:
-    """The smallest, likewise."""
-    return _or_infinite(relax.op.min(data, axes, keep), relax.op.less, math.inf, data, axes, keep)
-
-
-def _or_infinite(
-    extreme: relax.Expr,
-    is_inside: Callable[[relax.Expr, relax.Expr], relax.Expr],
-    infinity: float,
-    data: relax.Expr,
-    axes: list[int],
-    keep: bool,
-) -> relax.Expr:
-    """``extreme``, or ``infinity`` where nothing of ``data`` is inside of it."""
-    dtype = data.struct_info.dtype
-    if "float" not in dtype:
-        return extreme
-    inside = relax.op.astype(is_inside(data, scalar(infinity, dtype)), "int8")
-    found = relax.op.equal(relax.op.max(inside, axes, keep), scalar(1, "int8"))
-    return relax.op.where(found, extreme, scalar(infinity, dtype))
-
-
 _REDUCTIONS: dict[str, Reduction] = {
     "ReduceL1": lambda data, axes, keep: relax.op.sum(relax.op.abs(data), axes, keep),
     "ReduceL2": lambda data, axes, keep: relax.op.sqrt(_sum_of_squares(data, axes, keep)),
     "ReduceLogSum": lambda data, axes, keep: relax.op.log(relax.op.sum(data, axes, keep)),
     "ReduceLogSumExp": _log_sum_exp,
-    "ReduceMax": largest,
+    "ReduceMax": relax.op.max,
     "ReduceMean": relax.op.mean,
-    "ReduceMin": smallest,
+    "ReduceMin": relax.op.min,
     "ReduceProd": relax.op.prod,
     "ReduceSum": relax.op.sum,
     "ReduceSumSquare": _sum_of_squares,

@@ -102,14 +102,14 @@ def _axes(node: Node) -> list[Axis]:
     elif sizes is not None:
         scales, new = _fitted(old, sizes, node.attribute("keep_aspect_ratio_policy", "stretch"))
     else:
-        raise ConversionError("has neither scales nor sizes")
+        raise ConversionError("has neither scales nor sizes; correct the model")
     roi = _roi(node, len(positions))
     axes = [
         Axis(position, int(old[i]), int(new[i]), float(scales[i]), float(roi[i]), float(roi[len(positions) + i]))
         for i, position in enumerate(positions)
     ]
     if any(axis.old == 0 or axis.new == 0 for axis in axes):
-        raise ConversionError("resizes an axis without elements")
+        raise ConversionError("resizes an axis without elements; correct the model")
     return [axis for axis in axes if (axis.scale, axis.begin, axis.end) != (1, 0, 1) or axis.old != axis.new]
 
 
@@ -206,7 +206,7 @@ def _coordinates(axis: Axis, mode: str) -> np.ndarray:
             if width == 1:
                 return np.full(axis.new, (axis.begin + axis.end) * last / 2)
             return axis.begin * last + new * (axis.end - axis.begin) * last / (width - 1)
-    raise ConversionError(f"has coordinate_transformation_mode {mode!r}, which is not supported")
+    raise ConversionError(f"has coordinate_transformation_mode {mode!r}, which is not supported; use half_pixel")
 
 
 def _interpolation(points: np.ndarray, kind: str, scale: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:

@@ -48,7 +48,7 @@ def _reshape(node: Node) -> Converted:
 
 def _quotient(node: Node, total: Size, part: Size) -> Size:
     if is_number(part, 0):
-        raise ConversionError("reshapes an empty tensor to a size that cannot be told")
+        raise ConversionError("reshapes an empty tensor to a size that cannot be told; correct the model")
     return node.algebra.simplify(total // part)
 
 
@@ -118,7 +118,7 @@ def _unsqueeze(node: Node) -> Converted:
         return node.stock()
     axes = node.axes(1)
     if axes is None:
-        raise ConversionError("lacks its axes")
+        raise ConversionError("lacks its axes; correct the model")
     rank = node.rank(0) + len(axes)
     if len({axis % rank for axis in axes if -rank <= axis < rank}) != len(axes):
         raise ConversionError(f"has the axes {axes[:8]}; expected different ones, from {-rank} to {rank - 1}")
@@ -139,7 +139,7 @@ def _slice(node: Node) -> Converted:
     begins, stops = [], []
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
-            raise ConversionError("has a step of 0")
+            raise ConversionError("has a step of 0; correct the model")
         begin, stop = _bounds(node, start, end, shape[axis], step)
         begins.append(begin)
         stops.append(stop)
@@ -192,7 +192,9 @@ def _split(node: Node) -> Converted:
     size = node.shape(0)[axis]
     parts = list(node.attributes["split"]) if "split" in node.attributes else node.sizes(1)
     if node.has(1) and parts is None:
-        raise ConversionError("needs the sizes of its parts to be known")
+        raise ConversionError(
+            "needs the sizes of its parts to be known; make it an initializer, or have the exporter fold constants"
+        )
     count = len(node.proto.output)
     if parts is None:
         part = node.algebra.simplify((size + count - 1) // count)

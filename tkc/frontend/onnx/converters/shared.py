@@ -27,7 +27,7 @@ def scalar(value: float | bool, dtype: str) -> relax.Constant:
 def normalized_axis(axis: int, rank: int) -> int:
     """The axis, counted from the front."""
     if not -rank <= axis < rank:
-        raise ConversionError(f"has axis {axis} for a tensor of {rank} dimensions")
+        raise ConversionError(f"has axis {axis} for a tensor of {rank} dimensions; correct the model")
     return axis % rank
 
 
@@ -40,7 +40,10 @@ def fixed_length(node: Node, position: int) -> int:
     """The fixed number of elements of a vector."""
     shape = node.shape(position)
     if len(shape) != 1 or not isinstance(shape[0], int):
-        raise ConversionError(f"needs input {position} ({node.proto.input[position]}) to be a vector of fixed length")
+        raise ConversionError(
+            f"needs input {position} ({node.proto.input[position]}) to be a vector of fixed length; "
+            "export the model with fixed sizes there"
+        )
     return shape[0]
 
 

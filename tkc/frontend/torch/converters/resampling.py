@@ -1,4 +1,4 @@
-"""Images at other sizes: nearest, linear and cubic interpolation along each axis, and at the points of a grid."""
+"""Images at other sizes: nearest, linear and cubic interpolation along each axis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.images import bounded, extents, reduction, within
+from tkc.frontend.torch.converters.grid_sampling import Mode, Padding, sampled
+from tkc.frontend.torch.converters.images import bounded, extents, reduction
 from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.torch.converters.taps import Tap, cubic_weights, total, weighted
 
 _OPAQUE_TO_PRODUCERS = 4  # relax's OpPatternKind.kOutEWiseFusable: what makes the image is not repeated for each tap
-
-Tap = tuple[tirx.PrimExpr, tirx.PrimExpr]
-"""A position along an axis, and its weight."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,7 @@ def _cubic(axis: Axis, index: tirx.PrimExpr) -> list[Tap]:
     center = axis.center(index)
     left = tirx.floor(center)
     positions = [bounded(left.astype("int64") + offset, *extents([axis.old])) for offset in (-1, 0, 1, 2)]
-    return list(zip(positions, _cubic_weights(center - left), strict=True))
-
-
-_SHARPNESS = -0.75
-
-
-def _cubic_weights(fraction: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-    """The weights of the two elements before a point and the two behind it (R. Keys, Cubic convolution interpolation
-    for digital image processing, 1981)."""
-    one, a = tirx.const(1, fraction.dtype), _SHARPNESS
-
-    def near(x: tirx.PrimExpr) -> tirx.PrimExpr:
-        return ((a + 2) * x - (a + 3)) * x * x + one
-
-    def far(x: tirx.PrimExpr) -> tirx.PrimExpr:
-        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-
-    return [far(fraction + one), near(fraction), near(one - fraction), far(one - fraction + one)]
+    return list(zip(positions, cubic_weights(center - left), strict=True))
 
 
 Taps = Callable[[Axis, tirx.PrimExpr], list[Tap]]
@@ -137,23 +119,9 @@ def _resampled(image: te.Tensor, first: int, axes: Sequence[Axis], taps: Taps) -
         ]
         if len(terms) == 1:
             return terms[0][0]
-        return _sum(_weighted(value, weights) for value, weights in terms)
+        return total(weighted(value, weights) for value, weights in terms)
 
     return te.compute(extents(shape), element, name="resampled")
-
-
-def _weighted(value: tirx.PrimExpr, weights: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
-    weight = weights[0]
-    for other in weights[1:]:
-        weight = weight * other
-    return value * weight
-
-
-def _sum(terms: Any) -> tirx.PrimExpr:
-    first, *rest = terms
-    for term in rest:
-        first = first + term
-    return first
 
 
 def _axes(b: Emitter, x: relax.Expr, factors: Sequence[float | None], align_corners: bool) -> list[Axis]:
@@ -287,101 +255,11 @@ def _antialiased_cubic(distance: np.ndarray) -> np.ndarray:
     return np.where(distance < 1, near, np.where(distance < 2, far, 0))
 
 
-_BILINEAR, _NEAREST, _BICUBIC = range(3)
-_ZEROS, _BORDER, _REFLECTION = range(3)
-
-
-@dataclass(frozen=True)
-class _GridAxis:
-    """An axis of ``size`` pixels that a grid's coordinates, -1 to 1, point into."""
-
-    size: tirx.PrimExpr
-    padding: int
-    align_corners: bool
-
-    def pixel(self, coordinate: tirx.PrimExpr) -> tirx.PrimExpr:
-        """A grid's coordinate in pixels."""
-        size = self.size.astype(coordinate.dtype)
-        if self.align_corners:
-            return (coordinate + 1) / 2 * (size - 1)
-        return ((coordinate + 1) * size - 1) / 2
-
-    def padded(self, pixel: tirx.PrimExpr) -> tirx.PrimExpr:
-        """The pixel that stands for one outside of the image; with zeros, itself."""
-        if self.padding == _ZEROS:
-            return pixel
-        if self.padding == _REFLECTION:
-            pixel = self._reflected(pixel)
-        last = self.size.astype(pixel.dtype) - 1
-        # A comparison with NaN is false: it becomes the first pixel, as PyTorch has it.
-        return tirx.min(tirx.Select(pixel > 0, pixel, tirx.const(0, pixel.dtype)), last)
-
-    def _reflected(self, pixel: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Mirrored at the centers of the outermost pixels, or at their borders, as often as it takes."""
-        low = tirx.const(0 if self.align_corners else -0.5, pixel.dtype)
-        span = self.size.astype(pixel.dtype) - (1 if self.align_corners else 0)
-        distance = tirx.abs(pixel - low)
-        length = tirx.max(span, tirx.const(1, pixel.dtype))
-        turns = tirx.floor(distance / length)
-        extra = distance - turns * length
-        is_even = tirx.floor(turns / 2) * 2 == turns
-        mirrored = tirx.Select(is_even, extra, length - extra) + low
-        return tirx.Select(span > 0, mirrored, tirx.const(0, pixel.dtype))
-
-    def index(self, pixel: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-        """The index of a whole pixel, and whether it is inside of the image.
-
-        Floating-point numbers that no integer holds, and NaN, are brought near the image first, outside of it.
-        """
-        end = self.size.astype(pixel.dtype)
-        near = tirx.Select(pixel >= 0, tirx.min(pixel, end), tirx.const(-1, pixel.dtype))
-        index = near.astype("int64")
-        return bounded(index, self.size), within(index, self.size)
-
-
-def grid_sampler(
+def _grid_sampler(
     b: Emitter, x: relax.Expr, grid: relax.Expr, mode: int, padding: int, align_corners: bool
 ) -> relax.Expr:
-    """``x [batch, channels, ...]`` at the points ``grid [batch, ..., axes]``, whose last axis counts from the last
-    axis of the image, as ``[batch, channels, ...]``."""
-    arguments = (b.wide(x), b.wide(grid))
-    compute = lambda image, points: _sampled(image, points, mode, padding, align_corners)  # noqa: E731
-    return b.emit_te("grid_sample", compute, *arguments)
-
-
-def _sampled(image: te.Tensor, grid: te.Tensor, mode: int, padding: int, align_corners: bool) -> te.Tensor:
-    batch, channels, *sizes = image.shape
-    axes = [_GridAxis(size, padding, align_corners) for size in sizes]
-
-    def element(item: tirx.Var, channel: tirx.Var, *point: tirx.Var) -> tirx.PrimExpr:
-        coordinates = [grid(item, *point, len(axes) - 1 - i) for i in range(len(axes))]
-        pixels = [axis.pixel(coordinate) for axis, coordinate in zip(axes, coordinates, strict=True)]
-        along = [_grid_taps(axis, pixel, mode) for axis, pixel in zip(axes, pixels, strict=True)]
-        terms = []
-        for chosen in itertools.product(*along):
-            found = [axis.index(pixel) for axis, (pixel, _) in zip(axes, chosen, strict=True)]
-            value = image(item, channel, *(index for index, _ in found))
-            weighted = value if mode == _NEAREST else _weighted(value, [weight for _, weight in chosen])
-            inside = tirx.all(*(inside for _, inside in found))
-            # No Select, by whose condition TVM would simplify the index that it loads from in any case.
-            terms.append(tirx.if_then_else(inside, weighted, tirx.const(0, value.dtype)))
-        return _sum(terms)
-
-    return te.compute(extents([batch, channels, *grid.shape[1:-1]]), element, name="sampled")
-
-
-def _grid_taps(axis: _GridAxis, pixel: tirx.PrimExpr, mode: int) -> list[Tap]:
-    """Whole pixels around a point, and their weights."""
-    one = tirx.const(1, pixel.dtype)
-    if mode == _BICUBIC:  # pads each of the pixels that it reads
-        left = tirx.floor(pixel)
-        weights = _cubic_weights(pixel - left)
-        return [(axis.padded(left + offset), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
-    pixel = axis.padded(pixel)
-    if mode == _NEAREST:
-        return [(tirx.nearbyint(pixel), one)]
-    left = tirx.floor(pixel)
-    return [(left, left + one - pixel), (left + one, pixel - left)]
+    compute = lambda image, points: sampled(image, points, Mode(mode), Padding(padding), align_corners)  # noqa: E731
+    return b.emit_te("grid_sample", compute, b.wide(x), b.wide(grid))
 
 
 def _both(name: str, converters: tuple[Converter, Converter]) -> dict[str, Converter]:
@@ -397,7 +275,7 @@ CONVERTERS: dict[str, Converter] = {
     **_both("upsample_bicubic2d", _by_interpolation(_cubic)),
     **_both("_upsample_bilinear2d_aa", _antialiased(1, _triangle)),
     **_both("_upsample_bicubic2d_aa", _antialiased(2, _antialiased_cubic)),
-    "aten.grid_sampler.default": grid_sampler,
-    "aten.grid_sampler_2d.default": grid_sampler,
-    "aten.grid_sampler_3d.default": grid_sampler,
+    "aten.grid_sampler.default": _grid_sampler,
+    "aten.grid_sampler_2d.default": _grid_sampler,
+    "aten.grid_sampler_3d.default": _grid_sampler,
 }

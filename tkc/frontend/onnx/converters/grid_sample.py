@@ -1,0 +1,38 @@
+"""GridSample: an image at the points of a grid."""
+
+from __future__ import annotations
+
+from tvm import relax, te
+
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
+from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.torch.converters.grid_sampling import Mode, Padding, sampled
+
+_MODES = {
+    **dict.fromkeys(("linear", "bilinear"), Mode.LINEAR),
+    "nearest": Mode.NEAREST,
+    **dict.fromkeys(("cubic", "bicubic"), Mode.CUBIC),
+}
+_PADDINGS = {"zeros": Padding.ZEROS, "border": Padding.BORDER, "reflection": Padding.REFLECTION}
+
+
+def _grid_sample(node: Node) -> Converted:
+    """The elements at a grid's points, in float32 of narrower floats. NaN in the grid is as PyTorch has it."""
+    dtype, name, outside = node.dtype(0), node.attribute("mode", "linear"), node.attribute("padding_mode", "zeros")
+    if "float" not in dtype:
+        raise ConversionError(f"samples an image of {dtype}; cast it to float32")
+    if name not in _MODES or outside not in _PADDINGS:
+        raise ConversionError(
+            f"has mode {name!r} and padding_mode {outside!r}, which ONNX does not define; correct the model"
+        )
+    inner, aligned = dtype if dtype in EXACT else "float32", bool(node.attribute("align_corners", 0))
+
+    def compute(image: te.Tensor, grid: te.Tensor) -> te.Tensor:
+        return sampled(image, grid, _MODES[name], _PADDINGS[outside], aligned)
+
+    image, grid = (node.emit(relax.op.astype(node.tensor(i), inner)) for i in range(2))
+    result = node.builder.emit_te(compute, image, grid, primfunc_name_hint="grid_sample")
+    return relax.op.astype(result, dtype)
+
+
+CONVERTERS: dict[str, Converter] = {"GridSample": _grid_sample}
