@@ -1,12 +1,15 @@
-"""Elements of an image by their positions, some of which may lie outside: what the converters of both frontends share."""
+"""Elements of an image by their positions, some of which may lie outside: what both frontends know of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from tvm import te, tirx
 
-Size = int | tirx.PrimExpr
+Size: TypeAlias = int | tirx.PrimExpr
+Index = Sequence[tirx.PrimExpr]
+Read = Callable[[Index], tirx.PrimExpr]
 
 
 def extents(shape: Sequence[Size]) -> list[tirx.PrimExpr]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import relax, te
 
+from tkc.frontend.grid_sampling import Mode, Padding, sampled
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
 from tkc.frontend.onnx.graph import ConversionError, Node
-from tkc.frontend.torch.converters.grid_sampling import Mode, Padding, sampled
 
 _MODES = {
     **dict.fromkeys(("linear", "bilinear"), Mode.LINEAR),

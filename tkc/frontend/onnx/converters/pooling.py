@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, with_inputs
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size
-from tkc.frontend.torch.converters.images import read_within, reduction
+from tkc.frontend.pixels import read_within, reduction
 
 _MAX_POOL = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
 

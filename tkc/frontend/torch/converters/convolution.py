@@ -11,8 +11,9 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from tkc.frontend.pixels import extents
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.images import batched, extents, for_each_axis, unbatched
+from tkc.frontend.torch.converters.images import batched, for_each_axis, unbatched
 from tkc.frontend.torch.converters.symbols import Size
 
 _CONVOLUTIONS = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}

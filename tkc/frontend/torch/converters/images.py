@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Emitter
-
-Index = Sequence[tirx.PrimExpr]
-Read = Callable[[Index], tirx.PrimExpr]
 
 
 def for_each_axis(values: Any, rank: int) -> list[int]:

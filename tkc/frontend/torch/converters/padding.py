@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tkc.frontend.pixels import bounded, extents
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.images import bounded, extents
 from tkc.frontend.torch.converters.shapes import constant_pad
 from tkc.frontend.torch.converters.symbols import Size
 

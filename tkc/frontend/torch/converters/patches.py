@@ -7,8 +7,9 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from tkc.frontend.pixels import extents, read_within, reduction
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.images import batched, extents, for_each_axis, read_within, reduction, unbatched
+from tkc.frontend.torch.converters.images import batched, for_each_axis, unbatched
 from tkc.frontend.torch.converters.symbols import Size
 
 

@@ -10,16 +10,9 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from tkc.frontend.pixels import Index, extents, read_within, reduction
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.images import (
-    Index,
-    batched,
-    extents,
-    for_each_axis,
-    read_within,
-    reduction,
-    unbatched,
-)
+from tkc.frontend.torch.converters.images import batched, for_each_axis, unbatched
 from tkc.frontend.torch.converters.symbols import Size
 
 _MAX_POOL = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}

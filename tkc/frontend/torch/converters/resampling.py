@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tkc.frontend.grid_sampling import Mode, Padding, sampled
+from tkc.frontend.pixels import bounded, extents, reduction
+from tkc.frontend.taps import Tap, cubic_weights, total, weighted
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
-from tkc.frontend.torch.converters.grid_sampling import Mode, Padding, sampled
-from tkc.frontend.torch.converters.images import bounded, extents, reduction
 from tkc.frontend.torch.converters.symbols import Size
-from tkc.frontend.torch.converters.taps import Tap, cubic_weights, total, weighted
 
 _OPAQUE_TO_PRODUCERS = 4  # relax's OpPatternKind.kOutEWiseFusable: what makes the image is not repeated for each tap
 

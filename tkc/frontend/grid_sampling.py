@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from tkc.frontend.torch.converters.images import bounded, extents, within
-from tkc.frontend.torch.converters.taps import Tap, cubic_weights, total, weighted
+from tkc.frontend.pixels import bounded, extents, within
+from tkc.frontend.taps import Tap, cubic_weights, total, weighted
 
 
 class Mode(enum.IntEnum):
