@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tkc.bench.kernel_cases import Case, tuning_cases
 from tkc.bench.kernels import chosen_cases
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import device_name, package_version
@@ -20,6 +19,7 @@ from tkc.bench.timing import kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, TuningStoppedError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.cases import Case, tuning_cases
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
 

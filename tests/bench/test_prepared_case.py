@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tkc.bench.kernel_cases import Case
 from tkc.bench.prepared_case import Prepared
+from tkc.kernels.cases import Case
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
 

@@ -10,10 +10,10 @@ import pytest
 from command_line import tkc
 
 from tkc import kernel_tuning
-from tkc.bench.kernel_cases import Case
 from tkc.bench.timing import Timing
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
+from tkc.kernels.cases import Case
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.records import read_records
 

@@ -10,7 +10,6 @@ import tvm_ffi
 
 from tkc.bench.clocks import watched
 from tkc.bench.contenders import contenders, known_references
-from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.prepared_case import Prepared
 from tkc.bench.record import Row
@@ -19,6 +18,7 @@ from tkc.bench.timing import Timing, kernel_timings, median_milliseconds
 from tkc.builder import KernelBuilder
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.cases import Case, benchmark_cases, cases_of
 from tkc.kernels.records import RecordedChoices
 
 OURS = "tkc"
@@ -136,19 +136,12 @@ def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, no
     return Row(name, milliseconds, ratio, error, {**notes, **spreads})
 
 
-_TOLD = (
-    *("dtype", "kind", "n", "k", "outputs", "activation", "residual", "gated", "rows"),
-    *("num_experts", "num_groups", "channels", "scale"),
-    *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
-)  # the parameters by which rows are told apart
-
-
 def row_name(case: Case) -> str:
     """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out.
 
     So is bfloat16, which most are of; another dtype comes first.
     """
-    parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
+    parameters = {name: getattr(case.parameters, name, None) for name in cases_of(case.kernel).told}
     untold = (None, False, (), "bfloat16")
     told = {name: v for name, v in parameters.items() if v not in untold and not isinstance(v, float)}
     return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])

@@ -34,7 +34,7 @@ from tkc.cli.process import this_process
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
-    from tkc.bench.kernel_cases import Case
+    from tkc.kernels.cases import Case
     from tkc.schedules.tuning.progress import Progress
 
 _SHOWN_TASKS = 20
