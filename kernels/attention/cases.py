@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.cases import FamilyCases, of
 
 _prefill, _decode, _latent = of("attention.prefill"), of("attention.decode"), of("attention.latent_decode")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.cases import FamilyCases, of
 
 _case = of("matmul.batched")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.cases import Candidate
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 
 _case = of("matmul.gated")
 _MOST_OUTPUTS = 2**30  # what a GPU has room for, with what it is compared with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 
 
 def candidate(parameters: GatedMatmulParameters) -> Candidate:

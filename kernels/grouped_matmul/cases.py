@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tkc.kernels.cases import EXPERTS_PER_TOKEN, Case, FamilyCases, shape_of
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.spec import TensorType
 
 if TYPE_CHECKING:

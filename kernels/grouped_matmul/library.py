@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 
 
 def candidate(parameters: GroupedMatmulParameters) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 
 _case = of("matmul")
 

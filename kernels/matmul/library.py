@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 
 
 def candidate(parameters: MatmulParameters) -> Candidate:

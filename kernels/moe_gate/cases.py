@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 
 _case = of("moe.topk_gate")
 

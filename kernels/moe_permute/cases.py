@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tkc.kernels.cases import EXPERTS_PER_TOKEN, FamilyCases, of, shape_of
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.spec import TensorType
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 
 
 def candidate(parameters: MoePermuteParameters) -> Candidate:

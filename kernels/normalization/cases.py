@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tkc.kernels.cases import EXPERTS_PER_TOKEN, FamilyCases, of
 from tkc.kernels.moe_combine.cases import combined_input
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.spec import TensorType
 
 if TYPE_CHECKING:

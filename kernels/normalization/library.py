@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 
 
 def candidate(parameters: NormalizationParameters) -> Candidate | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
 
 _case = of("rotary")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tkc.kernels.cases import FamilyCases, of, shape_of
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.spec import TensorType
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Candidate
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 
 
 def candidate(parameters: ScaledMatmulParameters) -> Candidate | None:

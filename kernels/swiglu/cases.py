@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
 
 _case = of("swiglu")
 
