@@ -26,7 +26,7 @@ fuzz: $(VENV)/.installed
 
 # Minutes for each model and architecture; no GPU needed.
 architectures: $(VENV)/.installed
-	TKC_ALL_ARCHITECTURES=1 $(BIN)/python -m pytest -q tests/runtime/test_architectures.py
+	TKC_ALL_ARCHITECTURES=1 $(BIN)/python -m pytest -q tests/runtime/test_models_for_devices.py
 
 mutation: $(VENV)/.installed
 	$(BIN)/python -m tests.mutation
