@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test conformance fuzz mutation lint clean
+.PHONY: demo test conformance fuzz mutation architectures lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m tkc.cli.demo
@@ -23,6 +23,10 @@ MINUTES ?= 10
 SEED ?= 0
 fuzz: $(VENV)/.installed
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+
+# Minutes for each model and architecture; no GPU needed.
+architectures: $(VENV)/.installed
+	TKC_ALL_ARCHITECTURES=1 $(BIN)/python -m pytest -q tests/runtime/test_models_for_devices.py
 
 mutation: $(VENV)/.installed
 	$(BIN)/python -m tests.mutation

@@ -13,7 +13,8 @@ from typing import Any
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
-from tkc.kernels.spec import Choice, KernelRequest, KernelSpec
+from tkc.kernels.requests import KernelRequest
+from tkc.kernels.spec import Choice, KernelSpec
 from tkc.kernels.target import Target
 
 FILE = "kernels.json"

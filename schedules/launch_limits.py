@@ -126,8 +126,8 @@ def _shared_bytes(func: tirx.PrimFunc) -> int | None:
     total = 0
     for block in (node for node in nodes(func.body) if isinstance(node, tirx.SBlock)):
         for buffer in _shared(block):
-            sizes = [static(size) for size in buffer.shape]
-            if None in sizes:
+            sizes = [known for size in buffer.shape if (known := static(size)) is not None]
+            if len(sizes) < len(buffer.shape):
                 return None
             total += prod(sizes) * DataType(buffer.dtype).itemsize
     return total

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from tkc.kernels.attention.spec import AttentionDecode, AttentionParameters, partial_results
+from tkc.kernels.attention.parameters import LatentParameters
+from tkc.kernels.attention.spec import AttentionDecode, partial_results
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
@@ -17,42 +18,6 @@ if TYPE_CHECKING:
 _MARGIN = 2048
 
 _ITEM_BYTES = 2  # CUDA kernels take 16-bit numbers alone
-
-
-@dataclass(frozen=True)
-class LatentParameters:
-    """``softmax(scale * (q_latent @ latent^T + q_rope @ rope^T) + mask) @ latent``, one cache for all heads.
-
-    What is cached of a key is its latent, which is also its value, and the part that carries its position (rotary
-    embedding, "rope"). ``joined_queries`` and ``joined_cache``: both parts are columns of one tensor, the latent
-    first. ``mask`` as in :class:`AttentionParameters`. (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.)
-    """
-
-    num_heads: int
-    latent_size: int
-    rope_size: int
-    dtype: Literal["float32", "float16", "bfloat16"]
-    scale: float
-    mask: Literal["bool", "additive"] | None = None
-    mask_per_batch: bool = False
-    mask_per_head: bool = False
-    joined_queries: bool = False
-    joined_cache: bool = False
-
-    @property
-    def attention(self) -> AttentionParameters:
-        """The same as attention in general: one key/value head, whose values are the first columns of its keys."""
-        return AttentionParameters(
-            num_heads=self.num_heads,
-            num_kv_heads=1,
-            head_size=self.latent_size + self.rope_size,
-            value_head_size=self.latent_size,
-            dtype=self.dtype,
-            scale=self.scale,
-            mask=self.mask,
-            mask_per_batch=self.mask_per_batch,
-            mask_per_head=self.mask_per_head,
-        )
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters, Layout
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters, Layout
 
 
 def attention(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from tkc.kernels.attention.parameters import AttentionParameters, Layout
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
@@ -13,7 +14,6 @@ from tkc.kernels.target import Target
 if TYPE_CHECKING:
     import torch
 
-Layout = Literal["bshd", "bhsd"]
 
 _BYTES = {"bool": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -31,40 +31,6 @@ _SWIZZLED_ROWS = 8
 
 # Shared memory that a kernel takes besides its tiles: pipeline barriers, reductions across warps, alignment.
 _BARRIERS = 2048
-
-
-@dataclass(frozen=True)
-class AttentionParameters:
-    """``softmax(scale * q @ k^T + mask) @ v``, ``num_heads / num_kv_heads`` query heads to a key/value head.
-
-    ``causal``: a query sees keys up to its own position, positions counted from the first of both
-    (``top_left``) or from the last (``bottom_right``). ``mask``: ``bool`` keeps where true, ``additive`` (in ``dtype``)
-    is added; ``[batch, num_heads, queries, keys]``, either of the first two 1 if broadcast. A row with nothing to see
-    gives zeros. Layouts name the order of batch (b), sequence (s), heads (h) and head size (d) of each tensor.
-
-    ``window``: keys at most so many positions away from the query's own are seen, positions counted from the first of
-    both unless ``causal`` says otherwise. ``softcap``: scores become ``softcap * tanh(scale * q @ k^T / softcap)``
-    before the mask (Gemma 2). ``sinks``: one score for each head, of a key whose value is zero, which all queries see
-    (GPT-OSS); a last input ``[num_heads]`` of ``dtype``.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    value_head_size: int
-    dtype: Literal["float32", "float16", "bfloat16"]
-    scale: float
-    causal: Literal["top_left", "bottom_right"] | None = None
-    mask: Literal["bool", "additive"] | None = None
-    mask_per_batch: bool = False
-    mask_per_head: bool = False
-    q_layout: Layout = "bshd"
-    k_layout: Layout = "bshd"
-    v_layout: Layout = "bshd"
-    out_layout: Layout = "bshd"
-    window: int | None = None
-    softcap: float | None = None
-    sinks: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+    from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 
 
 def batched_matmul(parameters: BatchedMatmulParameters, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
@@ -16,31 +16,6 @@ from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class BatchedMatmulParameters:
-    """``a @ b`` of every entry, accumulated in float32 and stored in ``out_dtype`` (``None``: in ``dtype``).
-
-    ``layout`` ``nk`` holds each right operand as ``[n, k]``, ``kn`` as ``[k, n]``. ``n`` and ``k`` are ``None`` where
-    only calls know them, as the length of a sequence.
-    """
-
-    n: int | None
-    k: int | None
-    dtype: Literal["float32", "float16", "bfloat16"]
-    layout: Literal["nk", "kn"] = "nk"
-    out_dtype: Literal["float32", "float16", "bfloat16"] | None = None
-
-    @property
-    def stored_dtype(self) -> str:
-        """The dtype of the output."""
-        return self.out_dtype or self.dtype
-
-    @property
-    def strides(self) -> tuple[int | None, int | None]:
-        """The elements from one row of each operand to the next; ``None`` where only calls know them."""
-        return self.k, self.k if self.layout == "nk" else self.n
 
 
 # Wide tiles first, in blocks that stay: products over the size of a head write more than they multiply, and these

@@ -9,7 +9,7 @@ import torch
 from tkc.kernels.matmul.reference import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+    from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 
 
 def gated_matmul(parameters: GatedMatmulParameters, a: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
@@ -14,23 +14,6 @@ from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class GatedMatmulParameters:
-    """``activation(a @ gate + gate_bias) * (a @ up + up_bias)``, in float32, for two weights of ``n`` columns.
-
-    SiLU makes it SwiGLU, GELU (``gelu`` is the exact one) GEGLU, ReLU ReGLU (Shazeer, "GLU Variants Improve
-    Transformer", 2020). ``packed`` takes both weights as one tensor, and both biases, the gate's half first.
-    """
-
-    n: int
-    k: int
-    dtype: Literal["float32", "float16", "bfloat16"]
-    weight_layout: Literal["nk", "kn"] = "nk"
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "silu"
-    packed: bool = False
-    bias: bool = False
 
 
 # ``block_n`` columns of both products, so that the accumulators are as large as those of twice as wide a plain product.

@@ -10,7 +10,7 @@ import torch
 from tkc.kernels.matmul.reference import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+    from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 
 
 def grouped_matmul(parameters: GroupedMatmulParameters, a: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:

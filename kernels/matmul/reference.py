@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from tkc.kernels.matmul.spec import MatmulParameters
+    from tkc.kernels.matmul.parameters import MatmulParameters
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": functional.relu,

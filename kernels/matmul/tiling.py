@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.target import Target
@@ -107,9 +107,12 @@ def shifts_registers(tiling: Tiling, target: Target) -> bool:
     return target.device.wgmma and tiling.threads > WARPGROUP
 
 
+TilingT = TypeVar("TilingT", bound="Tiling")
+
+
 def fitting(
-    tilings: Sequence[Tiling], n: int, strides: Sequence[int], target: Target, weights: int = 1
-) -> tuple[Tiling, ...]:
+    tilings: Sequence[TilingT], n: int, strides: Sequence[int], target: Target, weights: int = 1
+) -> tuple[TilingT, ...]:
     """Those of ``tilings`` that fit into one block's shared memory and waste less than half of their columns on ``n``.
 
     ``strides`` are the operands' row strides in elements, ``weights`` how many right operands are multiplied at

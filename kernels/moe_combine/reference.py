@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 
 
 def moe_combine(

@@ -5,33 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tkc.kernels.devices import WARP
+from tkc.kernels.moe_combine.parameters import FloatType as FloatType
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
 
-FloatType = Literal["float32", "float16", "bfloat16"]
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_VALUES_IN_FLIGHT = 128  # of one thread: registers for the vectors of all of a token's rows
-
-
-@dataclass(frozen=True)
-class MoeCombineParameters:
-    """Each token adds up ``top_k`` rows of ``channels``. ``weight_dtype`` is that of the rows' weights; ``None``: they
-    have none. ``weight_order`` says in which order these come: the rows', or the tokens'. Products and sums are
-    float32 and are rounded once.
-    """
-
-    channels: int
-    top_k: int
-    dtype: FloatType
-    weight_dtype: FloatType | None = None
-    indices_dtype: Literal["int32", "int64"] = "int64"
-    weight_order: Literal["rows", "tokens"] = "rows"
 
 
 @dataclass(frozen=True)

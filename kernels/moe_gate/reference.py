@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 
 
 def moe_gate(

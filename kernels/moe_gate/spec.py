@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.spec import KernelSpec, TensorType, Work
 from tkc.kernels.target import Target
 
@@ -16,44 +17,6 @@ if TYPE_CHECKING:
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_EXPERTS_PER_LANE = 64
 _LOGIT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class MoeGateParameters:
-    """How one router chooses.
-
-    Scores are ``scoring(logits)``. Experts are ranked by score plus bias (if any); with groups, only
-    experts of the ``top_groups`` groups with the largest sum of their two best ranks stay eligible (the
-    others rank as ``excluded_rank``). The ``top_k`` best are chosen, the smaller index on ties. Their weights
-    are their scores without the bias, divided by their sum plus ``epsilon`` if ``normalize``, times ``scale``.
-
-    With neither bias nor groups the ranking is that of the logits: the same order, and no ties where
-    scores round to the same number. NaN ranks above every number, as in ``torch.topk``.
-    """
-
-    num_experts: int
-    top_k: int
-    scoring: Literal["softmax", "sigmoid", "sqrt_softplus"]
-    logits_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    bias: bool = False
-    num_groups: int = 1
-    top_groups: int = 1
-    excluded_rank: Literal["zero", "-inf"] = "-inf"
-    normalize: bool = False
-    epsilon: float = 0.0
-    scale: float = 1.0
-    weights_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    indices_dtype: Literal["int32", "int64"] = "int64"
-
-    @property
-    def limits_groups(self) -> bool:
-        """Whether some groups are left out."""
-        return self.top_groups < self.num_groups
-
-    @property
-    def ranks_logits(self) -> bool:
-        """Whether the order of the logits is the ranking, since every scoring function is increasing."""
-        return not self.bias and not self.limits_groups
 
 
 @dataclass(frozen=True)

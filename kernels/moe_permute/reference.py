@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 
 
 def moe_permute(parameters: MoePermuteParameters, experts: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tkc.kernels.devices import WARP
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
@@ -14,18 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 _SHARED_BYTES = 48 * 1024  # what every CUDA architecture gives a block without asking
-
-
-@dataclass(frozen=True)
-class MoePermuteParameters:
-    """``num_experts`` bounds the ids; ``indices_dtype`` is that of the ids and of the orders.
-
-    ``top_k`` copies in a row belong to one token, and it is returned which; ``None``: that is not asked.
-    """
-
-    num_experts: int
-    indices_dtype: Literal["int32", "int64"] = "int64"
-    top_k: int | None = None
 
 
 @dataclass(frozen=True)

@@ -5,45 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tkc.kernels.devices import WARP
-from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_combine.spec import MoeCombine
+from tkc.kernels.normalization.parameters import FloatType as FloatType
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
 
-FloatType = Literal["float32", "float16", "bfloat16"]
 VECTOR_BYTES = 16  # the widest load of one thread
 MAX_VALUES_PER_LANE = 64  # what a thread keeps in registers between the statistics and the result
 MAX_LANES = 1024  # threads of one block
 VALUES_PER_LANE = (16, 8, 32)  # worth trying; the first is the default
-
-
-@dataclass(frozen=True)
-class NormalizationParameters:
-    """``layer`` takes off the mean and divides by the standard deviation (Ba et al., 2016), ``rms`` only divides, by
-    the root of the mean square (Zhang and Sennrich, 2019); ``epsilon`` is added under the root.
-
-    ``residual`` normalizes the sum of two tensors, rounded to ``dtype``; ``keeps_sum`` returns that too. ``weight`` and
-    ``bias`` scale and shift each channel. Statistics and results are computed in float32 and rounded once.
-
-    ``combined`` normalizes what :class:`~tkc.kernels.moe_combine.spec.MoeCombine` would make of the rows that a token's
-    experts computed; in a sum with a residual, that is not rounded before.
-    """
-
-    channels: int
-    dtype: FloatType
-    kind: Literal["layer", "rms"]
-    epsilon: float
-    weight: bool = True
-    bias: bool = False
-    parameter_dtype: FloatType | None = None  # of weight and bias; ``None``: dtype
-    residual: bool = False
-    keeps_sum: bool = False
-    combined: MoeCombineParameters | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
 
 
 def rotary(

@@ -5,40 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from tkc.kernels.devices import WARP
+from tkc.kernels.rotary.parameters import FloatType as FloatType
+from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
 
-FloatType = Literal["float32", "float16", "bfloat16"]
 VECTOR_BYTES = 16  # the widest load of one thread
-
-
-@dataclass(frozen=True)
-class RotaryParameters:
-    """``layout`` is that of the tensors and of the results: ``bshd`` for ``[batch, sequence, heads, size]``, ``bhsd``
-    with heads before the sequence. Sequences of a batch have their own angles, or ``shared_angles``.
-
-    ``key_heads`` are those of a second tensor, which is turned by the same angles; 0 for none. With an ``epsilon``,
-    each head is first divided by the root of its mean square plus that (Zhang and Sennrich, 2019) and, if there is a
-    ``weight``, multiplied by it; keys have a weight of their own. Everything is computed in float32 and rounded once,
-    to ``dtype``: what is normalized is not rounded before it is turned.
-    """
-
-    heads: int
-    size: int
-    dtype: FloatType
-    layout: Literal["bshd", "bhsd"] = "bshd"
-    angle_dtype: FloatType | None = None  # of the cosines and sines; ``None``: dtype
-    shared_angles: bool = True
-    key_heads: int = 0
-    epsilon: float | None = None
-    weight: bool = False
-    weight_dtype: FloatType | None = None  # ``None``: dtype
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 
 if TYPE_CHECKING:
-    from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+    from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 
 
 def scaled_matmul(

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
+from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:
     import torch
 
-OPERAND_DTYPE = "float8_e4m3fn"
 
 # TMA and 16-byte loads want rows that start at multiples of this many elements (of one byte each).
 _ROW_ALIGNMENT = 16
 
 # The depth of one FP8 tensor core instruction, and the columns of one.
 _INSTRUCTION_DEPTH, _INSTRUCTION_COLUMNS = 32, 8
-
-
-@dataclass(frozen=True)
-class ScaledMatmulParameters:
-    """``out[m, n] = sum_k (a[m, k] * a_scale[m, k // 128]) * (b[n, k] * b_scale[n // 128, k // 128])``.
-
-    The operands are float8_e4m3fn, the scales float32. The last group of ``k`` and the last block of ``n`` may be
-    shorter than 128. This is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3.2).
-    """
-
-    n: int
-    k: int
-    out_dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
 
 
 @dataclass(frozen=True)

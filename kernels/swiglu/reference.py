@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import FP8_MAX, QUANTIZATION_BLOCK, SwiGLUParameters
 
 
 def swiglu(parameters: SwiGLUParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -68,7 +68,8 @@ def _cast(graph: Graph, call: relax.Call) -> relax.Expr:
     if same is not None:
         return same
     source = graph.before_widening(call.args[0])
-    return call if source.same_as(call.args[0]) else relax.op.astype(source, dtype(call))
+    unchanged = source is None or source.same_as(call.args[0])
+    return call if unchanged else relax.op.astype(source, dtype(call))
 
 
 def _reshape(graph: Graph, call: relax.Call) -> relax.Expr:

@@ -103,10 +103,12 @@ def _bounds(call: relax.Call) -> tuple[int, int, int] | None:
     source, *rest = call.args
     if known_dims(source.struct_info) is None or any(len(numbers.fields) != 1 for numbers in rest):
         return None
-    axis, begin, end, *strides = (static(numbers.fields[0].value) for numbers in rest)
-    axis %= source.struct_info.ndim
+    given, begin, end, *strides = (static(numbers.fields[0].value) for numbers in rest)
+    if given is None:
+        return None
+    axis = given % source.struct_info.ndim
     size = _size(source, axis)
-    if None in (begin, end, size) or any(stride != 1 for stride in strides):
+    if begin is None or end is None or size is None or any(stride != 1 for stride in strides):
         return None
     first, past = (min(max(bound + size if bound < 0 else bound, 0), size) for bound in (begin, end))
     return (axis, first, past) if first < past else None

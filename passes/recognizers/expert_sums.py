@@ -10,7 +10,7 @@ from tvm import relax
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Refusal
-from tkc.passes.graph.kernel_floats import is_kernel_float, unfit_dtype
+from tkc.passes.graph.kernel_floats import is_index_dtype, is_kernel_float, unfit_dtype
 from tkc.passes.recognizers.permutations import inverts
 
 _CLAMPING = ("clip", "fast")  # what the kernel does beyond the bounds, and what leaves that open
@@ -52,12 +52,13 @@ def combined(graph: Graph, expr: relax.Expr, name: str) -> Combined | Refusal | 
     if not is_kernel_float(name):
         return unfit_dtype(name)
     positions, weight_dtype = taken.args[1], None if found.weights is None else dtype(found.weights)
-    if dtype(positions) not in ("int32", "int64"):
-        return Refusal(f"it reads rows at positions given as {dtype(positions)}")
+    positions_dtype = dtype(positions)
+    if not is_index_dtype(positions_dtype):
+        return Refusal(f"it reads rows at positions given as {positions_dtype}")
     if weight_dtype is not None and not is_kernel_float(weight_dtype):
         return unfit_dtype(weight_dtype)
     inputs = {"rows": found.rows, "positions": relax.op.reshape(positions, (tokens, top_k))}
-    parameters = MoeCombineParameters(int(channels), int(top_k), name, weight_dtype, dtype(positions))
+    parameters = MoeCombineParameters(int(channels), int(top_k), name, weight_dtype, positions_dtype)
     if found.weights is not None:
         by_token = _unsorted(graph, found.weights, positions)
         if by_token is not None and graph.equal(shape(by_token)[0], tokens * top_k):

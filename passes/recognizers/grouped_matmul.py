@@ -13,7 +13,7 @@ from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Refusal
-from tkc.passes.graph.kernel_floats import is_kernel_float, unfit_dtype
+from tkc.passes.graph.kernel_floats import is_index_dtype, is_kernel_float, unfit_dtype
 from tkc.passes.graph.readers import serves_only
 
 _Layout = Literal["gnk", "gkn"]
@@ -56,7 +56,10 @@ def gathered(graph: Graph, product: GroupedProduct, var: relax.Var, target: Targ
     if take is None or not _takes_rows(take) or not serves_only(graph, take, var):
         return product
     source, rows = take.args
-    parameters = replace(product.parameters, rows=dtype(rows))
+    rows_dtype = dtype(rows)
+    if not is_index_dtype(rows_dtype):
+        return product
+    parameters = replace(product.parameters, rows=rows_dtype)
     if GroupedMatmul().unsupported(parameters, target) is not None:
         return product
     weight, offsets = product.inputs["weight"], product.inputs["offsets"]

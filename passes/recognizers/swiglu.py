@@ -73,6 +73,8 @@ def operands_of(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> Sw
 def joined_halves(graph: Graph, gate: relax.Expr, up: relax.Expr, name: str) -> relax.Expr | None:
     """The tensor of dtype ``name`` whose first half is ``gate`` and whose second half is ``up``, if there is one."""
     channels = static(shape(gate)[-1])
+    if channels is None:
+        return None
     halves = [graph.last_axis_slice(graph.before_widening(operand)) for operand in (gate, up)]
     pieces = [piece for piece in halves if piece is not None]
     if [piece.begin for piece in pieces] != [0, channels]:

@@ -68,8 +68,11 @@ def _before_widening(
 ) -> tuple[relax.Expr, relax.Expr, KernelFloat] | Refusal:
     """The operands and their dtype, before both were only widened: the kernel sums in float32."""
     for left, right in ((graph.before_widening(a), graph.before_widening(b)), (a, b)):
-        if left is not None and right is not None and dtype(left) == dtype(right) and is_kernel_float(dtype(left)):
-            return left, right, dtype(left)
+        if left is None or right is None:
+            continue
+        name = dtype(left)
+        if name == dtype(right) and is_kernel_float(name):
+            return left, right, name
     return Refusal(f"it multiplies {dtype(a)} by {dtype(b)}")
 
 

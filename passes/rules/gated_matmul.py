@@ -82,7 +82,7 @@ def _recognize(site: Site) -> Found | Refusal | None:
             if bias is None:
                 return None
             inputs[f"bias {index}"] = bias
-    if dtype(first.a) != name:
+    if dtype(first.a) != name or not is_kernel_float(name):
         return None
     n, k = weight_sizes(first)
     parameters = GatedMatmulParameters(

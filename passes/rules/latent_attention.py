@@ -263,8 +263,8 @@ def _found(var: relax.Var, a: _Attention) -> Found | None:
 def _splits(a: _Attention) -> Iterator[_Split]:
     """Every way to tell the latent from the rotary part: as columns of one product, or as the one and the other."""
     latent_size = static(a.latent.size)
-    sizes = [static(each.size.size) for each in a.products]
-    if latent_size is None or None in sizes:
+    sizes = [size for each in a.products if (size := static(each.size.size)) is not None]
+    if latent_size is None or len(sizes) < len(a.products):
         return
     if len(sizes) == 1:
         (whole,), rope_size = a.products, sizes[0] - latent_size

@@ -28,6 +28,8 @@ def _recognize(site: Site) -> Found | Refusal | None:
     if fused is None or not is_kernel_float(out) or _is_widened_for_generated_code(graph, var):
         return None
     name = dtype(fused.a)
+    if not is_kernel_float(name):
+        return None
     inputs = {"a": fused.a, "weight": fused.weight}
     for addend, tensor, wanted in (("bias", fused.bias, name), ("residual", fused.residual, out)):
         if tensor is None:

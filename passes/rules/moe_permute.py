@@ -15,6 +15,7 @@ from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_bounds import index_bound
+from tkc.passes.graph.kernel_floats import is_index_dtype
 from tkc.passes.graph.layout import kernel_call
 from tkc.passes.recognizers.permutations import inverts
 from tkc.passes.rules.rule import Rule, Site, operators
@@ -33,7 +34,7 @@ def _recognize(site: Site) -> Found | Refusal | None:
     if sort.attrs.descending:
         return Refusal("it sorts experts in descending order")
     name = dtype(experts)
-    if name != "int32" and name != "int64":
+    if not is_index_dtype(name):
         return Refusal(f"experts are given as {name}, and the kernel takes int32 and int64")
     ascending = [var for var in graph.users(order) if _picks(graph, var, experts, order)]
     replaced = {order: _ORDER, **dict.fromkeys(ascending, _SORTED)}

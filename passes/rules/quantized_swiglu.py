@@ -14,7 +14,7 @@ from typing import Literal
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, Fp8
 from tkc.passes.graph.bindings import Graph, dtype, shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.layout import as_matrix, kernel_call
@@ -44,10 +44,11 @@ _QUANTIZED = is_op("relax.astype")(maybe("relax.reshape", _clamped(maybe("relax.
 
 
 def _recognize(site: Site) -> Found | Refusal | None:
-    graph, quantized = site.graph, dtype(site.var)
-    parts = matched(graph, _QUANTIZED, site.var) if quantized in FP8_MAX else None
+    graph, name = site.graph, dtype(site.var)
+    quantized = next((known for known in FP8_MAX if known == name), None)
+    parts = None if quantized is None else matched(graph, _QUANTIZED, site.var)
     divided = None if parts is None else _divided(graph, parts[_QUOTIENT])
-    if parts is None or divided is None:
+    if quantized is None or parts is None or divided is None:
         return None
     values, divisor, scale = divided
     base = graph.through_views_and_casts(values)
@@ -109,7 +110,7 @@ def _unfit_scale(graph: Graph, scale: Scale, values: relax.Expr, divisor: relax.
     return None if scale.minimum > 0 else "its scales have no lower bound, so that zeros would be divided by zero"
 
 
-def _unfit_bounds(graph: Graph, bounds: Sequence[relax.Expr], quantized: str, scale: Scale) -> str | None:
+def _unfit_bounds(graph: Graph, bounds: Sequence[relax.Expr], quantized: Fp8, scale: Scale) -> str | None:
     """Why clamping or scaling leaves other numbers than the kernel's; ``None`` if it does not."""
     limit = FP8_MAX[quantized]
     if not isclose(scale.factor, 1 / limit, rel_tol=1e-6):

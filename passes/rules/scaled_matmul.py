@@ -15,7 +15,7 @@ from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, QUANTIZATION_BLOCK, Sc
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, is_floating, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_expressions import IndexExpressions
-from tkc.passes.graph.kernel_floats import is_kernel_float
+from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float
 from tkc.passes.graph.layout import as_dtype, kernel_call, product
 from tkc.passes.graph.readers import between, sole_reader
 from tkc.passes.graph.views import Index, broadcast_index, flattened, int64
@@ -37,12 +37,13 @@ Factors: TypeAlias = dict[Literal["numbers", "scales"], relax.Expr]
 def _recognize(site: Site) -> Found | Refusal | None:
     graph, var = site.graph, site.var
     call = _product(graph, var)
-    if call is None or not is_kernel_float(dtype(var)) or not all(map(has_known_shape, (*call.args, call))):
+    name = dtype(var)
+    if call is None or not is_kernel_float(name) or not all(map(has_known_shape, (*call.args, call))):
         return None
     quantized = [_comes_from_fp8(graph, operand) for operand in call.args]
     if not any(quantized):
         return None
-    outcome = _found(graph, var, call) if all(quantized) else Refusal(f"only one operand is {OPERAND_DTYPE}")
+    outcome = _found(graph, var, call, name) if all(quantized) else Refusal(f"only one operand is {OPERAND_DTYPE}")
     refused_below = isinstance(outcome, Refusal) and graph.call(var, "relax.matmul") is None
     return None if refused_below else outcome
 
@@ -131,7 +132,7 @@ def _is_scale(name: str) -> bool:
     return is_kernel_float(name) or name == _EXPONENT_DTYPE
 
 
-def _found(graph: Graph, var: relax.Var, call: relax.Call) -> Found | Refusal:
+def _found(graph: Graph, var: relax.Var, call: relax.Call, name: KernelFloat) -> Found | Refusal:
     left, right = call.args
     if min(len(shape(left)), len(shape(right))) < 2:
         return Refusal("it is a product with a vector")
@@ -155,7 +156,7 @@ def _found(graph: Graph, var: relax.Var, call: relax.Call) -> Found | Refusal:
         shared = f"a block of {QUANTIZATION_BLOCK} x {QUANTIZATION_BLOCK}"
         return Refusal(f"its second operand is not {OPERAND_DTYPE} [{n}, {k}] transposed times a scale for {shared}")
     inputs = {"a": a["numbers"], "b": b["numbers"], "a_scales": a["scales"], "b_scales": b["scales"]}
-    return Found(ScaledMatmulParameters(n, k, dtype(var)), inputs, {var: 0}, between(graph, call, var))
+    return Found(ScaledMatmulParameters(n, k, name), inputs, {var: 0}, between(graph, call, var))
 
 
 def _block(index: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -185,7 +185,7 @@ def _row_loop(sch: s_tir.Schedule, block: SBlockRV, rows: int, lanes: int, targe
 def _vectorize(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
     """Run vectors along the last spatial loop of a row, inside the reduction if there is one."""
     _, *loops = sch.get_loops(block)
-    _, *kinds = loop_kinds(sch, block)
+    kinds = loop_kinds(sch, block)[1:]
     reductions = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == "R"]
     spatial = [
         loop for loop, kind in zip(loops, kinds, strict=True) if kind == "S" and static(sch.get(loop).extent) != 1

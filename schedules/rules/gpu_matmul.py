@@ -61,8 +61,9 @@ def _output_sizes(func: tirx.PrimFunc) -> list[int] | None:
     sch = s_tir.Schedule(func)
     infos = normalize_prim_func(sch) or []
     written = [sch.get(info.block_rv).writes[0].buffer for info in infos if is_reduction(sch.get(info.block_rv))]
-    sizes = [static(size) for size in written[0].shape] if written else []
-    return None if len(sizes) < 2 or None in sizes else sizes
+    shape = written[0].shape if written else []
+    sizes = [known for size in shape if (known := static(size)) is not None]
+    return sizes if len(sizes) == len(shape) >= 2 else None
 
 
 def _fits(tile: dlight.gpu.Matmul.Config, sizes: list[int], target: Target) -> bool:

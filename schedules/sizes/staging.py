@@ -87,9 +87,10 @@ def _tile(buffer: tirx.Buffer, accesses: list[_Access]) -> list[tirx.PrimExpr] |
         first = bounds[0].min_value
         starts = [static(analyzer.simplify(bound.min_value - first)) for bound in bounds]
         ends = [static(analyzer.simplify(bound.max_value - first)) for bound in bounds]
-        if None in starts or None in ends:
+        known_starts, known_ends = ([bound for bound in each if bound is not None] for each in (starts, ends))
+        if len(known_starts) < len(starts) or len(known_ends) < len(ends):
             return None
-        shape[axis] = tirx.IntImm(extent.dtype, max(ends) - min(starts) + 1)
+        shape[axis] = tirx.IntImm(extent.dtype, max(known_ends) - min(known_starts) + 1)
     return shape
 
 

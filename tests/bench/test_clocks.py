@@ -12,10 +12,9 @@ import torch
 from pynvml import NVMLError, NVMLError_GpuIsLost, NVMLError_NotSupported
 
 import tkc.bench.kernels
-from tkc.bench.kernel_cases import Case
-from tkc.bench.kernel_references import normalized
 from tkc.bench.kernels import bench_kernels
 from tkc.kernels import Target
+from tkc.kernels.cases import Case
 from tkc.kernels.normalization.spec import NormalizationParameters
 from tkc.kernels.records import RecordedChoices
 from tkc.measure.clocks import watched
@@ -55,7 +54,7 @@ def test_a_gpu_that_tells_nothing_is_measured_all_the_same(monkeypatch: pytest.M
 def test_rows_of_kernels_and_of_the_device_have_the_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside their own, and the kernel's only row is checked and timed."""
     cpu = Target.parse("cpu")
-    case = Case("normalization", NormalizationParameters(64, "float32", "rms", 1e-6), {"tokens": 4}, normalized)
+    case = Case("normalization", NormalizationParameters(64, "float32", "rms", 1e-6), {"tokens": 4})
     monkeypatch.setattr(tkc.bench.kernels, "benchmark_cases", lambda: [case])
     monkeypatch.setattr(tkc.bench.kernels, "watched", lambda device: nullcontext({"MHz": 1455.0}))
     rows = list(bench_kernels([], cpu, RecordedChoices([]), False))

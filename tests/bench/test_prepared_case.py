@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tkc.bench.kernel_cases import Case
+from tkc.kernels.cases import Case
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.measure.prepared_case import Prepared

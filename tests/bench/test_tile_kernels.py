@@ -10,10 +10,10 @@ import torch
 from command_line import tkc
 
 from tkc.bench.contenders import contenders
-from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.tile_kernels_calls import tile_kernels_calls
 from tkc.bench.tile_kernels_client import TileKernels
 from tkc.errors import UsageError
+from tkc.kernels.cases import Case, benchmark_cases
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters

@@ -190,7 +190,7 @@ def test_the_key_follows_content(cache: KernelCache, monkeypatch: pytest.MonkeyP
     key = cache.key(request())
     assert key == cache.key(request())
     assert key != cache.key(request(channels=16))
-    monkeypatch.setattr("tkc.builder.cache._sources_digest", lambda: "other sources")
+    monkeypatch.setattr("tkc.builder.cache.sources_digest", lambda spec: "other sources")
     assert key != cache.key(request())
 
 

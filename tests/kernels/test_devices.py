@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tkc import targets
-from tkc.bench.kernel_cases import tuning_cases
 from tkc.errors import TargetError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.cases import tuning_cases
 from tkc.kernels.devices import DEVICES, device, device_of
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.runtime import local_gpu
 from tkc.runtime.report import Report
 from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.target import tvm_target
@@ -125,10 +126,10 @@ def test_the_gpu_of_this_machine(
 
 def test_an_artifact_for_another_gpu_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     """8.6 would load 8.0's machine code, whose kernels may ask for more shared memory than it has."""
-    monkeypatch.setattr(targets, "local_gpu", lambda: Target("cuda", "sm_86"))
-    reason = targets.runs_here(Target("cuda", "sm_80"))
+    monkeypatch.setattr(local_gpu, "local_gpu", lambda: Target("cuda", "sm_86"))
+    reason = local_gpu.runs_here(Target("cuda", "sm_80"))
     assert reason is not None and "compile the model for that target" in reason
-    assert targets.runs_here(Target("cuda", "sm_86")) is None
+    assert local_gpu.runs_here(Target("cuda", "sm_86")) is None
 
 
 def test_estimates_are_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

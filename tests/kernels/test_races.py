@@ -8,8 +8,8 @@ import pytest
 import torch
 from built_kernel import build, gpu_requests
 
-from tkc.bench.kernel_cases import Case
 from tkc.builder import KernelBuilder
+from tkc.kernels.cases import Case
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters

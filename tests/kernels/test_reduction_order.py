@@ -12,12 +12,12 @@ import torch
 from built_kernel import BuiltKernel, build, gpu_requests
 from cuda_source import cuda_source
 
-from tkc.bench.kernel_cases import Case
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.cases import Case
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters
@@ -31,7 +31,6 @@ from tkc.kernels.rotary.spec import RotaryParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
 from tkc.kernels.swiglu.spec import SwiGLUParameters
 from tkc.kernels.target import CUDA_ARCHITECTURES, MULTIPROCESSORS
-from tkc.measure.prepared_case import random_input
 from tkc.schedules.database_folders import shipped_database, target_folder
 
 HOPPER, CPU = Target.parse("cuda:sm_90a"), Target.parse("cpu")
@@ -301,7 +300,7 @@ def _random(name: str, parameters: Any, rows: int) -> list[torch.Tensor]:
     """Inputs of a kernel on the GPU, with so many rows."""
     sizes = dict.fromkeys(SPECS[name].sizes(parameters), 3) | {_row_size(name): rows, "tokens": rows}
     case = Case(name, parameters, sizes)
-    return [random_input(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(parameters)]
+    return [case.input(t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(parameters)]
 
 
 @pytest.mark.gpu
@@ -313,7 +312,7 @@ def test_a_sequence_decodes_to_the_same_bits_on_a_gpu(builder: KernelBuilder, ke
     torch.manual_seed(0)
     sizes = {"batch": 96, "keys": keys}
     case = Case(name, p, sizes)
-    inputs = [random_input(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(p)]
+    inputs = [case.input(t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(p)]
     tried, differing = 0, 0
     for kernel in build(builder, gpu_requests(name, p)):
         found = kernel(*inputs)[0]

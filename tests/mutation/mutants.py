@@ -431,8 +431,8 @@ KERNELS = (
     _kernel(
         "a GPU without room for the tile is offered it",
         "matmul/tiling",
-        "if tiling.shared_memory(weights) <= capacity",
-        "if tiling.shared_memory(weights) <= 2 * capacity",
+        "if tiling.shared_memory(weights) <= target.shared_memory",
+        "if tiling.shared_memory(weights) <= 2 * target.shared_memory",
         "kernels/test_matmul.py::test_configurations_fit_the_architecture",
     ),
     _kernel(

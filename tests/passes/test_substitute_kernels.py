@@ -287,7 +287,7 @@ def test_what_is_consumed_is_read_by_nothing_else(
 ) -> None:
     """The refusal names the binding and what reads it; nothing is replaced."""
     _, report = substituted(built(write), (rule_for("relax.tanh", doubled),))
-    assert report.substitutions == []
+    assert report.substitutions == ()
     (refused,) = report.refusals
     assert refused.reason.startswith("early, ") and reader in refused.reason
 
@@ -315,7 +315,7 @@ def test_an_input_is_not_consumed() -> None:
 
     module = built(lambda b, x: b.emit(op.tanh(b.emit(op.exp(x), "early")), "root"))
     _, report = substituted(module, (rule_for("relax.tanh", recognize),))
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert "also one of its inputs" in report.refusals[0].reason
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from command_line import tkc
 
-from tkc.bench.kernel_cases import Case
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
+from tkc.kernels.cases import Case
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.kernels.records import read_records
 from tkc.measure.timing import Timing

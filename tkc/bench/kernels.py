@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import tvm_ffi
 
 from tkc.bench.contenders import contenders, known_references
-from tkc.bench.kernel_cases import Case, benchmark_cases
 from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.tile_kernels_client import TileKernels
 from tkc.builder import KernelBuilder
-from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.cases import Case, benchmark_cases, cases_of
 from tkc.kernels.records import RecordedChoices
+from tkc.measure.chosen_cases import chosen_cases
 from tkc.measure.clocks import watched
 from tkc.measure.prepared_case import Prepared
 from tkc.measure.record import Row
@@ -78,20 +78,6 @@ def device_rows(device: torch.device) -> list[Row]:
     ]
 
 
-def chosen_cases(cases: Iterable[Case], names: Sequence[str], dtype: str | None) -> list[Case]:
-    """Those of ``cases`` that are of the kernels called ``names`` (all if empty), and of ``dtype`` (``None``: any).
-
-    :class:`UsageError` where a name is no kernel's, or nothing is of that dtype.
-    """
-    if unknown := sorted(set(names) - set(SPECS)):
-        raise UsageError(f"there is no kernel {', '.join(unknown)}; choose from {', '.join(SPECS)}")
-    named = [case for case in cases if not names or case.kernel in names]
-    dtypes = {case.parameters.dtype for case in named if hasattr(case.parameters, "dtype")}
-    if dtype is not None and dtype not in dtypes:
-        raise UsageError(f"no case is of {dtype}; there are some of {', '.join(sorted(dtypes)) or 'no dtype'}")
-    return [case for case in named if dtype in (None, getattr(case.parameters, "dtype", None))]
-
-
 def _requests(case: Case, target: Target, choices: RecordedChoices, every: bool) -> list[KernelRequest]:
     spec = SPECS[case.kernel]
     configurations = (
@@ -136,19 +122,12 @@ def kernel_row(name: str, timings: Mapping[str, Timing], error: float | None, no
     return Row(name, milliseconds, ratio, error, {**notes, **spreads})
 
 
-_TOLD = (
-    *("dtype", "kind", "n", "k", "outputs", "activation", "residual", "gated", "rows"),
-    *("num_experts", "num_groups", "channels", "scale"),
-    *("heads", "key_heads", "num_heads", "num_kv_heads", "head_size", "causal"),
-)  # the parameters by which rows are told apart
-
-
 def row_name(case: Case) -> str:
     """The kernel, what tells its rows apart, and the sizes. Numbers that only scale values are left out.
 
     So is bfloat16, which most are of; another dtype comes first.
     """
-    parameters = {name: getattr(case.parameters, name, None) for name in _TOLD}
+    parameters = {name: getattr(case.parameters, name, None) for name in cases_of(case.kernel).told}
     untold = (None, False, (), "bfloat16")
     told = {name: v for name, v in parameters.items() if v not in untold and not isinstance(v, float)}
     return " ".join([case.kernel, *(f"{name}={value}" for name, value in (told | dict(case.sizes)).items())])

@@ -54,7 +54,7 @@ def _gates(p: MoeGateParameters, inputs: Tensors, expected: Tensors) -> list[Til
         and p.epsilon <= _EPSILON
         and (p.ranks_logits or (p.scoring != "softmax" and p.excluded_rank == "-inf"))
     ):
-        arguments = {
+        arguments: dict[str, float | str | bool] = {
             "num_topk": p.top_k,
             "num_topk_groups": p.top_groups,
             "num_groups": p.num_groups,
@@ -89,7 +89,7 @@ def _swiglu(p: SwiGLUParameters, inputs: Tensors, expected: Tensors) -> list[Til
     channels = {"token": p.channels, "group": QUANTIZATION_BLOCK}
     if not p.packed or p.scale not in channels or p.quantized_dtype != "float8_e4m3fn":
         return []
-    arguments = {
+    arguments: dict[str, float | str | bool] = {
         "fmt": "e4m3",
         "num_per_channels": channels[p.scale],
         "round_sf": p.power_of_two_scales,

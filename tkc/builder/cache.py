@@ -19,8 +19,8 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 
-import tkc.kernels
 from tkc.builder import toolchain
+from tkc.builder.kernel_sources import sources_digest
 from tkc.errors import CacheError, KernelBuildError
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.kernel_library import KernelLibrary, file_sha256
@@ -29,19 +29,6 @@ _LOG = logging.getLogger(__name__)
 _SETTING = "TKC_CACHE_DIR"
 _RECORD = "record.json"
 _SMALL_LIBRARY = 1 << 20  # bytes
-# What of the builder shapes no library. Whatever is new does, until it is named here.
-_SHAPELESS = {
-    "__init__.py",
-    "cache.py",
-    "client.py",
-    "cuda_driver_stub.py",
-    "device_memory.cc",
-    "fork_server.py",
-    "parallel.cc",
-    "runtime_objects.py",
-    "toolchain.py",
-    "worker.py",
-}
 
 
 def cache_folder() -> Path:
@@ -108,8 +95,8 @@ class KernelCache:
         self.folder = folder or cache_folder() / "kernels"
 
     def key(self, request: KernelRequest) -> str:
-        """The hash of all that shapes the library: the request, the sources of kernels and builder, the tools."""
-        content = json.dumps([request.to_json(), _sources_digest(), _tools(request.target)], sort_keys=True)
+        """The hash of all that shapes the library: the request, the kernel's and the builder's sources, the tools."""
+        content = json.dumps([request.to_json(), sources_digest(request.spec), _tools(request.target)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def find(self, request: KernelRequest) -> KernelLibrary | None:
@@ -172,17 +159,6 @@ class KernelCache:
 
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / key
-
-
-@cache
-def _sources_digest() -> str:
-    """One hash over the kernels and the code that compiles them. Coarse on purpose: definitions import each other."""
-    digest = hashlib.sha256()
-    (kernels,) = map(Path, tkc.kernels.__path__)
-    builder = (path for path in Path(__file__).parent.iterdir() if path.is_file() and path.name not in _SHAPELESS)
-    for path in sorted([*kernels.rglob("*.py"), *builder]):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 @cache

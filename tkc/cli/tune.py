@@ -26,7 +26,7 @@ from tkc.cli.signatures import with_options_of
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
-    from tkc.bench.kernel_cases import Case
+    from tkc.kernels.cases import Case
     from tkc.schedules.tuning.progress import Progress
 
 _SHOWN_TASKS = 20

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from tkc.bench.kernel_cases import EXPERTS_PER_TOKEN, Case
 from tkc.kernels import SPECS, TensorType
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+from tkc.kernels.cases import Case, shape_of
 
 # Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
 _MOST_COPIES = 16
-# What all tokens like of an expert, beside what each likes.
-_LIKED_BY_ALL = 0.4
 
 
 class Prepared:
@@ -26,8 +23,8 @@ class Prepared:
         self.case = case
         self.device = device
         self.spec = SPECS[case.kernel]
-        self.sizes = {"token_blocks": -(-case.sizes.get("tokens", 0) // QUANTIZATION_BLOCK), **case.sizes}
-        self.inputs = [random_input(case, t, self.sizes, device) for t in self.spec.inputs(case.parameters)]
+        self.sizes = case.all_sizes
+        self.inputs = case.inputs(device)
         self.expected = self.spec.reference(case.parameters, *self.inputs)
         self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._enough_copies() - 1))]
 
@@ -46,8 +43,8 @@ class Prepared:
 
     def reference_calls(self) -> list[Callable[[], object]]:
         """Calls of what PyTorch has for the case, likewise; none where it has nothing."""
-        reference = self.case.reference
-        return [partial(reference, self.case.parameters, *inputs) for inputs in self._copies] if reference else []
+        candidate = self.case.candidate
+        return [partial(candidate, self.case.parameters, *inputs) for inputs in self._copies] if candidate else []
 
     def compiled_calls(self, mode: str) -> tuple[list[Callable[[], object]], float | None]:
         """Calls of the same by ``torch.compile`` in a mode of its, and ``None``.
@@ -56,11 +53,12 @@ class Prepared:
         return deviates from it uncompiled.
         """
         torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
-        reference = torch.compile(self.case.reference or self.spec.reference, mode=mode, dynamic=False)
+        candidate = self.case.candidate
+        reference: Callable[..., Any] = torch.compile(candidate or self.spec.reference, mode=mode, dynamic=False)
         calls: list[Callable[[], object]] = [partial(reference, self.case.parameters, *i) for i in self._copies]
-        if self.case.reference is not None:
+        if candidate is not None:
             return calls, None
-        results = reference(self.case.parameters, *self.inputs)
+        results: tuple[torch.Tensor, ...] = reference(self.case.parameters, *self.inputs)
         return calls, max(deviation(out, want) for out, want in zip(results, self.expected, strict=True))
 
     @property
@@ -76,42 +74,8 @@ class Prepared:
 
     def _empty(self, tensor: TensorType) -> torch.Tensor:
         """A tensor to write to, filled with NaN where its dtype has one, so that what stays unwritten shows."""
-        out = torch.empty(_shape(tensor, self.sizes), device=self.device, dtype=getattr(torch, tensor.dtype))
+        out = torch.empty(shape_of(tensor, self.sizes), device=self.device, dtype=getattr(torch, tensor.dtype))
         return out.fill_(float("nan")) if out.dtype.is_floating_point and out.element_size() > 1 else out
-
-
-def random_input(case: Case, tensor: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
-    """A random tensor that is valid as this argument.
-
-    Experts and row numbers are in range, scales positive, and offsets go up to the rows.
-    """
-    shape, dtype = _shape(tensor, sizes), getattr(torch, tensor.dtype)
-    if tensor.name == "experts":
-        return torch.randint(0, case.parameters.num_experts, shape, device=device, dtype=dtype)
-    if tensor.name == "rows" and not dtype.is_floating_point:
-        return torch.randint(0, sizes["tokens"], shape, device=device, dtype=dtype)
-    if tensor.name == "positions":
-        return torch.randperm(sizes["copies"], device=device).reshape(shape).to(dtype)
-    if tensor.name == "offsets":
-        return _routed(sizes["m"], shape[0], device)
-    if tensor.name.endswith("_scale"):
-        return torch.rand(shape, device=device) + 0.5
-    if tensor.dtype == "bool":
-        return torch.rand(shape, device=device) < 0.9
-    return torch.randn(shape, device=device).to(dtype)
-
-
-def _routed(rows: int, groups: int, device: torch.device) -> torch.Tensor:
-    """Where each group's rows end if tokens choose groups of which some are liked more than others.
-
-    As routers do that were trained to balance their experts, over one short text. Of 512 rows, some 113 of 128 groups
-    get any then, and one up to 18; of 8,192 rows all do.
-    """
-    chosen = min(EXPERTS_PER_TOKEN, groups)
-    tokens = -(-rows // chosen)
-    liking = _LIKED_BY_ALL * torch.randn(groups, device=device) + torch.randn(tokens, groups, device=device)
-    experts = liking.topk(chosen).indices.flatten()[:rows]
-    return experts.bincount(minlength=groups).cumsum(0).to(torch.int32)
 
 
 def deviation(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -121,7 +85,3 @@ def deviation(result: torch.Tensor, expected: torch.Tensor) -> float:
     difference = (result.double() - expected.double()).abs().max()
     value = float(difference / expected.double().abs().max().clamp_min(1e-30))
     return float("inf") if value != value else value
-
-
-def _shape(tensor: TensorType, sizes: Mapping[str, int]) -> list[int]:
-    return [sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape]

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import tvm_ffi
 
-from tkc.bench.kernel_cases import Case, tuning_cases
-from tkc.bench.kernels import chosen_cases
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, TuningStoppedError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.cases import Case, tuning_cases
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
+from tkc.measure.chosen_cases import chosen_cases
 from tkc.measure.prepared_case import Prepared
 from tkc.measure.record import device_name, package_version
 from tkc.measure.timing import kernel_timings, median_milliseconds

@@ -1,0 +1,32 @@
+"""The parameters of SwiGLU and of its cast to FP8."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+QUANTIZATION_BLOCK = 128
+Fp8 = Literal["float8_e4m3fn", "float8_e5m2"]
+FP8_MAX: dict[Fp8, float] = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+SMALLEST_AMAX = 1e-30  # divided by any FP8_MAX, a normal number in float32
+
+
+@dataclass(frozen=True)
+class SwiGLUParameters:
+    """``packed`` takes gate and up as the halves of one tensor's last axis, gate first. ``scale`` says what shares a
+    scale: a token, 128 channels of a token, a block of 128 tokens by 128 channels, or a channel; ``None`` does
+    not quantize.
+
+    A scale is the largest magnitude among the values that share it, at least ``minimum_amax``, divided by the
+    largest number of ``quantized_dtype``, and rounded up to a power of two if ``power_of_two_scales``. The output
+    is the value divided by its scale, rounded to nearest even. As in PyTorch, where one of the values is NaN their
+    scale is, and so are they all; where one is infinite their scale is, that value is NaN, and the others are 0.
+    """
+
+    channels: int
+    dtype: Literal["float32", "float16", "bfloat16"]
+    packed: bool = False
+    scale: Literal["token", "group", "block", "channel"] | None = None
+    quantized_dtype: Fp8 = "float8_e4m3fn"
+    power_of_two_scales: bool = False
+    minimum_amax: float = 1e-4
