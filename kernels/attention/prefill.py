@@ -109,8 +109,8 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
                 visible_keys = T.min(keys, first_query + c.block_queries + diagonal(p, queries, keys) + keys_ahead(p))
             end = T.ceildiv(visible_keys, c.block_keys)
             first_block = first_key_block(p, first_query, queries, keys, c.block_keys, end)
-            tile = QueryTile(mask, batch, head, first_query, queries, keys)
-            rows = _tile_rows(p, Tensors(q, k, v, mask, sinks, out), tile)
+            own = QueryTile(mask, batch, head, first_query, queries, keys)
+            rows = _tile_rows(p, Tensors(q, k, v, mask, sinks, out), own)
             attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out, first_block)
 
     return attention_prefill
