@@ -211,11 +211,11 @@ RULES = (
         "test_attention_rule.py::test_forms",
     ),
     _rule(
-        "attention: scores that are returned too",
-        "rules/attention",
-        "if (reason := needed_elsewhere(graph, consumed, [core])) is not None:",
-        "if False:",
-        "test_attention_rule.py::test_weights_that_are_returned_too",
+        "engine: a consumed binding that something else reads",
+        "substitute_kernels",
+        "reason = needed_elsewhere(self.graph, found.consumed, found.replaces)",
+        "reason = None",
+        "test_substitute_kernels.py::test_what_is_consumed_is_read_by_nothing_else",
     ),
     _rule(
         "attention: the scale before a cap is dropped",
