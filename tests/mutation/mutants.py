@@ -43,11 +43,11 @@ RULES = (
         "test_matmul_rule.py::test_what_the_kernel_cannot_do_stays_outside",
     ),
     _rule(
-        "matmul: a product that something else reads is replaced",
-        "recognizers/weight_matmul",
-        "if is_row and graph.equal(dims[-1], shape(call)[-1]) and sole_reader(graph, inner) is not None:",
-        "if is_row and graph.equal(dims[-1], shape(call)[-1]):",
-        "test_matmul_rule.py::test_what_the_kernel_cannot_do_stays_outside",
+        "engine: a consumed binding that the function returns",
+        "graph/readers",
+        "if graph.is_returned(var):",
+        "if False:",
+        "test_readers.py::test_results_are_read",
     ),
     _rule(
         "matmul: operands of two dtypes are not refused",
