@@ -13,7 +13,7 @@ from tvm import relax
 
 from tkc.kernels.matmul.spec import MatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, shape
-from tkc.passes.graph.found import Found, KernelCall, Refusal
+from tkc.passes.graph.found import Found, KernelCall
 from tkc.passes.graph.kernel_floats import is_kernel_float
 from tkc.passes.graph.layout import as_matrix, kernel_call
 from tkc.passes.graph.readers import readers_past, sole_reader
@@ -39,7 +39,7 @@ class _Projection:
         return (dtype(self.var), self.fused.transposed, self.fused.bias is None)
 
 
-def _recognize(site: Site) -> Found | Refusal | None:
+def _recognize(site: Site) -> Found | None:
     graph, name = site.graph, dtype(site.var)
     root = biased_product(graph, site.var)
     if root is None or not is_kernel_float(name):

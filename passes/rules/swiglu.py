@@ -28,7 +28,7 @@ def _call(found: Found) -> KernelCall:
 SWIGLU = Rule(
     name="swiglu",
     kernel="swiglu",
-    roots=operators("multiply", "divide", "astype"),
+    roots=operators("multiply", "divide", "astype"),  # the matcher takes x * y / z and x / z * y for each other
     recognize=_recognize,
     call=_call,
 )

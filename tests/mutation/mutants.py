@@ -43,11 +43,11 @@ RULES = (
         "test_matmul_rule.py::test_what_the_kernel_cannot_do_stays_outside",
     ),
     _rule(
-        "matmul: a product that something else reads is replaced",
-        "recognizers/weight_matmul",
-        "if is_row and graph.equal(dims[-1], shape(call)[-1]) and sole_reader(graph, inner) is not None:",
-        "if is_row and graph.equal(dims[-1], shape(call)[-1]):",
-        "test_matmul_rule.py::test_what_the_kernel_cannot_do_stays_outside",
+        "engine: a consumed binding that the function returns",
+        "graph/readers",
+        "if graph.is_returned(var):",
+        "if False:",
+        "test_readers.py::test_results_are_read",
     ),
     _rule(
         "matmul: operands of two dtypes are not refused",
@@ -211,11 +211,11 @@ RULES = (
         "test_attention_rule.py::test_forms",
     ),
     _rule(
-        "attention: scores that are returned too",
-        "rules/attention",
-        "if (reason := needed_elsewhere(graph, consumed, [core])) is not None:",
-        "if False:",
-        "test_attention_rule.py::test_weights_that_are_returned_too",
+        "engine: a consumed binding that something else reads",
+        "substitute_kernels",
+        "reason = needed_elsewhere(self.graph, found.consumed, found.replaces)",
+        "reason = None",
+        "test_substitute_kernels.py::test_what_is_consumed_is_read_by_nothing_else",
     ),
     _rule(
         "attention: the scale before a cap is dropped",

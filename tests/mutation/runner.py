@@ -51,9 +51,14 @@ def copied_project() -> Iterator[Path]:
         copy = Path(folder)
         for name in _COPIED:
             place = copy / "site" / ("tkc" if name == "tkc" else f"tkc/{name}") if name != "tests" else copy / "tests"
-            shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, place, ignore=_left_out)
         shutil.copy(ROOT / "pyproject.toml", copy)
         yield copy
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """Compiled modules, and the links in ``tkc/`` to the packages beside it, which are copied themselves."""
+    return {name for name in names if name == "__pycache__" or (Path(folder) / name).is_symlink()}
 
 
 def place(copy: Path, file: str) -> Path:

@@ -211,3 +211,13 @@ def test_weight_of_unknown_size() -> None:
     a, b = normal(4, K), normal(4, K, seed=1)
     (found,) = refusal_reasons(imported(lambda a, b: a @ b.T, a, b), RULES)
     assert "only known at run time" in found
+
+
+def test_a_product_is_not_its_own_residual() -> None:
+    """The kernel would read what it makes vanish; the product alone is one, and the report says why the sum is not."""
+    x, weight = torch.randn(3, 8), torch.randn(16, 8)
+    module = imported(lambda x, w: (lambda p: p + p)(F.linear(x, w)), x, weight, symbolic=())
+    (call,) = checked_substitutions(module, x, weight, rules=(MATMUL,))
+    assert not call.parameters.residual
+    (refused,) = substituted(module, (MATMUL,))[1].refusals
+    assert "also one of its inputs" in refused.reason
