@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvm import IRModule
-from tvm_ffi import structural_hash
+from tvm.ir import BaseFunc, IRModule
+from tvm_ffi import structural_equal
+
+from tkc.kernels.spec import as_json
 
 if TYPE_CHECKING:
     from tkc.stages import Compilation
 
-Hashes = Mapping[str, int]
-"""A module's functions by name, each as the hash of its structure."""
+Functions = Mapping[str, BaseFunc]
+"""A module's functions by name."""
 
 
-def function_hashes(module: IRModule) -> Hashes:
-    """The functions of ``module`` as they are now: a pass may change a module in place."""
-    return {name.name_hint: structural_hash(function) for name, function in module.functions_items()}
+def functions_of(module: IRModule) -> Functions:
+    """The functions of ``module`` as they are now: a pass may change a module in place, but no function."""
+    return {name.name_hint: function for name, function in module.functions_items()}
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class PassChange:
     found: Mapping[str, list[dict[str, Any]]]
 
     @classmethod
-    def between(cls, name: str, hashes: Hashes, before: Compilation, after: Compilation) -> PassChange:
-        """What the pass ``name`` made of ``before``, whose functions had ``hashes``."""
-        now = function_hashes(after.module)
+    def between(cls, name: str, functions: Functions, before: Compilation, after: Compilation) -> PassChange:
+        """What the pass ``name`` made of ``before``, which had these ``functions``."""
+        now = functions_of(after.module)
         return cls(
             name,
-            tuple(sorted(now.keys() - hashes.keys())),
-            tuple(sorted(hashes.keys() - now.keys())),
-            tuple(sorted(function for function in now.keys() & hashes.keys() if now[function] != hashes[function])),
+            tuple(sorted(now.keys() - functions.keys())),
+            tuple(sorted(functions.keys() - now.keys())),
+            tuple(sorted(each for each in now.keys() & functions.keys() if not _are_equal(now[each], functions[each]))),
             _found(before, after),
         )
 
@@ -61,15 +63,20 @@ class PassChange:
         }
 
 
+def _are_equal(now: BaseFunc, before: BaseFunc) -> bool:
+    return now.same_as(before) or structural_equal(now, before)
+
+
 def changes_text(stage: str, changes: Iterable[PassChange]) -> str:
     """The file that stands beside the module as ``stage`` left it."""
-    return (
-        json.dumps({"stage": stage, "passes": [change.to_json() for change in changes]}, indent=1, default=str) + "\n"
-    )
+    return json.dumps({"stage": stage, "passes": [change.to_json() for change in changes]}, indent=1) + "\n"
 
 
 def _found(before: Compilation, after: Compilation) -> dict[str, list[dict[str, Any]]]:
-    """What ``after`` knows and ``before`` did not."""
+    """What ``after`` knows and ``before`` did not.
+
+    Not by ``asdict``, which copies strings that are TVM's: two objects then free the same memory.
+    """
     substitutions = after.substitutions.substitutions[len(before.substitutions.substitutions) :]
     found: dict[str, list[dict[str, Any]]] = {
         "substituted": [
@@ -78,16 +85,24 @@ def _found(before: Compilation, after: Compilation) -> dict[str, list[dict[str, 
                 "kernel": row.kernel,
                 "function": row.function,
                 "variables": list(row.variables),
-                "parameters": asdict(row.parameters),
+                "parameters": as_json(row.parameters),
             }
             for row in substitutions
         ],
-        "refused": [asdict(row) for row in after.substitutions.refusals[len(before.substitutions.refusals) :]],
-        "joined_weights": [asdict(weights) for weights in after.joined[len(before.joined) :]],
+        "refused": [
+            {"rule": row.rule, "function": row.function, "variable": row.variable, "reason": row.reason}
+            for row in after.substitutions.refusals[len(before.substitutions.refusals) :]
+        ],
+        "joined_weights": [
+            {"sources": list(weights.sources), "axis": weights.axis} for weights in after.joined[len(before.joined) :]
+        ],
         "scheduled": [
             {"function": row.function, "scheduled_by": row.scheduled_by, "reason": row.reason}
             for row in after.scheduled[len(before.scheduled) :]
         ],
-        "unordered": [asdict(function) for function in after.unordered[len(before.unordered) :]],
+        "unordered": [
+            {"function": row.function, "variables": list(row.variables), "reason": row.reason}
+            for row in after.unordered[len(before.unordered) :]
+        ],
     }
     return {kind: rows for kind, rows in found.items() if rows}

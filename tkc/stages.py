@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import IRModule
 
-from tkc.dump import PassChange, changes_text, function_hashes
+from tkc.dump import PassChange, changes_text, functions_of
 from tkc.failures import explained
 from tkc.kernels import KernelDispatch
 from tkc.passes.canonical.join_weights import JoinedWeights
@@ -151,10 +151,10 @@ class StageRunner:
         changes: tuple[PassChange, ...] = ()
         for each in stage.passes:
             step = each if isinstance(each, Step) else Step.of(each)
-            hashes = None if self._dump is None else function_hashes(state.module)
+            functions = None if self._dump is None else functions_of(state.module)
             after = step.run(state)
-            if hashes is not None:
-                changes = (*changes, PassChange.between(step.name, hashes, state, after))
+            if functions is not None:
+                changes = (*changes, PassChange.between(step.name, functions, state, after))
             if self._verify:
                 self._check(stage, after, stage.throughout, step.name)
             state = after
