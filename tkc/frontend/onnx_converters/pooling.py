@@ -167,8 +167,14 @@ def _average_pool(node: Node) -> Converted:
 
 
 def _lp_pool(node: Node) -> Converted:
-    """The p-norm of each window, to which TVM's converter gives the sign of the numbers."""
-    return with_inputs(node, [node.emit(relax.op.abs(node.tensor(0)))]).stock()
+    """The p-norm of each window, to which TVM's converter gives the sign of the numbers; powers of 16 bits overflow."""
+    dtype, attributes = node.dtype(0), dict(node.attributes)
+    data = node.emit(relax.op.astype(node.tensor(0), dtype if dtype in EXACT else "float32"))
+    if node.proto.op_type == "LpPool":  # TVM's multiplies averages by the kernel's size: those with the padding in them
+        windows = _windows(node)
+        attributes |= {"pads": [*windows.begins, *windows.ends], "auto_pad": b"NOTSET", "count_include_pad": True}
+    wide = dataclasses.replace(with_inputs(node, [node.emit(relax.op.abs(data))]), attributes=attributes)
+    return relax.op.astype(node.emit(wide.stock()), dtype)
 
 
 def _roi_align(node: Node) -> Converted:
@@ -233,6 +239,7 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
 CONVERTERS: dict[str, Converter] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
+    "GlobalLpPool": _lp_pool,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
     "RoiAlign": _roi_align,
