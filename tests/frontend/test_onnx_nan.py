@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from onnx_execution import evaluated, parsed
 from onnx_special_numbers import TYPES, Array, Case, failures, model_of, pairs, rows, special, windows
 from torch.nn import functional as F
 
@@ -394,3 +395,27 @@ def test_compiles_for_a_gpu(family: str) -> None:
     model = model_of(chosen, "float", inputs_of(family, np.float32))
     executable = tkc.compile(model, target="cuda:sm_90a", kernels="none")
     assert len(executable.signature.outputs) == len(chosen)
+
+
+def test_quantization_saturates() -> None:
+    """Infinity and numbers beyond the type become its ends."""
+    x = np.array([np.inf, -np.inf, 1e30, -1e30, 0.5, -0.5, 1.25], np.float32)
+    for kind in ("uint8", "int8", "int16"):
+        graph = f"g (float[7] x, float s, {kind} z) => ({kind}[7] y) {{ y = QuantizeLinear(x, s, z) }}"
+        (found,) = evaluated(graph, x, np.array(0.5, np.float32), np.array(3, kind))
+        ends = np.iinfo(kind)
+        assert found.tolist() == [ends.max, ends.min, ends.max, ends.min, 4, 2, 5]
+
+
+def test_quantization_of_zeros_divides_by_nothing() -> None:
+    """Their range is empty; ONNX Runtime's scale is then 1."""
+    graph = "g (float[n] x) => (uint8[n] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }"
+    assert [output.tolist() for output in evaluated(graph, np.zeros(3, np.float32))] == [[0, 0, 0], 1.0, 0]
+
+
+def test_slopes_of_old_opsets_belong_to_channels() -> None:
+    """Before opset 7 they did not broadcast, so that as many columns as channels make no difference."""
+    model = parsed("g (float[1, 2, 1, 2] x, float[2] s) => (float[1, 2, 1, 2] y) { y = PRelu(x, s) }", opset=6)
+    x = -np.ones((1, 2, 1, 2), np.float32)
+    (found,) = evaluated(model, x, np.array([2, 3], np.float32))
+    assert found.ravel().tolist() == [-2, -2, -3, -3]
