@@ -129,7 +129,7 @@ def fitting(
     return narrow_enough(usable, n)
 
 
-def narrow_enough(tilings: Sequence[Tiling], n: int) -> tuple[Tiling, ...]:
+def narrow_enough(tilings: Sequence[TilingT], n: int) -> tuple[TilingT, ...]:
     """Those of ``tilings`` that waste less than half of their columns on ``n``, or are the narrowest."""
     narrowest = min(tiling.block_n for tiling in tilings)
     return tuple(tiling for tiling in tilings if tiling.block_n < max(2 * n, narrowest + 1))

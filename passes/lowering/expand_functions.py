@@ -45,7 +45,7 @@ def _tan(x: relax.Expr) -> relax.Expr:
 
 
 def _cosh(x: relax.Expr) -> relax.Expr:
-    return _half(x, relax.op.add(relax.op.exp(x), relax.op.exp(relax.op.negative(x))))
+    return relax.op.add(_half_exp(x, 1), _half_exp(x, -1))
 
 
 def _sinh(x: relax.Expr) -> relax.Expr:
@@ -56,13 +56,16 @@ def _sinh(x: relax.Expr) -> relax.Expr:
         series = relax.op.add(
             relax.const(1, dtype), relax.op.multiply(relax.op.divide(square, relax.const(product, dtype)), series)
         )
-    large = _half(x, relax.op.subtract(relax.op.exp(x), relax.op.exp(relax.op.negative(x))))
+    large = relax.op.subtract(_half_exp(x, 1), _half_exp(x, -1))
     is_small = relax.op.less(relax.op.abs(x), relax.const(_SMALL, dtype))
     return relax.op.where(is_small, relax.op.multiply(x, series), large)
 
 
-def _half(x: relax.Expr, total: relax.Expr) -> relax.Expr:
-    return relax.op.multiply(total, relax.const(0.5, x.struct_info.dtype))
+def _half_exp(x: relax.Expr, sign: int) -> relax.Expr:
+    """Half of e^(sign x), as a product of two square roots: e^x overflows before its half does."""
+    dtype = x.struct_info.dtype
+    root = relax.op.exp(relax.op.multiply(x, relax.const(0.5 * sign, dtype)))
+    return relax.op.multiply(relax.op.multiply(root, relax.const(0.5, dtype)), root)
 
 
 _EXPANSIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {

@@ -8,6 +8,7 @@ as exporters write shapes, axes and scales. Verdicts are appended to a file of J
     python tests/conformance/onnx_nodes.py --all --part 2/4
     python tests/conformance/onnx_nodes.py --slice 2026-11-24
     python tests/conformance/onnx_nodes.py test_gather_0 test_cast_FLOAT_to_DOUBLE
+    python tests/conformance/onnx_nodes.py --record test_gather_0   # again, then the record of all that was run
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import os
 import resource
+import subprocess
 import sys
 import time
 import warnings
@@ -86,6 +88,7 @@ class Verdict:
     verdict: str
     detail: str
     seconds: float
+    commit: str = ""
 
 
 # Cases
@@ -269,16 +272,28 @@ def conform(part: int = 0, parts: int = 1, progress: Path = PROGRESS) -> list[Ve
     """
     cases = backend_cases()
     todo = runs(cases.values())
-    progress.parent.mkdir(parents=True, exist_ok=True)
     done = read_progress(progress)
     mine = [run for i, run in enumerate(todo) if i % parts == part and (run.case, run.mode) not in done]
-    with progress.open("a") as lines:
-        for verdict in verdicts(mine, cases):
-            lines.write(json.dumps(dataclasses.asdict(verdict)) + "\n")
-            lines.flush()
-            if verdict.verdict in FAILURES:
-                print(f"{verdict.verdict}: {verdict.case} ({verdict.mode}): {verdict.detail[:300]}", flush=True)
+    for verdict in noted(verdicts(mine, cases), progress):
+        if verdict.verdict in FAILURES:
+            print(f"{verdict.verdict}: {verdict.case} ({verdict.mode}): {verdict.detail[:300]}", flush=True)
     return list(read_progress(progress).values())
+
+
+def noted(found: Iterable[Verdict], progress: Path) -> Iterator[Verdict]:
+    """The verdicts, each with the commit and as a line of ``progress`` before the next one is begun."""
+    commit = _commit()
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    with progress.open("a") as lines:
+        for verdict in found:
+            lines.write(json.dumps(dataclasses.asdict(dataclasses.replace(verdict, commit=commit))) + "\n")
+            lines.flush()
+            yield verdict
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def read_progress(path: Path) -> dict[tuple[str, str], Verdict]:
@@ -306,7 +321,15 @@ def write_record(found: Sequence[Verdict]) -> None:
         if verdict.verdict != "right":
             refusals.setdefault(verdict.case, verdict.detail)
     RECORD.parent.mkdir(parents=True, exist_ok=True)
-    record = {"onnx": onnx.__version__, "verdicts": by_case, "refusals": refusals, "once_failed": sorted(once)}
+    record = {
+        "onnx": onnx.__version__,
+        "date": datetime.date.today().isoformat(),
+        "commits": dict(Counter(verdict.commit for verdict in found)),
+        "runs": len(runs(backend_cases().values())),
+        "verdicts": by_case,
+        "refusals": refusals,
+        "once_failed": sorted(once),
+    }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
     TABLE.write_text(_table(record))
 
@@ -324,9 +347,13 @@ def _table(record: dict[str, Any]) -> str:
     lines = [
         "# ONNX's backend tests on the CPU",
         "",
-        f"Written by `python tests/conformance/onnx_nodes.py --all` with onnx {record['onnx']}: the cases of kinds "
-        f"{', '.join(KINDS)}, each with all inputs given at the call, and, of several inputs, with all but the first "
-        "bound as constants. Reasons of refusals stand in `onnx.json`.",
+        f"Written by `python -m tests.conformance.onnx_nodes --all` on {record['date']} with onnx {record['onnx']}: "
+        f"the cases of kinds {', '.join(KINDS)}, each with all inputs given at the call, and, of several inputs, with "
+        "all but the first bound as constants. Reasons of refusals stand in `onnx.json`.",
+        "",
+        f"{sum(record['commits'].values()):,} of {record['runs']:,} runs: "
+        + ", ".join(f"{count:,} at commit {commit}" for commit, count in record["commits"].items())
+        + ".",
         "",
         f"| inputs behind the first | {' | '.join(VERDICTS)} |",
         f"|---|{'---:|' * len(VERDICTS)}",
@@ -383,6 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="every case, resuming; writes the record")
     parser.add_argument("--part", default="1/1", help="K/N: the Kth of N parts of --all; no record is written")
     parser.add_argument("--slice", type=datetime.date.fromisoformat, help="the cases of a date")
+    parser.add_argument("--record", action="store_true", help="run the named cases again, and write the record of all")
     parser.add_argument("--progress", type=Path, default=PROGRESS)
     options = parser.parse_args(arguments)
     if options.all:
@@ -393,13 +421,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         cases = backend_cases()
         chosen = slice_of(options.slice, cases) if options.slice else runs(cases[name] for name in options.cases)
-        found = []
-        for verdict in verdicts(chosen, cases):
+        found, results = [], verdicts(chosen, cases)
+        for verdict in noted(results, options.progress) if options.record else results:
             found.append(verdict)
             print(
                 f"{verdict.verdict:8} {verdict.seconds:6.2f} {verdict.case} ({verdict.mode}) {verdict.detail[:200]}",
                 flush=True,
             )
+        if options.record:
+            write_record(list(read_progress(options.progress).values()))
     counts = Counter(verdict.verdict for verdict in found)
     print(", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS))
     worse = regressions(found)

@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx_special_numbers import TYPES, Array, Case, failures, pairs, rows, special, windows
+from onnx_execution import evaluated, parsed
+from onnx_special_numbers import TYPES, Array, Case, failures, model_of, pairs, rows, special, windows
 from torch.nn import functional as F
+
+import tkc
 
 ERF = np.vectorize(math.erf)
 SCALES = "r = Constant<value_floats = [1.0, 1.0, 2.0, 1.5]>()"
@@ -125,15 +128,12 @@ REDUCTIONS = {
         for axis in (0, 1)
         for last in (0, 1)
     },
-    **{
-        f"{name} {axis}": Case(f"o = {name}<axis = {axis}>(x)")
-        for name in ("Softmax", "LogSoftmax", "Hardmax")
-        for axis in (0, 1)
-    },
+    **{f"{name} {axis}": Case(f"o = {name}<axis = {axis}>(x)") for name in ("Softmax", "Hardmax") for axis in (0, 1)},
     **{
         f"CumSum {how}": Case(f"a = Constant<value_int = 1>() o = CumSum<{how}>(x, a)")
         for how in ("exclusive = 0", "exclusive = 1", "reverse = 1", "exclusive = 1, reverse = 1")
     },
+    **{f"LogSoftmax {axis}": Case(f"o = LogSoftmax<axis = {axis}>(x)", size=3) for axis in (0, 1)},
     "LpNormalization 1": Case(
         "o = LpNormalization<p = 1, axis = 1>(x)", lambda x: x / np.where(n := np.abs(x).sum(1, keepdims=True), n, 1)
     ),
@@ -164,6 +164,7 @@ REDUCTIONS = {
             "i = Constant<value = int64[1, 5] {0, 0, 2, 0, 0}>() r = Constant<value_ints = [16, 5]>() "
             f'k = Expand(i, r) o = ScatterElements<axis = 1, reduction = "{how}">(x, k, x)',
             scattered(function),
+            types=("float", "double", "bfloat16"),  # products overflow float16 before they are zero
         )
         for how, function in (("max", np.maximum), ("min", np.minimum), ("add", np.add), ("mul", np.multiply))
     },
@@ -224,7 +225,7 @@ POOLING = {
         "kernel_shape = [2, 2], strides = [3, 3], ceil_mode = 1", largest([2, 2], stride=3, pads=[0, 0, 1, 0])
     ),
     "MaxPool ceil behind the image": pool(
-        "kernel_shape = [1, 1], strides = [5, 3], ceil_mode = 1", largest([1, 1], stride=3), "4, 1, 4, 5"
+        "kernel_shape = [1, 1], strides = [3, 3], ceil_mode = 1", largest([1, 1], stride=3), "4, 1, 4, 5"
     ),
     **{
         f"MaxPool {how}": pool(
@@ -268,11 +269,15 @@ POOLING = {
         "o = LpPool<kernel_shape = [2, 2], p = 2>(x)",
         lambda x: windows(lambda values, _: np.sqrt((values**2).sum()), x, [2, 2]),
     ),
+    "LpPool padded SAME_LOWER": Case(
+        'o = LpPool<kernel_shape = [2, 2], p = 2, auto_pad = "SAME_LOWER">(x)',
+        lambda x: windows(lambda values, _: np.sqrt((values**2).sum()), x, [2, 2], pads=[1, 1, 0, 0]),
+    ),
     "GlobalLpPool": Case("o = GlobalLpPool<p = 2>(x)", lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True))),
     "LRN": Case("o = LRN<size = 3>(x)"),
     "LRN even": Case(
         "o = LRN<size = 2, alpha = 0.5>(x)",
-        lambda x: x / (1 + 0.25 * (x**2 + np.concatenate([x[:, 1:] ** 2, 0 * x[:, :1]], 1) * [[[[1]], [[0]]]])) ** 0.75,
+        lambda x: x / (1 + 0.25 * (x**2 + np.pad(x**2, [(0, 0), (0, 1), (0, 0), (0, 0)])[:, 1:])) ** 0.75,
     ),
     "InstanceNormalization": Case(f"{PAIR} o = InstanceNormalization(x, s, s)"),
     "Conv": Case(
@@ -371,3 +376,46 @@ def test_floats(family: str, kind: str) -> None:
 def test_integers(kind: str) -> None:
     """Extrema, bounds and comparisons of both ends of a type."""
     assert failures(INTEGERS, kind, **inputs_of("INTEGERS", WHOLE[kind])) == {}
+
+
+ON_GPU = {
+    "UNARY": ("LeakyRelu flat", "Elu", "Celu", "Sinh", "Relu", "Clip", "Round"),
+    "BINARY": ("Max", "Min of three", "Pow", "Where not"),
+    "REDUCTIONS": ("ReduceMax 1", "ArgMax 1 1", "ReduceLogSumExp", "Hardmax 1", "LpNormalization 2", "TopK 1 values"),
+    "POOLING": ("MaxPool padded", "MaxPool indices", "LpPool", "LRN", "AveragePool"),
+    "GRID": ("linear zeros False",),
+}
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("family", FLOATS)
+def test_compiles_for_a_gpu(family: str) -> None:
+    """A few of each family, which no GPU runs here: no operator is refused, and nvcc takes the code."""
+    chosen = {name: FLOATS[family][name] for name in ON_GPU[family]}
+    model = model_of(chosen, "float", inputs_of(family, np.float32))
+    executable = tkc.compile(model, target="cuda:sm_90a", kernels="none")
+    assert len(executable.signature.outputs) == len(chosen)
+
+
+def test_quantization_saturates() -> None:
+    """Infinity and numbers beyond the type become its ends."""
+    x = np.array([np.inf, -np.inf, 1e30, -1e30, 0.5, -0.5, 1.25], np.float32)
+    for kind in ("uint8", "int8", "int16"):
+        graph = f"g (float[7] x, float s, {kind} z) => ({kind}[7] y) {{ y = QuantizeLinear(x, s, z) }}"
+        (found,) = evaluated(graph, x, np.array(0.5, np.float32), np.array(3, kind))
+        ends = np.iinfo(kind)
+        assert found.tolist() == [ends.max, ends.min, ends.max, ends.min, 4, 2, 5]
+
+
+def test_quantization_of_zeros_divides_by_nothing() -> None:
+    """Their range is empty; ONNX Runtime's scale is then 1."""
+    graph = "g (float[n] x) => (uint8[n] y, float s, uint8 z) { y, s, z = DynamicQuantizeLinear(x) }"
+    assert [output.tolist() for output in evaluated(graph, np.zeros(3, np.float32))] == [[0, 0, 0], 1.0, 0]
+
+
+def test_slopes_of_old_opsets_belong_to_channels() -> None:
+    """Before opset 7 they did not broadcast, so that as many columns as channels make no difference."""
+    model = parsed("g (float[1, 2, 1, 2] x, float[2] s) => (float[1, 2, 1, 2] y) { y = PRelu(x, s) }", opset=6)
+    x = -np.ones((1, 2, 1, 2), np.float32)
+    (found,) = evaluated(model, x, np.array([2, 3], np.float32))
+    assert found.ravel().tolist() == [-2, -2, -3, -3]

@@ -14,7 +14,6 @@ import onnx
 import onnx.external_data_helper
 import onnx.inliner
 import onnx.shape_inference
-import onnx.version_converter
 import torch
 import tvm
 from google.protobuf.message import DecodeError
@@ -27,6 +26,7 @@ from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
 from tkc.frontend.onnx.signature import element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.onnx.untrusted import (
@@ -48,9 +48,6 @@ CONSTANT_BYTES = 1024
 
 # Compiled code loads vectors from tensors, which therefore start at multiples of this many bytes.
 ALIGNMENT = 64
-
-# Operators older than this broadcast by attributes; onnx converts such models upwards.
-OLDEST_OPSET = 7
 
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
 _BETTER_EXPANDED = frozenset({"AffineGrid", "HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
@@ -86,13 +83,13 @@ def import_onnx(
     for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
     """
     proto, path = _read(model)
-    _check_opset(proto)
+    check_opset(proto)
     check_structure(proto)
     weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
-    proto = _expanded(_upgraded(proto))
+    proto = _expanded(upgraded(proto))
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
@@ -120,20 +117,6 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelPr
     if not (proto.ir_version and proto.HasField("graph") and proto.graph.output):
         raise UnsupportedModelError(f"{source} holds no ONNX graph with outputs: it is not ONNX, or was cut short.")
     return proto, path
-
-
-def _check_opset(proto: onnx.ModelProto) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    version = _opsets(proto).get("", newest)
-    if version > newest:
-        raise UnsupportedModelError(
-            f"The model uses ONNX opset {version}, and the installed onnx {onnx.__version__} knows opsets up to "
-            f"{newest}; export the model with an older opset, or install a newer onnx."
-        )
-
-
-def _opsets(proto: onnx.ModelProto) -> dict[str, int]:
-    return {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in proto.opset_import}
 
 
 # Weights
@@ -273,19 +256,6 @@ def _to_torch(array: np.ndarray) -> torch.Tensor:
 # Operators
 
 
-def _upgraded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    version = _opsets(proto).get("", OLDEST_OPSET)
-    if version >= OLDEST_OPSET:
-        return proto
-    try:
-        return within_limits(lambda: onnx.version_converter.convert_version(proto, OLDEST_OPSET), proto)
-    except RuntimeError as error:
-        raise UnsupportedModelError(
-            f"The model uses ONNX opset {version}, older than {OLDEST_OPSET}, and onnx cannot convert it "
-            f"({told(error)}); export it with a newer opset."
-        ) from error
-
-
 def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with functions replaced by their bodies, unless a converter knows them; checked."""
     local = {(function.domain, function.name) for function in proto.functions}
@@ -294,10 +264,25 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     _refuse_impossible_fills(proto.graph)
     try:
         inlined = _inlined_within_limits(proto, bool(local), expandable)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise UnsupportedModelError(f"The model is no valid ONNX: {told(error)}; export it again.") from error
+    except RuntimeError as error:
+        raise UnsupportedModelError(_told_of_functions(proto, local | expandable, error)) from error
     _refuse_unknown(inlined.graph, set())
     return inlined
+
+
+def _told_of_functions(proto: onnx.ModelProto, functions: set[tuple[str, str]], error: RuntimeError) -> str:
+    nodes = [
+        node
+        for node in nodes_of(proto.graph)
+        if ("" if node.domain == "ai.onnx" else node.domain, node.op_type) in functions
+    ]
+    listed = "\n".join(f"  {describe(node)}" for node in nodes[:_LISTED])
+    return (
+        f"onnx cannot replace the functions of the model by their bodies ({told(error)}):\n{listed}\n"
+        "Export the model with other operators, or with the types of all values."
+    )
 
 
 def _inlined_within_limits(
@@ -340,7 +325,7 @@ def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
 
 def _with_defaults(proto: onnx.ModelProto, operators: set[tuple[str, str]]) -> onnx.ModelProto:
     """The model with the default attributes of these operators written out, which the inliner leaves away."""
-    versions = _opsets(proto)
+    versions = opsets(proto)
     for node in nodes_of(proto.graph):
         domain = "" if node.domain == "ai.onnx" else node.domain
         if (domain, node.op_type) in operators:
@@ -433,7 +418,7 @@ def _build(
     named = dict(zip(variables, inputs, strict=True))
     tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
     uses = IndexUses(builder, named, tensors, checked_in_graph)
-    importer = GraphImporter(builder, _opsets(proto), CONVERTERS, algebra, index_uses=uses)
+    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():

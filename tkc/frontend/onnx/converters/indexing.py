@@ -188,7 +188,7 @@ def _trilu(node: Node) -> Converted:
 
 def _trilu_at_run_time(node: Node, upper: bool) -> Converted:
     rows, columns = node.shape(0)[-2:]
-    row = node.emit(relax.op.reshape(relax.op.arange(0, rows, 1, "int64"), [rows, 1]))
+    row = node.emit(relax.op.reshape(node.emit(relax.op.arange(0, rows, 1, "int64")), [rows, 1]))
     column = node.emit(relax.op.arange(0, columns, 1, "int64"))
     distance = relax.op.subtract(relax.op.subtract(column, row), node.tensor(1))
     keep = (relax.op.greater_equal if upper else relax.op.less_equal)(distance, scalar(0, "int64"))

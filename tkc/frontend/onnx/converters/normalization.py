@@ -67,7 +67,7 @@ def _layer_normalization(node: Node) -> Converted:
     axes, epsilon = _normalized_axes(node), node.attribute("epsilon", 1e-5)
     scale = _over_axes(node, 1, axes)
     bias = _over_axes(node, 2, axes) if node.has(2) else node.emit(relax.op.zeros_like(scale))
-    result = relax.op.nn.layer_norm(node.tensor(0), scale, bias, axes, epsilon)
+    result = _layer_norm(node, node.tensor(0), scale, bias, axes, epsilon)
     if not (node.wants(1) or node.wants(2)):
         return [result] + [relax.op.zeros((), "float32")] * (len(node.proto.output) - 1)
     data = node.emit(relax.op.astype(node.tensor(0), _stash(node)))
@@ -76,6 +76,22 @@ def _layer_normalization(node: Node) -> Converted:
     variance = relax.op.mean(relax.op.multiply(centered, centered), axes, True)
     deviation = relax.op.rsqrt(relax.op.add(variance, scalar(epsilon, _stash(node))))
     return result, mean, deviation
+
+
+def _layer_norm(
+    node: Node, data: relax.Expr, scale: relax.Expr, bias: relax.Expr, axes: list[int], epsilon: float
+) -> relax.Expr:
+    """Relax has it of float32 and float16; bfloat16 is computed in float32, and float64 spelled out."""
+    dtype = data.struct_info.dtype
+    if dtype in ("float32", "float16"):
+        return relax.op.nn.layer_norm(data, scale, bias, axes, epsilon)
+    if dtype != "float64":
+        wide = [node.emit(relax.op.astype(tensor, "float32")) for tensor in (data, scale, bias)]
+        return relax.op.astype(node.emit(relax.op.nn.layer_norm(*wide, axes, epsilon)), dtype)
+    centered = node.emit(relax.op.subtract(data, node.emit(relax.op.mean(data, axes, True))))
+    variance = node.emit(relax.op.mean(relax.op.multiply(centered, centered), axes, True))
+    normalized = relax.op.multiply(centered, relax.op.rsqrt(relax.op.add(variance, scalar(epsilon, dtype))))
+    return relax.op.add(relax.op.multiply(normalized, scale), bias)
 
 
 def _rms_normalization(node: Node) -> Converted:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, with_inputs
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar, with_inputs
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.pixels import read_within, reduction
 
+_AVG_POOL = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}
 _MAX_POOL = {1: relax.op.nn.max_pool1d, 2: relax.op.nn.max_pool2d, 3: relax.op.nn.max_pool3d}
 
 
@@ -167,8 +169,30 @@ def _average_pool(node: Node) -> Converted:
 
 
 def _lp_pool(node: Node) -> Converted:
-    """The p-norm of each window, to which TVM's converter gives the sign of the numbers."""
-    return with_inputs(node, [node.emit(relax.op.abs(node.tensor(0)))]).stock()
+    """The p-norm of each window, in float32 of narrower floats, whose powers overflow."""
+    windows, dtype = _windows(node), node.dtype(0)
+    powers, inner, order = _powers(node)
+    options = (windows.kernel, windows.strides, [*windows.begins, *windows.ends], windows.dilations)
+    ceil = bool(node.attribute("ceil_mode", 0))
+    # Averages that count the padding, times the kernel's size, are sums.
+    means = node.emit(_AVG_POOL[len(windows.kernel)](powers, *options, ceil, True))
+    total = node.emit(relax.op.multiply(means, scalar(math.prod(windows.kernel), inner)))
+    return relax.op.astype(node.emit(relax.op.power(total, scalar(1 / order, inner))), dtype)
+
+
+def _global_lp_pool(node: Node) -> Converted:
+    """The p-norm of each channel."""
+    powers, inner, order = _powers(node)
+    total = node.emit(relax.op.sum(powers, list(range(2, node.rank(0))), True))
+    return relax.op.astype(node.emit(relax.op.power(total, scalar(1 / order, inner))), node.dtype(0))
+
+
+def _powers(node: Node) -> tuple[relax.Expr, str, float]:
+    """The numbers without sign to the power of ``p``, in the type to add them up in, and ``p``."""
+    dtype, order = node.dtype(0), node.attribute("p", 2)
+    inner = dtype if dtype in EXACT else "float32"
+    data = node.emit(relax.op.abs(node.emit(relax.op.astype(node.tensor(0), inner))))
+    return node.emit(relax.op.power(data, scalar(order, inner))), inner, order
 
 
 def _roi_align(node: Node) -> Converted:
@@ -233,6 +257,7 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
 CONVERTERS: dict[str, Converter] = {
     "AveragePool": _average_pool,
     "ConvTranspose": _conv_transpose,
+    "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
     "RoiAlign": _roi_align,

@@ -12,6 +12,7 @@ from tkc.frontend.onnx.converters.shared import (
     is_number,
     normalized_axis,
     saturated,
+    scalar,
     with_inputs,
 )
 from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
@@ -58,6 +59,26 @@ def _quantize_linear(node: Node) -> Converted:
         rounded = relax.op.add(rounded, _spread(node, 2, "float32"))
     limits = np.iinfo(dtype)
     return relax.op.astype(relax.op.clip(node.emit(rounded), float(limits.min), float(limits.max)), dtype)
+
+
+def _dynamic_quantize_linear(node: Node) -> Converted:
+    """Numbers quantized to uint8 by a scale and a zero point of their own range, which always holds 0.
+
+    The scale of nothing but zeros is 1, as ONNX Runtime has it: the standard's formula would divide by 0.
+    """
+    data, zero, steps = node.tensor(0), scalar(0, "float32"), scalar(255, "float32")
+    highest = node.emit(relax.op.maximum(relax.op.max(data), zero))
+    lowest = node.emit(relax.op.minimum(relax.op.min(data), zero))
+    extent = node.emit(relax.op.subtract(highest, lowest))
+    is_flat = relax.op.equal(extent, zero)
+    scale = node.emit(relax.op.where(is_flat, scalar(1, "float32"), relax.op.divide(extent, steps)))
+    ends = (0.0, 255.0)
+    offset = node.emit(
+        relax.op.round(relax.op.clip(node.emit(relax.op.negative(relax.op.divide(lowest, scale))), *ends))
+    )
+    rounded = relax.op.add(relax.op.round(relax.op.divide(data, scale)), offset)
+    quantized = relax.op.astype(relax.op.clip(node.emit(rounded), *ends), "uint8")
+    return quantized, scale, relax.op.astype(offset, "uint8")
 
 
 def _quantized_dtype(node: Node) -> str:
@@ -110,6 +131,7 @@ def _qlinear_conv(node: Node) -> Converted:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "DequantizeLinear": _dequantize_linear,
     "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul,

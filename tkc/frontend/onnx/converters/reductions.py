@@ -134,9 +134,12 @@ def _of_nothing(operator: str, dtype: str) -> float:
 
 def _lp_normalization(node: Node) -> Converted:
     order, axis = node.attribute("p", 2), [normalized_axis(node.attribute("axis", -1), node.rank(0))]
-    norm = _REDUCTIONS[f"ReduceL{order}"](node.tensor(0), axis, True)
-    safe = relax.op.where(relax.op.equal(norm, scalar(0, node.dtype(0))), scalar(1, node.dtype(0)), norm)
-    return relax.op.divide(node.tensor(0), safe)
+    name, dtype = f"ReduceL{order}", node.dtype(0)
+    inner = _inner_dtype(name, dtype)
+    data = node.emit(relax.op.astype(node.tensor(0), inner))
+    norm = node.emit(_REDUCTIONS[name](data, axis, True))
+    safe = relax.op.where(relax.op.equal(norm, scalar(0, inner)), scalar(1, inner), norm)
+    return relax.op.astype(node.emit(relax.op.divide(data, safe)), dtype)
 
 
 CONVERTERS: dict[str, Converter] = {
