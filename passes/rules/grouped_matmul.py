@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.relax.dpl import is_op, wildcard
 
-from tkc.contracts import OPERATOR, WEIGHT_LAYOUT
+from tkc.contracts import GROUPED_MATMUL_OPERATOR, OPERATOR, WEIGHT_LAYOUT
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
@@ -35,7 +35,7 @@ class GroupedProduct:
 def grouped_product(graph: Graph, function: GlobalVar, arguments: relax.Tuple) -> GroupedProduct | Refusal | None:
     """What ``call_tir(function, arguments)`` multiplies; ``None`` where that is no grouped product."""
     attrs = graph.module[function].attrs
-    if attrs is None or attrs.get(OPERATOR) != GROUPED_MATMUL:
+    if attrs is None or attrs.get(OPERATOR) != GROUPED_MATMUL_OPERATOR:
         return None
     a, weight, offsets = arguments.fields
     weight, layout = _untransposed(graph, weight, "gnk" if attrs[WEIGHT_LAYOUT] == "gnk" else "gkn")

@@ -59,7 +59,7 @@ def test_a_target_without_the_kernel() -> None:
     """What the spec cannot do is refused in the spec's words."""
     module, _ = imported_product(True)
     rewritten, report = substituted(module, RULES, Target.parse("cuda:sm_90a"))
-    assert report.substitutions == []
+    assert report.substitutions == ()
     assert "TF32" in report.refusals[0].reason
     assert "grouped_matmul" in rewritten["main"].script()
 

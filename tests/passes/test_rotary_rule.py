@@ -99,7 +99,7 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("form", UNLIKE)
 def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """No kernel."""
-    assert substituted(imported(UNLIKE[form], *heads_last(), symbolic=(0,)), RULES)[1].substitutions == []
+    assert substituted(imported(UNLIKE[form], *heads_last(), symbolic=(0,)), RULES)[1].substitutions == ()
 
 
 WEIGHT = 1 + torch.randn(SIZE, generator=torch.Generator().manual_seed(1)) / 4
