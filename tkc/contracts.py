@@ -29,8 +29,8 @@ behind everything else that it returns, as one tuple. Frontends write it; every 
 it right (``passes/graph/updates.py``)."""
 
 OPERATOR: Final = "tkc.op"
-"""Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one, :data:`GROUPED_MATMUL_OPERATOR` or
-:data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""
+"""Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one,
+:data:`GROUPED_MATMUL_OPERATOR` or :data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""
 
 GROUPED_MATMUL_OPERATOR: Final = "grouped_matmul"
 """A value of :data:`OPERATOR`: ``function(a, weight, offsets)`` multiplies each group of rows by its own weight. The
