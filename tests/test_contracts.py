@@ -16,8 +16,8 @@ NAMES = {name: value for name, value in vars(contracts).items() if name.isupper(
 # Ordinary words, which other things are called, too.
 WORDS = {
     contracts.MAIN,
-    contracts.GROUPED_MATMUL,
-    contracts.HISTOGRAM,
+    contracts.GROUPED_MATMUL_OPERATOR,
+    contracts.HISTOGRAM_OPERATOR,
     contracts.BY_RULES,
     contracts.KERNEL_SYMBOL_PREFIX,
 }

@@ -29,17 +29,17 @@ behind everything else that it returns, as one tuple. Frontends write it; every 
 it right (``passes/graph/updates.py``)."""
 
 OPERATOR: Final = "tkc.op"
-"""Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one, :data:`GROUPED_MATMUL` or
-:data:`HISTOGRAM`. Rules recognise the operator by it."""
+"""Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one,
+:data:`GROUPED_MATMUL_OPERATOR` or :data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""
 
-GROUPED_MATMUL: Final = "grouped_matmul"
+GROUPED_MATMUL_OPERATOR: Final = "grouped_matmul"
 """A value of :data:`OPERATOR`: ``function(a, weight, offsets)`` multiplies each group of rows by its own weight. The
 attribute :data:`WEIGHT_LAYOUT` says how the weights lie."""
 
 WEIGHT_LAYOUT: Final = "tkc.weight_layout"
 """Of a grouped matmul: ``gkn`` for weights ``[groups, k, n]``, ``gnk`` for ``[groups, n, k]``."""
 
-HISTOGRAM: Final = "histc"
+HISTOGRAM_OPERATOR: Final = "histc"
 """A value of :data:`OPERATOR`: ``function(x)`` counts the elements in equal bins from :data:`HISTOGRAM_MINIMUM` to
 :data:`HISTOGRAM_MAXIMUM`, which belongs to the last bin."""
 

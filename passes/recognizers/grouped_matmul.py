@@ -8,7 +8,7 @@ from typing import Literal
 
 from tvm import relax
 
-from tkc.contracts import GROUPED_MATMUL, OPERATOR, WEIGHT_LAYOUT
+from tkc.contracts import GROUPED_MATMUL_OPERATOR, OPERATOR, WEIGHT_LAYOUT
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
@@ -35,7 +35,7 @@ def grouped_product(graph: Graph, expr: relax.Expr) -> GroupedProduct | Refusal 
         return None
     function, arguments = call.args[:2]
     attrs = graph.module[function].attrs
-    if attrs is None or attrs.get(OPERATOR) != GROUPED_MATMUL:
+    if attrs is None or attrs.get(OPERATOR) != GROUPED_MATMUL_OPERATOR:
         return None
     a, weight, offsets = arguments.fields
     weight, layout = _untransposed(graph, weight, "gnk" if attrs[WEIGHT_LAYOUT] == "gnk" else "gkn")

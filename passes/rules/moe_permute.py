@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tvm import relax
 
-from tkc.contracts import HISTOGRAM, HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, OPERATOR
+from tkc.contracts import HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, HISTOGRAM_OPERATOR, OPERATOR
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, Refusal
@@ -89,7 +89,7 @@ def _counts_each(graph: Graph, var: relax.Var, num_experts: int) -> bool:
     if call is None:
         return False
     attrs = graph.module[call.args[0]].attrs
-    if attrs is None or attrs.get(OPERATOR) != HISTOGRAM or static(shape(var)[0]) != num_experts:
+    if attrs is None or attrs.get(OPERATOR) != HISTOGRAM_OPERATOR or static(shape(var)[0]) != num_experts:
         return False
     # The last bin includes its upper bound, so that both bounds give every whole number a bin of its own.
     return attrs[HISTOGRAM_MINIMUM] == 0 and attrs[HISTOGRAM_MAXIMUM] in (num_experts - 1, num_experts)

@@ -74,7 +74,7 @@ def test_other_functions_are_left_alone() -> None:
         builder.emit_func_output(out)
     module = relax.transform.LegalizeOps()(builder.get())
     _, report = substituted(module, RULES)
-    assert (report.substitutions, report.refusals) == ([], [])
+    assert (report.substitutions, report.refusals) == ((), ())
 
 
 def gathering(a: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:

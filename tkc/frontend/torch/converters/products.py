@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
-from tkc.contracts import GROUPED_MATMUL, OPERATOR, WEIGHT_LAYOUT
+from tkc.contracts import GROUPED_MATMUL_OPERATOR, OPERATOR, WEIGHT_LAYOUT
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 
 
@@ -59,7 +59,7 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]
     if source is not None:
         weight, layout = b.env[source], "gnk"
-    attributes = {OPERATOR: GROUPED_MATMUL, WEIGHT_LAYOUT: layout}
+    attributes = {OPERATOR: GROUPED_MATMUL_OPERATOR, WEIGHT_LAYOUT: layout}
     product = _grouped_product_gnk if layout == "gnk" else _grouped_product_gkn
     return b.emit_te("grouped_matmul", product, a, weight, b.cast(offsets, "int32"), **attributes)
 

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import op
 
-from tkc.contracts import HISTOGRAM, HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, OPERATOR
+from tkc.contracts import HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, HISTOGRAM_OPERATOR, OPERATOR
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.vectors import as_vectors
 
@@ -192,7 +192,7 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
         return op.zeros(b.shape, b.dtype)
     flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
     attributes = {
-        OPERATOR: HISTOGRAM,
+        OPERATOR: HISTOGRAM_OPERATOR,
         HISTOGRAM_MINIMUM: float(minimum),
         HISTOGRAM_MAXIMUM: float(maximum),
     }
