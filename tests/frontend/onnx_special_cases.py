@@ -149,7 +149,9 @@ REDUCTIONS = {
     "MatMul": Case("p = Transpose(x) o = MatMul(p, x)"),
     "Gemm": Case("o = Gemm<transB = 1, alpha = 0.5>(x, x)"),
     "LayerNormalization": Case(f"s = {ROW} o = LayerNormalization(x, s)", size=3),
-    "RMSNormalization": Case(f"s = {ROW} o = RMSNormalization(x, s)"),
+    "RMSNormalization": Case(  # in float32, also of float64, as its attribute stash_type says
+        f"s = {ROW} o = RMSNormalization(x, s)", types=("float", "float16", "bfloat16")
+    ),
     "Pad": Case("w = Constant<value_ints = [0, 1, 0, 1]>() v = Constant<value = float {-inf}>() o = Pad(x, w, v)"),
     "Pad edge": Case('w = Constant<value_ints = [0, 1, 0, 1]>() o = Pad<mode = "edge">(x, w)'),
     "Mean": Case("o = Mean(x, x, x)"),
