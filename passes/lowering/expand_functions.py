@@ -31,11 +31,12 @@ class _Expanding(PyExprMutator):
         call = super().visit_call_(call)
         expand = _EXPANSIONS.get(call.op.name) if isinstance(call.op, Op) else None
         # In float64 the six terms are too few: those call the C library (``number_legalization``).
-        return (
-            call
-            if expand is None or call.struct_info.dtype == "float64"
-            else self.builder_.normalize(expand(call.args[0]))
-        )
+        if expand is None or call.struct_info.dtype == "float64":
+            return call
+        dtype = call.struct_info.dtype
+        wide = call.args[0] if dtype == "float32" else self.builder_.normalize(relax.op.astype(call.args[0], "float32"))
+        result = self.builder_.normalize(expand(wide))
+        return result if dtype == "float32" else self.builder_.normalize(relax.op.astype(result, dtype))
 
 
 def _tan(x: relax.Expr) -> relax.Expr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from tvm import relax
 
@@ -108,7 +109,11 @@ def _rms_normalization(node: Node) -> Converted:
 def _lrn(node: Node) -> Converted:
     """Each element divided by a power of the sum of squares of neighbouring channels, in float32 of narrower floats."""
     dtype, size = node.dtype(0), node.attribute("size")
-    alpha, beta, bias = node.attribute("alpha", 1e-4), node.attribute("beta", 0.75), node.attribute("bias", 1.0)
+    alpha, beta, bias = (
+        node.attribute("alpha", float(np.float32(1e-4))),
+        node.attribute("beta", 0.75),
+        node.attribute("bias", 1.0),
+    )
     inner, channels = dtype if dtype in EXACT else "float32", node.shape(0)[1]
     data = node.emit(relax.op.astype(node.tensor(0), inner))
     before = (size - 1) // 2
