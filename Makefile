@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 .PHONY: demo test conformance fuzz mutation architectures lint clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m tkc.cli.demo
+	$(BIN)/tkc demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20 -m "not speed"

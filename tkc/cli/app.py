@@ -155,6 +155,14 @@ def debug(
 
 
 @app.command()
+def demo() -> None:
+    """Compile a mixture-of-experts transformer, run it, compare it with PyTorch, and show what replaced what."""
+    from tkc.cli.demo import run_demo
+
+    run_demo()
+
+
+@app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Check compilers, GPU, versions and caches, and say what each missing piece costs."""
     from tkc.cli.doctor import diagnose, findings_table

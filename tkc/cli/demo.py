@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tkc.api import compile
 from tkc.cli.progress import StageProgress
-from tkc.errors import Error, TargetError
+from tkc.errors import Error, TargetError, UsageError
 from tkc.runtime.local_gpu import local_gpu
 
 _TOKENS = ((1, 17), (2, 64), (4, 128))
@@ -22,9 +22,15 @@ _TOKENS = ((1, 17), (2, 64), (4, 128))
 _TOLERANCE = 1e-4  # for float32; in bfloat16, PyTorch's own rounding is the measure
 
 
-def main() -> None:
-    """Compile transformers' Qwen3-MoE (two layers, random weights) for this machine and show what came of it."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def run_demo() -> None:
+    """Compile transformers' Qwen3-MoE (two layers, random weights) for this machine and show what came of it.
+
+    Raises :class:`tkc.UsageError` without transformers, and :class:`tkc.Error` if results deviate from PyTorch's.
+    """
+    try:
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    except ImportError:
+        raise UsageError("the demo's model is transformers': pip install transformers") from None
 
     console = Console()
     target, device, dtype = _this_machine()
@@ -105,7 +111,3 @@ def _milliseconds(call: Callable[[], object], device: torch.device, repeats: int
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times)
-
-
-if __name__ == "__main__":
-    main()
