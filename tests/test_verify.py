@@ -15,11 +15,12 @@ from tvm import IRModule, relax
 
 import tkc
 from tkc import pipeline, verify
+from tkc.compilation import Compilation
 from tkc.contracts import GLOBAL_SYMBOL, IS_SCHEDULED, KERNEL, MAIN, NUM_INPUT, OP_PATTERN, OPAQUE_PATTERN, UPDATES
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.schedules.target import tvm_target
-from tkc.stages import VERIFY, Compilation, PassStage, StageRunner, Step
+from tkc.stages import VERIFY, PassStage, StageRunner, Step
 
 CPU = Target.parse("cpu")
 X = torch.randn(4, 16)

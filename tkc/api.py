@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tkc.builder import BuilderSettings
     from tkc.compiler import KernelProgress, Kernels
     from tkc.databases import Database
-    from tkc.diagnosis.debugging import Comparison
+    from tkc.diagnosis.comparison import Comparison
     from tkc.kernels import Target
     from tkc.runtime.executable import Executable
     from tkc.runtime.report import Report
@@ -300,4 +300,12 @@ def debug(
     """
     from tkc.diagnosis.debugging import compared
 
-    return compared(model, example_args, example_kwargs, dynamic_shapes=dynamic_shapes, kernels=kernels, seed=seed)
+    return compared(
+        model,
+        example_args,
+        example_kwargs,
+        dynamic_shapes=dynamic_shapes,
+        kernels=kernels,
+        seed=seed,
+        compile=compile,
+    )

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     import torch
     from tvm import IRModule
 
+    from tkc.compilation import Compilation
     from tkc.diagnosis.search import Search
     from tkc.frontend.indices import CheckedInGraph
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
     from tkc.schedules.unordered import UnorderedFunction
-    from tkc.stages import Compilation, StageRunner
+    from tkc.stages import StageRunner
 
 GENERATE_CODE = "generate code"
 _LOG = logging.getLogger(__name__)
@@ -173,8 +174,8 @@ def prepare_toolchain(target: Target) -> None:
 
 def _substituted(runner: StageRunner, imported: IRModule, target: Target, settings: CompileOptions) -> Compilation:
     """The imported model after substitution."""
+    from tkc.compilation import Compilation
     from tkc.pipeline import substitution_stages
-    from tkc.stages import Compilation
 
     choices = kernel_choices(settings.database, target, settings.batch_invariant)
     done = runner.run_stages(Compilation(imported), substitution_stages(target, settings.kernels, choices))

@@ -13,7 +13,7 @@ from tvm_ffi import structural_equal
 from tkc.kernels.spec import as_json
 
 if TYPE_CHECKING:
-    from tkc.stages import Compilation
+    from tkc.compilation import Compilation
 
 Functions = Mapping[str, BaseFunc]
 """A module's functions by name."""

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
+from tkc.compilation import Compilation
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
@@ -47,7 +48,7 @@ from tkc.passes.substitute_kernels import (
 )
 from tkc.schedules.schedule_module import ScheduleModule
 from tkc.schedules.unordered import unordered_functions
-from tkc.stages import Compilation, PassStage, Step
+from tkc.stages import PassStage, Step
 from tkc.verify import (
     ATTENTION_SPELLED_OUT,
     ENTRIES_EXPORTED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any
 import tvm
 from tvm import IRModule
 
+from tkc.compilation import Compilation
 from tkc.dump import PassChange, changes_text, functions_of
 from tkc.failures import explained
-from tkc.kernels import KernelDispatch
-from tkc.passes.canonical.join_weights import JoinedWeights
-from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.runtime.report import Stage
-from tkc.schedules.schedule_module import ScheduledFunction
-from tkc.schedules.unordered import UnorderedFunction
 
 if TYPE_CHECKING:
     from tkc.diagnosis.search import Search
@@ -34,24 +30,6 @@ VERIFY = "TKC_VERIFY"
 
 Observer = Callable[[str], None]
 """Is told the name of each stage as it begins."""
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """A model between two stages: its module, and what the stages so far found.
-
-    ``joined`` are the weights that the module takes side by side, in the order of their parameters. ``kernels`` are
-    those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
-    ``kernels_measured_on`` are the other devices by whose records their configurations were chosen.
-    """
-
-    module: IRModule
-    substitutions: SubstitutionReport = field(default_factory=SubstitutionReport)
-    joined: tuple[JoinedWeights, ...] = ()
-    kernels: tuple[KernelDispatch, ...] | None = None
-    kernels_measured_on: tuple[str, ...] = ()
-    scheduled: tuple[ScheduledFunction, ...] = ()
-    unordered: tuple[UnorderedFunction, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What stages of the pipeline promise, as conditions that are checked behind them.
 
-A condition reads a :class:`~tkc.stages.Compilation` and yields a :class:`Violation` for each place where it does not
-hold. ``tkc/pipeline.py`` says which stage promises which. Checked are compilations with ``verify=True`` or
+A condition reads a :class:`~tkc.compilation.Compilation` and yields a :class:`Violation` for each place where it does
+not hold. ``tkc/pipeline.py`` says which stage promises which. Checked are compilations with ``verify=True`` or
 ``TKC_VERIFY=1``, and every one in the tests.
 """
 
@@ -32,7 +32,7 @@ from tkc.passes.graph.kernel_call import kernel_dispatch
 from tkc.passes.graph.updates import overwritten, updates
 
 if TYPE_CHECKING:
-    from tkc.stages import Compilation
+    from tkc.compilation import Compilation
 
 
 @dataclass(frozen=True)

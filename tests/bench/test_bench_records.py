@@ -16,7 +16,7 @@ from tkc.bench.kernels import device_rows, row_name
 from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw
 from tkc.cli.bench import _finish
 from tkc.errors import UsageError
-from tkc.kernels.cases import benchmark_cases
+from tkc.kernels.all_cases import benchmark_cases
 from tkc.measure.record import Record, Row
 
 SHIPPED = Path(__file__).parents[2] / "docs" / "benchmarks"

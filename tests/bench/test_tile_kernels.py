@@ -13,7 +13,8 @@ from tkc.bench.contenders import contenders
 from tkc.bench.tile_kernels_calls import tile_kernels_calls
 from tkc.bench.tile_kernels_client import TileKernels
 from tkc.errors import UsageError
-from tkc.kernels.cases import Case, benchmark_cases
+from tkc.kernels.all_cases import benchmark_cases
+from tkc.kernels.cases import Case
 from tkc.kernels.moe_combine.spec import MoeCombineParameters
 from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters

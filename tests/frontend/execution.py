@@ -8,12 +8,13 @@ import torch
 import tvm
 from tvm import relax
 
+from tkc.compilation import Compilation
 from tkc.frontend.model import ImportedModel
 from tkc.kernels import Target
 from tkc.pipeline import generation_stages, substitution_stages
 from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target
-from tkc.stages import Compilation, StageRunner
+from tkc.stages import StageRunner
 
 CPU = Target.parse("cpu")
 

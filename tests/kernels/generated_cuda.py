@@ -28,10 +28,10 @@ from extremes import CASES
 from synchronized import CHECKED, HOPPER
 
 from tkc.kernels import SPECS, KernelRequest
+from tkc.kernels.all_cases import benchmark_cases, tuning_cases
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.kernels.cases import benchmark_cases, tuning_cases
 from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
 from tkc.kernels.matmul.spec import MatmulParameters

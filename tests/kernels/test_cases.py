@@ -12,7 +12,8 @@ import tvm_ffi
 import tkc.kernels
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.cases import Case, benchmark_cases, cases_of, checked_cases, tuning_cases
+from tkc.kernels.all_cases import all_sizes, benchmark_cases, candidate_of, cases_of, checked_cases, tuning_cases
+from tkc.kernels.cases import Case
 from tkc.measure.prepared_case import Prepared
 
 CPU = Target.parse("cpu")
@@ -45,8 +46,8 @@ def test_cases_are_of_their_spec(case: Case) -> None:
     """Their sizes are those that its tensors have, and the work at them can be told."""
     spec = SPECS[case.kernel]
     assert isinstance(case.parameters, spec.parameters_type)
-    assert set(spec.sizes(case.parameters)) <= set(case.all_sizes)
-    assert spec.work(case.parameters, case.all_sizes).bytes > 0
+    assert set(spec.sizes(case.parameters)) <= set(all_sizes(case))
+    assert spec.work(case.parameters, all_sizes(case)).bytes > 0
     assert all(hasattr(case.parameters, name) or len(_kinds(case)) > 1 for name in cases_of(case.kernel).told)
 
 
@@ -74,7 +75,7 @@ def test_small_cases_agree_with_the_reference(case: Case, builder: KernelBuilder
 @pytest.mark.parametrize("case", checked_cases(), ids=_id)
 def test_candidates_take_the_kernels_inputs(case: Case) -> None:
     """Where PyTorch has something alike, it is a function of the module that the family names for it."""
-    candidate = case.candidate
+    candidate = candidate_of(case)
     if candidate is not None:
         family = type(SPECS[case.kernel]).__module__.rpartition(".")[0]
         assert getattr(import_module(f"{family}.library"), candidate.__name__) is candidate

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tkc.kernels import SPECS, Target
-from tkc.kernels.cases import tuning_cases
+from tkc.kernels.all_cases import tuning_cases
 
 _OF_GPUS = re.compile(r"\b(gpus?|cuda|tensor cores?|warps?|registers?|blocks?|hopper|shared memory|sm_\d+a?)\b", re.I)
 _SIZES = (0, 1, 3, 7, 17, 24, 100, 1000, 4097, 100_000)

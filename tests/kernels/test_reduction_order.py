@@ -14,6 +14,7 @@ from cuda_source import cuda_source
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
+from tkc.kernels.all_cases import input_of
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
 from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
@@ -300,7 +301,7 @@ def _random(name: str, parameters: Any, rows: int) -> list[torch.Tensor]:
     """Inputs of a kernel on the GPU, with so many rows."""
     sizes = dict.fromkeys(SPECS[name].sizes(parameters), 3) | {_row_size(name): rows, "tokens": rows}
     case = Case(name, parameters, sizes)
-    return [case.input(t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(parameters)]
+    return [input_of(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(parameters)]
 
 
 @pytest.mark.gpu
@@ -312,7 +313,7 @@ def test_a_sequence_decodes_to_the_same_bits_on_a_gpu(builder: KernelBuilder, ke
     torch.manual_seed(0)
     sizes = {"batch": 96, "keys": keys}
     case = Case(name, p, sizes)
-    inputs = [case.input(t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(p)]
+    inputs = [input_of(case, t, sizes, torch.device("cuda")) for t in SPECS[name].inputs(p)]
     tried, differing = 0, 0
     for kernel in build(builder, gpu_requests(name, p)):
         found = kernel(*inputs)[0]

@@ -16,6 +16,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax import op
 
+from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.latent_spec import LatentParameters
 from tkc.kernels.moe_permute.spec import MoePermuteParameters
@@ -29,7 +30,7 @@ from tkc.passes.rules.rule import Rule, Site, operators, ordered
 from tkc.passes.rules.swiglu import SWIGLU
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
 from tkc.pipeline import substitution_stages
-from tkc.stages import Compilation, StageRunner
+from tkc.stages import StageRunner
 
 CHANNELS = 8
 

@@ -13,13 +13,14 @@ from torch.export import Dim
 from tvm import relax, tirx
 from tvm.ir import IRModule
 
+from tkc.compilation import Compilation
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import Target
 from tkc.pipeline import fusion_stages, substitution_stages
 from tkc.schedules.estimate import parameter_bytes
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.target import tvm_target
-from tkc.stages import Compilation, StageRunner
+from tkc.stages import StageRunner
 
 CPU = Target.parse("cpu")
 ROWS, PLACES = torch.randn(3, 2, 4), torch.tensor([1, 4])

@@ -13,7 +13,8 @@ from tkc.bench.plots import COPY, MATRIX_PRODUCT
 from tkc.bench.tile_kernels_client import TileKernels
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.cases import Case, benchmark_cases, cases_of
+from tkc.kernels.all_cases import benchmark_cases, cases_of
+from tkc.kernels.cases import Case
 from tkc.kernels.records import RecordedChoices
 from tkc.measure.chosen_cases import chosen_cases
 from tkc.measure.clocks import watched

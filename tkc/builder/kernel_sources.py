@@ -31,7 +31,7 @@ _SHAPELESS = {
 
 _PACKAGE = "tkc.kernels"
 # What says of kernels which there are, how they are asked for, and what they are compared with: it shapes none.
-_NOT_FOLLOWED = {"registry", "requests", "records", "cases", "library", "reference"}
+_NOT_FOLLOWED = {"registry", "requests", "records", "cases", "all_cases", "library", "reference"}
 
 
 def sources_digest(spec: KernelSpec) -> str:

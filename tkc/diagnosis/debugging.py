@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.text import Text
 
+from tkc.diagnosis.comparison import Comparison, NodeError
 from tkc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,73 +19,14 @@ if TYPE_CHECKING:
 
     from tkc.compiler import Kernels
     from tkc.frontend.model import ImportedModel
+    from tkc.runtime.executable import Executable
+
+Compile = Callable[..., "Executable"]
+""":func:`tkc.compile`, handed in by those who stand above it."""
 
 _ROUNDING = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _STEPS = 64.0
 """How many roundings of the largest magnitude a node may be off by what its own operations, and those before, add."""
-
-
-@dataclass(frozen=True)
-class NodeError:
-    """One value of the model: the largest deviation from the source relative to the source's largest value."""
-
-    node: str
-    error: float
-    bound: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether the deviation is more than rounding explains. A NaN or another shape always is."""
-        return not self.error <= self.bound
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What was compared, in the model's order; ``outputs`` are those of the model compiled as it is.
-
-    Where an output differs and no node does when each is computed by itself, the fault lies in what the compiler does
-    to several nodes together: ``together`` is the first node with which the model up to there differs.
-    """
-
-    nodes: tuple[NodeError, ...]
-    outputs: tuple[NodeError, ...]
-    together: NodeError | None = None
-
-    @property
-    def first(self) -> NodeError | None:
-        """The first node that differs, ``None`` if all agree."""
-        return next((node for node in self.nodes if node.differs), self.together)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether neither a node nor an output differs."""
-        return self.first is None and not any(output.differs for output in self.outputs)
-
-    def to_json(self) -> dict[str, Any]:
-        """The comparison as JSON-ready values."""
-        first = None if self.first is None else asdict(self.first)
-        return {
-            "agrees": self.agrees,
-            "first": first,
-            "nodes": [asdict(node) for node in self.nodes],
-            "outputs": [asdict(node) for node in self.outputs],
-        }
-
-    def __rich__(self) -> RenderableType:
-        outputs = [
-            f"output {row.node}: error {row.error:.2e}, bound {row.bound:.2e}{' DIFFERS' if row.differs else ''}"
-            for row in self.outputs
-        ]
-        if self.first is None:
-            lines = [f"compared {len(self.nodes)} nodes: " + ("all agree" if self.agrees else "each agrees by itself")]
-        else:
-            how = "of the model up to it" if self.first is self.together else "computed from the source's values"
-            lines = [
-                f"first node that differs, {how}:",
-                f"  {self.first.node}",
-                f"  error {self.first.error:.3e}, bound {self.first.bound:.3e} (relative to its largest value)",
-            ]
-        return Group(*map(Text, [*lines, *outputs]))
 
 
 @dataclass(frozen=True)
@@ -111,23 +51,23 @@ def compared(
     dynamic_shapes: Any,
     kernels: Kernels,
     seed: int,
+    compile: Compile,
 ) -> Comparison:
-    """What :func:`tkc.debug` returns, whose arguments these are."""
-    import tkc
+    """What :func:`tkc.debug` returns, whose arguments these are; ``compile`` is :func:`tkc.compile`."""
     from tkc.frontend import import_model
 
     source = _run_source(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, seed)
     imported = import_model(source.model)
-    executable = tkc.compile(source.model, kernels=kernels, copy_weights=True)
+    executable = compile(source.model, kernels=kernels, copy_weights=True)
     results = executable.run_flat([tensor.clone() for tensor in source.inputs])
     outputs = tuple(
         _compared(spec.name, expected, found, source.own_errors.get(spec.name, 0.0), steps=_STEPS * _STEPS)
         for spec, expected, found in zip(imported.signature.outputs, source.outputs, results, strict=True)
     )
-    nodes = tuple(_each_node(imported, source))
+    nodes = tuple(_each_node(imported, source, compile))
     together = None
     if any(row.differs for row in outputs) and not any(row.differs for row in nodes):
-        together = _first_together(imported, source, kernels)
+        together = _first_together(imported, source, kernels, compile)
     return Comparison(nodes, outputs, together)
 
 
@@ -250,21 +190,22 @@ def _run_onnx(model: Any, seed: int) -> _Source:
     return _Source(model, inputs, [values[name] for name in evaluator.output_names], values, {})
 
 
-def _each_node(imported: ImportedModel, source: _Source) -> list[NodeError]:
+def _each_node(imported: ImportedModel, source: _Source, compile: Compile) -> list[NodeError]:
     """Every node, computed from the values that the source computed before it."""
     from tkc.diagnosis.segments import isolated
 
     names = _names(imported, source)
     module, read, computed = isolated(imported.module, list(names))
     given = [source.values[names[variable]] for variable in read]
-    results = _run(imported, module, len(computed), [*source.inputs, *imported.parameters.values(), *given], "none")
+    arguments = [*source.inputs, *imported.parameters.values(), *given]
+    results = _run(imported, module, len(computed), arguments, "none", compile)
     return [
         _node_error(imported, source, variable, names[variable], found)
         for variable, found in zip(computed, results, strict=True)
     ]
 
 
-def _first_together(imported: ImportedModel, source: _Source, kernels: Kernels) -> NodeError | None:
+def _first_together(imported: ImportedModel, source: _Source, kernels: Kernels, compile: Compile) -> NodeError | None:
     """The first node with which the model up to it differs, each compiled as the whole model is."""
     from tkc.diagnosis.segments import up_to, whole
 
@@ -274,7 +215,7 @@ def _first_together(imported: ImportedModel, source: _Source, kernels: Kernels) 
 
     def differs(variable: str) -> bool:
         arguments = [*source.inputs, *imported.parameters.values()]
-        (found,) = _run(imported, up_to(imported.module, variable), 1, arguments, kernels)
+        (found,) = _run(imported, up_to(imported.module, variable), 1, arguments, kernels, compile)
         # What nodes before it round differently is in its result.
         rows[variable] = _node_error(imported, source, variable, names[variable], found, steps=_STEPS * _STEPS)
         return rows[variable].differs
@@ -300,10 +241,14 @@ def _node_error(
 
 
 def _run(
-    imported: ImportedModel, module: IRModule, outputs: int, arguments: Sequence[torch.Tensor], kernels: Kernels
+    imported: ImportedModel,
+    module: IRModule,
+    outputs: int,
+    arguments: Sequence[torch.Tensor],
+    kernels: Kernels,
+    compile: Compile,
 ) -> list[torch.Tensor]:
     """What ``module`` computes of ``arguments``, all that it takes, compiled as a model is."""
-    import tkc
     from tkc.frontend.model import ImportedModel
     from tkc.runtime.input_checks import aligned
     from tkc.runtime.signature import Signature, TensorSpec
@@ -311,5 +256,5 @@ def _run(
     # Nothing is checked: the arguments are those of a call that was right.
     signature = Signature((), tuple(TensorSpec(f"value_{i}", (), "float32") for i in range(outputs)), {})
     part = ImportedModel(module, {}, signature, sources=imported.sources)
-    executable = tkc.compile(part, kernels=kernels)
+    executable = compile(part, kernels=kernels)
     return executable._load()([aligned(argument.detach()) for argument in arguments])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tkc.kernels import SPECS, TensorType
+from tkc.kernels.all_cases import all_sizes, candidate_of, inputs_of
 from tkc.kernels.cases import Case, shape_of
 
 # Of a kernel's inputs: what is this small comes from the kernel before, and lies in the L2 cache in a model, too.
@@ -23,8 +24,8 @@ class Prepared:
         self.case = case
         self.device = device
         self.spec = SPECS[case.kernel]
-        self.sizes = case.all_sizes
-        self.inputs = case.inputs(device)
+        self.sizes = all_sizes(case)
+        self.inputs = inputs_of(case, device)
         self.expected = self.spec.reference(case.parameters, *self.inputs)
         self._copies = [self.inputs, *([t.clone() for t in self.inputs] for _ in range(self._enough_copies() - 1))]
 
@@ -43,7 +44,7 @@ class Prepared:
 
     def reference_calls(self) -> list[Callable[[], object]]:
         """Calls of what PyTorch has for the case, likewise; none where it has nothing."""
-        candidate = self.case.candidate
+        candidate = candidate_of(self.case)
         return [partial(candidate, self.case.parameters, *inputs) for inputs in self._copies] if candidate else []
 
     def compiled_calls(self, mode: str) -> tuple[list[Callable[[], object]], float | None]:
@@ -53,7 +54,7 @@ class Prepared:
         return deviates from it uncompiled.
         """
         torch.compiler.reset()  # what was compiled for other sizes would make these dynamic
-        candidate = self.case.candidate
+        candidate = candidate_of(self.case)
         reference: Callable[..., Any] = torch.compile(candidate or self.spec.reference, mode=mode, dynamic=False)
         calls: list[Callable[[], object]] = [partial(reference, self.case.parameters, *i) for i in self._copies]
         if candidate is not None:

@@ -219,9 +219,10 @@ def unscheduled(
     imported: ImportedModel, target: Target, kernels: Kernels, observer: Observer | None = None
 ) -> IRModule:
     """The model as compilations have it before they schedule it."""
+    from tkc.compilation import Compilation
     from tkc.pipeline import fusion_stages, substitution_stages
     from tkc.schedules.target import tvm_target
-    from tkc.stages import Compilation, StageRunner
+    from tkc.stages import StageRunner
 
     stages = [*substitution_stages(target, kernels), *fusion_stages()]
     with tvm_target(target):

@@ -15,7 +15,8 @@ import tvm_ffi
 from tkc.builder import KernelBuilder
 from tkc.errors import KernelBuildError, TuningStoppedError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.cases import Case, tuning_cases
+from tkc.kernels.all_cases import tuning_cases
+from tkc.kernels.cases import Case
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
 from tkc.measure.chosen_cases import chosen_cases

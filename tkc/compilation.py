@@ -1,0 +1,31 @@
+"""A model on its way through the stages: the value that each of them takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm import IRModule
+
+from tkc.kernels import KernelDispatch
+from tkc.passes.canonical.join_weights import JoinedWeights
+from tkc.passes.substitute_kernels import SubstitutionReport
+from tkc.schedules.schedule_module import ScheduledFunction
+from tkc.schedules.unordered import UnorderedFunction
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A model between two stages: its module, and what the stages so far found.
+
+    ``joined`` are the weights that the module takes side by side, in the order of their parameters. ``kernels`` are
+    those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
+    ``kernels_measured_on`` are the other devices by whose records their configurations were chosen.
+    """
+
+    module: IRModule
+    substitutions: SubstitutionReport = field(default_factory=SubstitutionReport)
+    joined: tuple[JoinedWeights, ...] = ()
+    kernels: tuple[KernelDispatch, ...] | None = None
+    kernels_measured_on: tuple[str, ...] = ()
+    scheduled: tuple[ScheduledFunction, ...] = ()
+    unordered: tuple[UnorderedFunction, ...] = ()
