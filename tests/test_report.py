@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tkc.compiler import parameters_told
-from tkc.kernels.normalization.spec import NormalizationParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.runtime.report import KernelUse, Report
 
 

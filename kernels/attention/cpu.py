@@ -9,8 +9,8 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight, tanh_score
-from tkc.kernels.attention.spec import AttentionParameters
 from tkc.kernels.attention.tensors import mask_entry
 from tkc.kernels.cpu_math import exp
 from tkc.kernels.matmul.register_tile import register_tile

@@ -8,12 +8,12 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry, stored_sink
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, masked_score, softmax_tile
 from tkc.kernels.attention.spec import (
     DECODE_RESIDENT,
     AttentionDecode,
-    AttentionParameters,
     DecodeConfiguration,
     block_heads,
     decode_key_rows,

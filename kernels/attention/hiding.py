@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, truncdiv
 
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import masked_score
-from tkc.kernels.attention.spec import AttentionParameters, keys_ahead
+from tkc.kernels.attention.spec import keys_ahead
 from tkc.kernels.attention.tensors import diagonal, mask_entry
 
 

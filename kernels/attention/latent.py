@@ -7,8 +7,9 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc, Var
 
 from tkc.kernels.attention.cpu import ROWS, Part, Rows, attend_rows, stored_mask_entry
 from tkc.kernels.attention.latent_alternating import define_alternating
-from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentDecode, LatentParameters
+from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentDecode
 from tkc.kernels.attention.latent_tensors import RopeColumns, latent_columns, masked_scores, rope_columns
+from tkc.kernels.attention.parameters import LatentParameters
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParameters
+from tkc.kernels.attention.latent_spec import LatentConfiguration
 from tkc.kernels.attention.latent_tensors import RopeColumns, latent_columns, masked_scores, rope_columns
+from tkc.kernels.attention.parameters import LatentParameters
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, mean_value, rescale_rows, weigh_tile
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads
 from tkc.kernels.hopper.registers import LOADING_REGISTERS, WARPGROUP, computing_registers

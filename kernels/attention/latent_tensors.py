@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
 
-from tkc.kernels.attention.latent_spec import LatentParameters
+from tkc.kernels.attention.parameters import LatentParameters
 from tkc.kernels.attention.softmax import masked_score
 from tkc.kernels.attention.tensors import mask_entry
 

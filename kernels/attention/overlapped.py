@@ -11,10 +11,11 @@ import tilelang.language as T
 from tvm.tirx import Buffer, BufferRegion, PrimExpr, PrimFunc
 
 from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, mean_value, softmax_tile
-from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
+from tkc.kernels.attention.spec import AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import Tensors, diagonal, length, rows
 from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.hopper.ring import Ring, ring, rings

@@ -10,9 +10,10 @@ from tvm.tirx import PrimExpr, PrimFunc
 from tkc.kernels.attention import overlapped
 from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
 from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, mean_value, softmax_tile
-from tkc.kernels.attention.spec import AttentionParameters, AttentionPrefill, PrefillConfiguration, keys_ahead
+from tkc.kernels.attention.spec import AttentionPrefill, PrefillConfiguration, keys_ahead
 from tkc.kernels.attention.tensors import Tensors, diagonal, element, length, position, rows
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.parameters import AttentionParameters
 
 LOG2_E = math.log2(math.e)
 

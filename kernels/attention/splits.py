@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight
-from tkc.kernels.attention.spec import AttentionParameters
 
 _MOST_THREADS = 128
 

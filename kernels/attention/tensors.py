@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.tirx import Buffer, BufferRegion, PrimExpr
 
-from tkc.kernels.attention.spec import AttentionParameters, Layout
+from tkc.kernels.attention.parameters import AttentionParameters, Layout
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from dataclasses import replace
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.batched_matmul.spec import BatchedMatmul, BatchedMatmulConfiguration, BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmul, BatchedMatmulConfiguration
 from tkc.kernels.matmul import persistent
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, MatmulParameters
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel

@@ -6,7 +6,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
-from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulConfiguration, GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulConfiguration
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers

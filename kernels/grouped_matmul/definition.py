@@ -7,7 +7,8 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
 from tkc.kernels.grouped_matmul import persistent
-from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration
 from tkc.kernels.grouped_matmul.tiles import end, find_group, first_row, slots, start
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.register_tile import Product, register_tile

@@ -10,7 +10,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.gated_matmul.accumulators import is_one_product
-from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration
 from tkc.kernels.grouped_matmul.tiles import (
     TileCounts,
     count_tiles,

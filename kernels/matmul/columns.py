@@ -3,7 +3,7 @@
 import tilelang.language as T
 from tvm.tirx import PrimExpr
 
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 
 
 def tiles_across(p: MatmulParameters, width: int) -> int:

@@ -8,8 +8,9 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 from tkc.kernels.matmul import persistent, split
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, activated, load_ahead, store
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration
 from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel

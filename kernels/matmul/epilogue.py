@@ -7,7 +7,7 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.matmul.columns import holds
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling
 
 # Of a residual, what a thread can hold while its sums come to be: 32 registers, beside 64 of these.

@@ -19,7 +19,8 @@ from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
 from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
-from tkc.kernels.matmul.spec import MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.spec import MatmulConfiguration
 from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT
 
 

@@ -11,7 +11,8 @@ from tvm.tirx import PrimFunc
 
 from tkc.kernels.matmul.columns import first_column, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, load_ahead, store
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target

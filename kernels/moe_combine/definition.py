@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
-from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineConfiguration, MoeCombineParameters, vector_width
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_combine.spec import MoeCombine, MoeCombineConfiguration, vector_width
 from tkc.kernels.moe_combine.weighted_sum import add_rows, add_whole_rows, find_rows
 from tkc.kernels.narrow_floats import from_float32, storage_dtype
 from tkc.kernels.target import Target

@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.moe_combine.spec import MoeCombineParameters, vector_width
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_combine.spec import vector_width
 from tkc.kernels.narrow_floats import to_float32
 
 

@@ -4,8 +4,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimFunc
 
 from tkc.kernels.cpu_math import exp
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_gate.ranking import EXCLUDED_KEY, NOTHING, number, order_key, score
-from tkc.kernels.moe_gate.spec import MoeGateParameters
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 
 

@@ -12,8 +12,9 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_gate.ranking import EXCLUDED_RANK, NOTHING, number, order_key, score, total_cancels
-from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateConfiguration, MoeGateParameters
+from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateConfiguration
 from tkc.kernels.moe_gate.warp_sort import element, sort_descending
 from tkc.kernels.target import WARP
 

@@ -3,7 +3,8 @@
 from tvm.tirx import PrimFunc
 
 from tkc.kernels.moe_gate import cpu, cuda
-from tkc.kernels.moe_gate.spec import MoeGateConfiguration, MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
+from tkc.kernels.moe_gate.spec import MoeGateConfiguration
 from tkc.kernels.target import Target
 
 

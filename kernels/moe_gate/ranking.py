@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tilelang.language as T
 from tvm.tirx import PrimExpr
 
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 
 NOTHING = -(2**31)  # below the key of every number
 EXCLUDED_RANK = {"zero": 0.0, "-inf": float("-inf")}

@@ -3,7 +3,8 @@
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
-from tkc.kernels.moe_permute.spec import MoePermute, MoePermuteConfiguration, MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.moe_permute.spec import MoePermute, MoePermuteConfiguration
 from tkc.kernels.target import WARP, Target
 from tkc.kernels.tensor_types import tensor_types
 

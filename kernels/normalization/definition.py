@@ -5,12 +5,8 @@ from tvm.tirx import Buffer, PrimFunc
 
 from tkc.kernels.moe_combine.weighted_sum import add_rows, add_whole_rows, find_rows
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
-from tkc.kernels.normalization.spec import (
-    Normalization,
-    NormalizationConfiguration,
-    NormalizationParameters,
-    vector_width,
-)
+from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.normalization.spec import Normalization, NormalizationConfiguration, vector_width
 from tkc.kernels.target import WARP, Target
 from tkc.kernels.tensor_types import tensor_types
 

@@ -6,14 +6,8 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
-from tkc.kernels.rotary.spec import (
-    VECTOR_BYTES,
-    Rotary,
-    RotaryConfiguration,
-    RotaryParameters,
-    lanes_per_head,
-    vector_width,
-)
+from tkc.kernels.rotary.parameters import RotaryParameters
+from tkc.kernels.rotary.spec import VECTOR_BYTES, Rotary, RotaryConfiguration, lanes_per_head, vector_width
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 

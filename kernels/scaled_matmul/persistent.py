@@ -17,8 +17,9 @@ from tkc.kernels.hopper.tiles import Cyclic, OutputTiles
 from tkc.kernels.hopper.warpgroups import Roles, consume, release_registers
 from tkc.kernels.instruction_order import stay_before_wait
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
-from tkc.kernels.scaled_matmul.spec import OPERAND_DTYPE, ScaledMatmul, ScaledMatmulParameters, ScaledTiling
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK
+from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.spec import ScaledMatmul, ScaledTiling
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.kernels.tensor_types import tensor_types
 
 _UNDER_WAY = 2  # slices that a warpgroup multiplies at a time

@@ -5,8 +5,8 @@ from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels import cpu_math
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
-from tkc.kernels.swiglu.spec import SwiGLUParameters
 
 
 def tiles(p: SwiGLUParameters) -> PrimFunc:

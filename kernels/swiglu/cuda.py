@@ -7,8 +7,9 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
 from tkc.kernels.nan_max import NAN_MAX, nan_max
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
 from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUConfiguration, SwiGLUParameters, vector_width
+from tkc.kernels.swiglu.spec import SwiGLUConfiguration, vector_width
 from tkc.kernels.target import WARP
 
 # With results below 2**-126 as zero, exp2 is one instruction of the GPU. Divisions stay exact.

@@ -3,7 +3,8 @@
 from tvm.tirx import PrimFunc
 
 from tkc.kernels.swiglu import cpu, cuda
-from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
+from tkc.kernels.swiglu.spec import SwiGLUConfiguration
 from tkc.kernels.target import Target
 
 

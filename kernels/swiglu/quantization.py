@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import tilelang.language as T
 from tvm.tirx import PrimExpr
 
-from tkc.kernels.swiglu.spec import FP8_MAX, QUANTIZATION_BLOCK, SwiGLU, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.spec import FP8_MAX, SwiGLU
 from tkc.kernels.tensor_types import tensor_types
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Refusal
 from tkc.passes.graph.kernel_floats import is_index_dtype, is_kernel_float, unfit_dtype

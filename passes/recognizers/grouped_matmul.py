@@ -10,7 +10,8 @@ from tvm import relax
 
 from tkc.contracts import GROUPED_MATMUL_OPERATOR, OPERATOR, WEIGHT_LAYOUT
 from tkc.kernels import Target
-from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Refusal
 from tkc.passes.graph.kernel_floats import is_index_dtype, is_kernel_float, unfit_dtype

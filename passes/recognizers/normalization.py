@@ -7,7 +7,7 @@ from typing import Literal
 
 from tvm import relax
 
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_dtype

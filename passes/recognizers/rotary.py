@@ -7,7 +7,7 @@ from typing import Literal
 
 from tvm import relax, tirx
 
-from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal, Restore
 from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_dtype

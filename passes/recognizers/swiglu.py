@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.passes.graph.bindings import Graph, has_known_shape, shape, static
 from tkc.passes.graph.found import Refusal
 from tkc.passes.graph.kernel_floats import is_kernel_float, unfit_dtype

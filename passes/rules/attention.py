@@ -13,14 +13,14 @@ from functools import partial
 
 from tvm import relax, tirx
 
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.kernel_floats import is_kernel_float
 from tkc.passes.graph.layout import kernel_call
 from tkc.passes.graph.readers import between, needed_elsewhere, sole_reader
 from tkc.passes.graph.views import Index, broadcast_index, int64
-from tkc.passes.recognizers.attention_masks import Causal, kernel_mask
+from tkc.passes.recognizers.attention_masks import kernel_mask
 from tkc.passes.recognizers.attention_operands import (
     Axis,
     Geometry,
@@ -44,6 +44,7 @@ from tkc.passes.recognizers.attention_scores import (
     softmax_of,
     weights_scores,
 )
+from tkc.passes.recognizers.masks import Causal
 from tkc.passes.rules.rule import Rule, Site
 
 _RESULT_VIEWS = ("relax.permute_dims", "relax.reshape", "relax.where")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import relax, tirx
 
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, permuted_axes, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_dtype

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.kernel_floats import is_kernel_float

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from tvm import relax, tirx
 
-from tkc.kernels.attention.latent_spec import LatentParameters
+from tkc.kernels.attention.parameters import LatentParameters
 from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.found import Found
 from tkc.passes.graph.kernel_floats import is_kernel_float
 from tkc.passes.graph.layout import kernel_call, product
 from tkc.passes.graph.readers import between, needed_elsewhere
 from tkc.passes.graph.views import Index, IndexSpace, broadcast_index, int64
-from tkc.passes.recognizers.attention_masks import Causal, kernel_mask
+from tkc.passes.recognizers.attention_masks import kernel_mask
 from tkc.passes.recognizers.attention_operands import Axis, Geometry, new_axis, origins
 from tkc.passes.recognizers.attention_products import CAUSAL, OPERATORS, batch_size, factors, possible_heads
 from tkc.passes.recognizers.attention_scores import (
@@ -31,6 +31,7 @@ from tkc.passes.recognizers.attention_scores import (
     softmax_of,
     weights_scores,
 )
+from tkc.passes.recognizers.masks import Causal
 from tkc.passes.rules.rule import Rule, Site
 
 Place = tuple[relax.Expr, Index]

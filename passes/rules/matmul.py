@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm import DataType, relax
 
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.kernel_floats import is_kernel_float

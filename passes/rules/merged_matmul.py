@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.graph.bindings import Graph, dtype, shape
 from tkc.passes.graph.found import Found, KernelCall
 from tkc.passes.graph.kernel_floats import is_kernel_float

@@ -14,7 +14,7 @@ from typing import Literal
 from tvm import relax
 from tvm.relax.dpl import is_op, is_tuple_get_item, wildcard
 
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.kernel_floats import is_kernel_float, unfit_dtype

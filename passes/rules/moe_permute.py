@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tvm import relax
 
 from tkc.contracts import HISTOGRAM_MAXIMUM, HISTOGRAM_MINIMUM, HISTOGRAM_OPERATOR, OPERATOR
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_bounds import index_bound

@@ -15,7 +15,7 @@ import tkc.bench.kernels
 from tkc.bench.kernels import bench_kernels
 from tkc.kernels import Target
 from tkc.kernels.cases import Case
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.records import RecordedChoices
 from tkc.measure.clocks import watched
 

@@ -15,8 +15,8 @@ from tkc.errors import UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.all_cases import benchmark_cases, candidate_of
 from tkc.kernels.cases import Case
-from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.measure.prepared_case import Prepared
 from tkc.measure.timing import Timing
 

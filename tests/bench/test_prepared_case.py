@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tkc.kernels.cases import Case
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.measure.prepared_case import Prepared
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from tkc.bench.tile_kernels_client import TileKernels
 from tkc.errors import UsageError
 from tkc.kernels.all_cases import benchmark_cases
 from tkc.kernels.cases import Case
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.measure.prepared_case import Prepared
 
 CPU = torch.device("cpu")

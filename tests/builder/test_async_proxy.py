@@ -16,9 +16,9 @@ from tilelang.engine.lower import device_codegen_without_compile, lower_to_host_
 from tkc.builder.async_proxy import fenced_arrivals
 from tkc.kernels import Target
 from tkc.kernels.gated_matmul.definition import define as define_gated
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.matmul.definition import define
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
 
 hopper = Target.parse("cuda:sm_90a")

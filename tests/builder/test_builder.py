@@ -19,7 +19,7 @@ from tkc.builder import BuilderSettings, KernelBuilder, KernelCache, KernelLibra
 from tkc.builder import client as client_module
 from tkc.errors import KernelBuildError
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 
 def request(channels: int = 8, target: str = "cpu") -> KernelRequest:

@@ -17,7 +17,7 @@ from command_line import tkc as tkc_command
 import tkc
 from tkc.builder import KernelBuilder, KernelCache, cache, compiled_once, cuda_driver_stub, runtime_objects
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 
 def _request() -> KernelRequest:

@@ -13,7 +13,8 @@ import json, tempfile
 from pathlib import Path
 from tkc.builder import compile_kernel as builder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
+from tkc.kernels.attention.parameters import AttentionParameters
+from tkc.kernels.attention.spec import DecodeConfiguration
 
 sources = []
 builder.compile_cuda = lambda source, *_: sources.append(source) or b""

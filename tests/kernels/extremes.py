@@ -11,20 +11,19 @@ import torch
 from built_kernel import POISON, BuiltKernel
 
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.normalization.spec import NormalizationParameters
-from tkc.kernels.rotary.spec import RotaryParameters
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.spec import TensorType
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
 
 _GUARD_BYTES = 4096  # before and after each tensor; a multiple of every alignment
 _TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}

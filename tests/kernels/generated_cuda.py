@@ -29,13 +29,12 @@ from synchronized import CHECKED, HOPPER
 
 from tkc.kernels import SPECS, KernelRequest
 from tkc.kernels.all_cases import benchmark_cases, tuning_cases
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 
 _ATTEMPTS = 6
 _OWN = threading.local()

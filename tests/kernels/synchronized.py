@@ -15,14 +15,16 @@ from extremes import CASES
 from synchronization import Launch
 
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.attention.latent_spec import LatentConfiguration, LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration, PrefillConfiguration
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.attention.latent_spec import LatentConfiguration
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
+from tkc.kernels.attention.spec import DecodeConfiguration, PrefillConfiguration
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.spec import ScaledTiling
 
 HOPPER = Target.parse("cuda:sm_90a")
 _ROWS = 9000

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target, TensorType
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.spec import (
     DECODE_RESIDENT,
     AttentionDecode,
-    AttentionParameters,
     AttentionPrefill,
     decode_key_rows,
     resident_blocks,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.batched_matmul.spec import BatchedMatmul, BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.spec import BatchedMatmul
 
 SPEC = BatchedMatmul()
 CPU, HOPPER = Target("cpu"), Target("cuda", "sm_90a")

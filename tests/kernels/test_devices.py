@@ -11,9 +11,9 @@ from tkc import targets
 from tkc.errors import TargetError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.all_cases import tuning_cases
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.devices import DEVICES, device, device_of
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.runtime import local_gpu
 from tkc.runtime.report import Report
 from tkc.schedules.estimate import estimated_seconds

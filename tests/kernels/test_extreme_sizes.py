@@ -9,16 +9,16 @@ from extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, reque
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.normalization.spec import NormalizationParameters
-from tkc.kernels.rotary.spec import RotaryParameters
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.attention.parameters import LatentParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")
 LONGEST = 2**31 - 1  # of an axis

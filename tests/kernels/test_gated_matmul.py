@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.gated_matmul.spec import GatedMatmul, GatedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.gated_matmul.spec import GatedMatmul
 
 SPEC = GatedMatmul()
 CPU = Target("cpu")

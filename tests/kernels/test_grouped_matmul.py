@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration, GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.spec import GroupedMatmul, GroupedMatmulConfiguration
 
 SPEC = GroupedMatmul()
 CPU = Target("cpu")

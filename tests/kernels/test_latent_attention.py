@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.attention.latent_spec import LatentDecode, LatentParameters
+from tkc.kernels.attention.latent_spec import LatentDecode
+from tkc.kernels.attention.parameters import LatentParameters
 
 SPEC = LatentDecode()
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")

@@ -24,9 +24,11 @@ from hypothesis import strategies as st
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.float32_tilings import shared_memory
-from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration, MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration
 from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT, Tiling
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.spec import ScaledTiling
 
 SPEC = Matmul()
 CPU = Target("cpu")
@@ -355,7 +357,7 @@ import json, sys
 import tilelang
 from tvm.tirx import IntImm
 from tkc.kernels.matmul.columns import first_column, tiles_across
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 for outputs, width in json.load(sys.stdin):
     p = MatmulParameters(sum(outputs), 64, "bfloat16", outputs=tuple(outputs))
     print([int(first_column(p, width, IntImm("int32", tile))) for tile in range(tiles_across(p, width))])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.moe_combine.reference import moe_combine
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
 
 CASES = {
     "weighted": MoeCombineParameters(768, 8, "bfloat16", "bfloat16"),

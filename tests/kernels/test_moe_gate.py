@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_gate.reference import moe_gate
-from tkc.kernels.moe_gate.spec import ExpertLayout, MoeGateParameters
+from tkc.kernels.moe_gate.spec import ExpertLayout
 
 MIXTRAL = MoeGateParameters(8, 2, "softmax", normalize=True)
 QWEN3_MOE = MoeGateParameters(128, 8, "softmax", "bfloat16", normalize=True, weights_dtype="bfloat16")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.moe_permute.reference import moe_permute
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
 
 CASES = {
     "one": MoePermuteParameters(1),

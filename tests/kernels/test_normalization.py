@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target, TensorType
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.normalization.reference import normalization
-from tkc.kernels.normalization.spec import NormalizationParameters
 
 CASES = {
     "rms": NormalizationParameters(256, "bfloat16", "rms", 1e-6),

@@ -10,10 +10,10 @@ from built_kernel import build, gpu_requests
 
 from tkc.builder import KernelBuilder
 from tkc.kernels.cases import Case
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.measure.prepared_case import Prepared
 
 RUNS = 40

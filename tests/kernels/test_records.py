@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
-from tkc.kernels.attention.spec import AttentionParameters
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.attention.parameters import AttentionParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.records import FILE, KernelRecord, RecordedChoices, read_records, write_records
 

@@ -15,22 +15,22 @@ from cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
 from tkc.kernels.all_cases import input_of
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.attention.spec import AttentionParameters, DecodeConfiguration
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
+from tkc.kernels.attention.spec import DecodeConfiguration
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.cases import Case
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.records import KernelRecord, RecordedChoices, read_records
-from tkc.kernels.rotary.spec import RotaryParameters
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.target import CUDA_ARCHITECTURES, MULTIPROCESSORS
 from tkc.schedules.database_folders import shipped_database, target_folder
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.rotary.reference import rotary
-from tkc.kernels.rotary.spec import RotaryParameters
 
 CASES = {
     "bshd": RotaryParameters(4, 64, "bfloat16"),

@@ -10,8 +10,9 @@ from built_kernel import build, build_for, gpu_requests
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters, ScaledTiling
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.scaled_matmul.spec import ScaledTiling
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
 
 SPEC = SPECS["matmul.scaled"]
 HOPPER = Target.parse("cuda:sm_90a")

@@ -19,7 +19,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tkc.frontend.torch.importer import import_torch
-from tkc.kernels.attention.spec import AttentionParameters
+from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.attention import DECODE, PREFILL
 

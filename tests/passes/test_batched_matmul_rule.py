@@ -11,7 +11,7 @@ from reference_execution import checked_substitutions, imported, refusal_reasons
 from torch import Tensor
 
 import tkc
-from tkc.kernels.batched_matmul.spec import BatchedMatmulParameters
+from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
 from tkc.passes.rules.matmul import MATMUL
 from tkc.passes.substitute_kernels import Substitution

@@ -14,7 +14,7 @@ from torch.export import Dim
 from tvm.ir import IRModule
 
 from tkc.frontend.torch.importer import import_torch
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
 from tkc.passes.rules.rule import ordered

@@ -11,8 +11,8 @@ from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkc.kernels.gated_matmul.spec import GatedMatmulParameters
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.passes.rules.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.rules.table import RULES

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import IRModule
 
 from tkc.kernels import Target
-from tkc.kernels.grouped_matmul.spec import GroupedMatmulParameters
+from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL
 
 RULES = (GROUPED_MATMUL,)

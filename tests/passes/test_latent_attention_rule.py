@@ -15,7 +15,7 @@ from tvm.ir import IRModule
 
 import tkc
 from tkc.frontend.torch.importer import import_torch
-from tkc.kernels.attention.latent_spec import LatentParameters
+from tkc.kernels.attention.parameters import LatentParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.attention import DECODE, PREFILL
 from tkc.passes.rules.latent_attention import LATENT_DECODE

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tvm import relax
 
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.rules.matmul import MATMUL
 
 RULES = (MATMUL,)

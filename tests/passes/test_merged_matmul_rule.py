@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tvm.ir import IRModule
 
 from tkc.kernels import Target
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.rules.matmul import MATMUL
 from tkc.passes.rules.merged_matmul import MERGED_MATMUL
 

@@ -11,7 +11,7 @@ from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
 from tkc.frontend.torch.importer import import_torch
-from tkc.kernels.rotary.spec import RotaryParameters
+from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.merged_rotary import MERGED_ROTARY
 from tkc.passes.rules.rotary import ROTARY

@@ -10,7 +10,7 @@ from reference_execution import checked_substitutions, imported, refusal_reasons
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkc.kernels.moe_gate.spec import MoeGateParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.passes.rules.moe_gate import MOE_GATE
 
 RULES = (MOE_GATE,)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.passes.rules.moe_gate import MOE_GATE
 from tkc.passes.rules.moe_permute import MOE_PERMUTE
 

@@ -10,7 +10,7 @@ from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkc.kernels.normalization.spec import NormalizationParameters
+from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.passes.rules.normalization import NORMALIZATION
 
 RULES = (NORMALIZATION,)

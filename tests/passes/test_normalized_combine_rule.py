@@ -9,7 +9,7 @@ import torch
 from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.passes.rules.moe_combine import MOE_COMBINE
 from tkc.passes.rules.normalization import NORMALIZATION
 from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE

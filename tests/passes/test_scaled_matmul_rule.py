@@ -11,8 +11,8 @@ from reference_execution import checked_substitutions, imported, refusal_reasons
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkc.kernels.scaled_matmul.spec import ScaledMatmulParameters
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.passes.rules.matmul import MATMUL
 from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.scaled_matmul import SCALED_MATMUL

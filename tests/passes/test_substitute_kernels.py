@@ -18,9 +18,10 @@ from tvm.relax import op
 
 from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
-from tkc.kernels.attention.latent_spec import LatentParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.swiglu.spec import SwiGLUConfiguration, SwiGLUParameters
+from tkc.kernels.attention.parameters import LatentParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
+from tkc.kernels.swiglu.spec import SwiGLUConfiguration
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.graph.bindings import shape
 from tkc.passes.graph.found import Found, Refusal

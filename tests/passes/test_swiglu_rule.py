@@ -10,7 +10,7 @@ from reference_execution import checked_substitutions, imported, refusal_reasons
 from torch import Tensor
 from torch.nn import functional as F
 
-from tkc.kernels.swiglu.spec import SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.swiglu import SWIGLU
 

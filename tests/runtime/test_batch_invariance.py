@@ -22,7 +22,7 @@ import tkc
 from tkc.kernels import Target
 from tkc.kernels.attention.spec import AttentionDecode, DecodeConfiguration
 from tkc.kernels.matmul import spec as matmul_spec
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.schedules.database_folders import target_folder

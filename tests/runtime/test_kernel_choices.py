@@ -9,7 +9,7 @@ import torch
 
 import tkc
 from tkc.kernels import SPECS, Target
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.schedules.database_folders import target_folder
 

@@ -12,7 +12,7 @@ from command_line import tkc
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.cases import Case
-from tkc.kernels.matmul.spec import MatmulParameters
+from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.records import read_records
 from tkc.measure.timing import Timing
 from tkc.tuning import kernels as kernel_tuning

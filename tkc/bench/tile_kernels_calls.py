@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from tkc.kernels.moe_combine.spec import MoeCombineParameters
-from tkc.kernels.moe_gate.spec import MoeGateParameters
-from tkc.kernels.moe_permute.spec import MoePermuteParameters
-from tkc.kernels.swiglu.spec import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.moe_combine.parameters import MoeCombineParameters
+from tkc.kernels.moe_gate.parameters import MoeGateParameters
+from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
 from tkc.measure.prepared_case import Prepared
 
 Tensors = Sequence[torch.Tensor]

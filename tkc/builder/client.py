@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from tkc.builder.cache import KernelCache, KernelLibrary
+from tkc.builder.cache import KernelCache
 from tkc.builder.fork_server import ForkServer
 from tkc.errors import KernelBuildError
 from tkc.kernels import KernelRequest
+from tkc.kernels.kernel_library import KernelLibrary
 
 Progress = Callable[[KernelLibrary, bool], None]
 
