@@ -272,7 +272,7 @@ POOLING = {
         lambda x: windows(lambda values, _: np.sqrt((values**2).sum()), x, [2, 2], pads=[1, 1, 0, 0]),
     ),
     "GlobalLpPool": Case("o = GlobalLpPool<p = 2>(x)", lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True))),
-    "LRN": Case("o = LRN<size = 3>(x)"),
+    "LRN": Case("o = LRN<size = 3, alpha = 0.75>(x)", lambda x: x / (1 + 0.25 * (x**2).sum(1, keepdims=True)) ** 0.75),
     "LRN even": Case(
         "o = LRN<size = 2, alpha = 0.5>(x)",
         lambda x: x / (1 + 0.25 * (x**2 + np.pad(x**2, [(0, 0), (0, 1), (0, 0), (0, 0)])[:, 1:])) ** 0.75,
