@@ -47,11 +47,11 @@ UNARY = {
     "Celu": Case("o = Celu<alpha = 2.0>(x)", types=("float",)),
     "Swish": Case("o = Swish<alpha = 1.5>(x)"),
     "Swish flat": Case("o = Swish<alpha = 0.0>(x)"),
-    "Gelu": Case("o = Gelu(x)", lambda x: x / 2 * (1 + ERF(x / math.sqrt(2))), size=1e-2),
+    "Gelu": Case("o = Gelu(x)", lambda x: x / 2 * (1 + ERF(x / math.sqrt(2))), size=0.1),
     "Gelu tanh": Case(
         'o = Gelu<approximate = "tanh">(x)',
         lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        size=1e-2,
+        size=0.1,
     ),
     "Erf": Case("o = Erf(x)", ERF),
     "Shrink": Case("o = Shrink<lambd = 1.0, bias = 0.5>(x)"),
