@@ -289,8 +289,14 @@ POOLING = {
         "d = Constant<value_ints = [1, 4, 4, 5]>() p = Reshape(x, d) o = DepthToSpace<blocksize = 2>(p)"
     ),
     "Resize nearest": Case(f"{SCALES} o = Resize(x, , r)", nearest),
-    "Resize linear": Case(f'{SCALES} o = Resize<mode = "linear">(x, , r)', size=200),
-    "Resize cubic": Case(f'{SCALES} o = Resize<mode = "cubic">(x, , r)', size=200),
+    "Resize linear": Case(  # ONNX's reference has the largest float64 for infinity
+        f'{SCALES} o = Resize<mode = "linear">(x, , r)', types=("float", "float16", "bfloat16"), size=200
+    ),
+    "Resize cubic": Case(  # whose weights ONNX's reference has in float32
+        f'{SCALES} o = Resize<mode = "cubic">(x, , r)',
+        lambda x: F.interpolate(torch.from_numpy(x), scale_factor=(2, 1.5), mode="bicubic").numpy(),
+        size=200,
+    ),
 }
 
 
