@@ -15,6 +15,9 @@ from tkc.passes.graph.rewriting import rewritten
 # Below this, the difference of e^x and e^-x has lost too many digits, and six terms of the series have them all.
 _SMALL = 1.0
 
+_LARGE = 3e38
+"""More than the root of any float32."""
+
 
 @tvm.transform.module_pass(opt_level=0, name="ExpandFunctions")
 class ExpandFunctions:
@@ -63,10 +66,14 @@ def _sinh(x: relax.Expr) -> relax.Expr:
 
 
 def _half_exp(x: relax.Expr, sign: int) -> relax.Expr:
-    """Half of e^(sign x), as a product of two square roots: e^x overflows before its half does."""
+    """Half of e^(sign x), as a product of two square roots: e^x overflows before its half does.
+
+    LLVM, which may reorder products, would square the root first, but for the minimum.
+    """
     dtype = x.struct_info.dtype
     root = relax.op.exp(relax.op.multiply(x, relax.const(0.5 * sign, dtype)))
-    return relax.op.multiply(relax.op.multiply(root, relax.const(0.5, dtype)), root)
+    half = relax.op.minimum(relax.op.multiply(root, relax.const(0.5, dtype)), relax.const(_LARGE, dtype))
+    return relax.op.multiply(half, root)
 
 
 _EXPANSIONS: dict[str, Callable[[relax.Expr], relax.Expr]] = {

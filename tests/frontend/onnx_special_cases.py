@@ -47,11 +47,11 @@ UNARY = {
     "Celu": Case("o = Celu<alpha = 2.0>(x)", types=("float",)),
     "Swish": Case("o = Swish<alpha = 1.5>(x)"),
     "Swish flat": Case("o = Swish<alpha = 0.0>(x)"),
-    "Gelu": Case("o = Gelu(x)", lambda x: x / 2 * (1 + ERF(x / math.sqrt(2))), size=1e-2),
+    "Gelu": Case("o = Gelu(x)", lambda x: x / 2 * (1 + ERF(x / math.sqrt(2))), size=0.1),
     "Gelu tanh": Case(
         'o = Gelu<approximate = "tanh">(x)',
         lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-        size=1e-2,
+        size=0.1,
     ),
     "Erf": Case("o = Erf(x)", ERF),
     "Shrink": Case("o = Shrink<lambd = 1.0, bias = 0.5>(x)"),
@@ -272,7 +272,7 @@ POOLING = {
         lambda x: windows(lambda values, _: np.sqrt((values**2).sum()), x, [2, 2], pads=[1, 1, 0, 0]),
     ),
     "GlobalLpPool": Case("o = GlobalLpPool<p = 2>(x)", lambda x: np.sqrt((x**2).sum((2, 3), keepdims=True))),
-    "LRN": Case("o = LRN<size = 3>(x)"),
+    "LRN": Case("o = LRN<size = 3, alpha = 0.75>(x)", lambda x: x / (1 + 0.25 * (x**2).sum(1, keepdims=True)) ** 0.75),
     "LRN even": Case(
         "o = LRN<size = 2, alpha = 0.5>(x)",
         lambda x: x / (1 + 0.25 * (x**2 + np.pad(x**2, [(0, 0), (0, 1), (0, 0), (0, 0)])[:, 1:])) ** 0.75,
@@ -289,8 +289,14 @@ POOLING = {
         "d = Constant<value_ints = [1, 4, 4, 5]>() p = Reshape(x, d) o = DepthToSpace<blocksize = 2>(p)"
     ),
     "Resize nearest": Case(f"{SCALES} o = Resize(x, , r)", nearest),
-    "Resize linear": Case(f'{SCALES} o = Resize<mode = "linear">(x, , r)', size=200),
-    "Resize cubic": Case(f'{SCALES} o = Resize<mode = "cubic">(x, , r)', size=200),
+    "Resize linear": Case(  # ONNX's reference has the largest float64 for infinity
+        f'{SCALES} o = Resize<mode = "linear">(x, , r)', types=("float", "float16", "bfloat16"), size=200
+    ),
+    "Resize cubic": Case(  # whose weights ONNX's reference has in float32
+        f'{SCALES} o = Resize<mode = "cubic">(x, , r)',
+        lambda x: F.interpolate(torch.from_numpy(x), scale_factor=(2, 1.5), mode="bicubic").numpy(),
+        size=200,
+    ),
 }
 
 

@@ -263,11 +263,16 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     _refuse_unknown(proto.graph, local | expandable)
     _refuse_impossible_fills(proto.graph)
     try:
-        inlined = _inlined_within_limits(proto, bool(local), expandable)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        typed = _typed_within_limits(proto, bool(local), expandable)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError) as error:
         raise UnsupportedModelError(f"The model is no valid ONNX: {told(error)}; export it again.") from error
+    try:
+        inlined = within_limits(
+            lambda: onnx.inliner.inline_selected_functions(typed, sorted(expandable), inline_schema_functions=True),
+            proto,
+        )
     except RuntimeError as error:
-        raise UnsupportedModelError(_told_of_functions(proto, local | expandable, error)) from error
+        raise UnsupportedModelError(_told_of_functions(typed, expandable, error)) from error
     _refuse_unknown(inlined.graph, set())
     return inlined
 
@@ -285,24 +290,24 @@ def _told_of_functions(proto: onnx.ModelProto, functions: set[tuple[str, str]], 
     )
 
 
-def _inlined_within_limits(
+def _typed_within_limits(
     proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]]
 ) -> onnx.ModelProto:
     try:
-        return within_limits(lambda: _inlined(proto, has_functions, expandable), proto)
+        return within_limits(lambda: _typed(proto, has_functions, expandable), proto)
     except LimitError:
         # To propagate what constants hold is what takes more than anything else. Without it, the node that makes too
         # large a tensor is found, and named, when it is converted.
-        return within_limits(lambda: _inlined(proto, has_functions, expandable, data_prop=False), proto)
+        return within_limits(lambda: _typed(proto, has_functions, expandable, data_prop=False), proto)
 
 
-def _inlined(
+def _typed(
     proto: onnx.ModelProto, has_functions: bool, expandable: set[tuple[str, str]], data_prop: bool = True
 ) -> onnx.ModelProto:
+    """The model, checked, with its own functions inlined and the types of values that can be inferred."""
     onnx.checker.check_model(proto)
     inlined = onnx.inliner.inline_local_functions(proto) if has_functions else proto
-    inlined = onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=data_prop)
-    return onnx.inliner.inline_selected_functions(inlined, sorted(expandable), inline_schema_functions=True)
+    return onnx.shape_inference.infer_shapes(_with_defaults(inlined, expandable), data_prop=data_prop)
 
 
 def _refuse_impossible_fills(graph: onnx.GraphProto) -> None:
