@@ -118,7 +118,7 @@ class ScheduleModule:
                     fitting = widest_first(func) if self.target.is_cuda else func
                     result[variable] = for_code_generation(fitting, self.target)
                     continue
-                result[variable], entry = self._schedule(variable.name_hint, func)
+                result[variable], entry = self._schedule(str(variable.name_hint), func)
                 report.append(replace(entry, cost=replace(entry.cost, calls=calls[variable.name_hint])))
         return result, tuple(report)
 

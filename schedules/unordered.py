@@ -31,7 +31,7 @@ def unordered_functions(module: tvm.IRModule) -> tuple[UnorderedFunction, ...]:
     for name, func in sorted(module.functions_items(), key=lambda item: item[0].name_hint):
         reason = unordered(func) if isinstance(func, tirx.PrimFunc) else None
         if reason is not None:
-            found.append(UnorderedFunction(name.name_hint, _computed_by(module, name.name_hint), reason))
+            found.append(UnorderedFunction(str(name.name_hint), _computed_by(module, name.name_hint), reason))
     return tuple(found)
 
 
@@ -64,7 +64,7 @@ def _computed_by(module: tvm.IRModule, name: str) -> tuple[str, ...]:
         for binding in (binding for block in node.blocks for binding in block.bindings):
             value = getattr(binding, "value", None)
             if isinstance(value, relax.Call) and value.op in _CALLS and value.args[0].name_hint == name:
-                found.append(binding.var.name_hint)
+                found.append(str(binding.var.name_hint))
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):

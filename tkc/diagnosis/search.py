@@ -87,7 +87,8 @@ def _function(explanation: InternalError, circumstances: Search, module: Any) ->
             in_child(build_each, timeout=_SEARCH_SECONDS)
         except (ChildDiedError, RaisedInChildError) as error:
             kind = kind_of(error)
-        return functions[int.from_bytes(tried[:4], "little")][0].name_hint if kind == explanation.kind else None
+        name = functions[int.from_bytes(tried[:4], "little")][0].name_hint
+        return str(name) if kind == explanation.kind else None
 
 
 def _nodes(segment: Segment, sources: Mapping[str, str]) -> tuple[str, ...]:

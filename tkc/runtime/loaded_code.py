@@ -106,7 +106,7 @@ class LoadedCode:
 
         def note(_: Any, symbol: str, before: bool, *__: Any) -> int:
             if before:
-                entered.append(symbol)
+                entered.append(str(symbol))  # a string of TVM's may not outlive this call
             return 0
 
         machine = relax.VirtualMachine(self._module, self._device)
