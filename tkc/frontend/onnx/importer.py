@@ -464,6 +464,9 @@ def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
 
 
 def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
-    """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses."""
-    passes = [relax.transform.ConvertToDataflow(), relax.transform.DeadCodeElimination([MAIN])]
+    """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses.
+
+    In this order: ``ConvertToDataflow`` alone forgets that the result of a branch within a branch is read outside.
+    """
+    passes = [relax.transform.DeadCodeElimination([MAIN]), relax.transform.ConvertToDataflow()]
     return tvm.transform.Sequential(passes)(module)
