@@ -8,11 +8,12 @@ ends the process at some later collection of garbage.
 from __future__ import annotations
 
 import copyreg
+from typing import Any
 
 from tvm_ffi.core import String
 
 
-def _as_plain(text: String) -> tuple[type[str], tuple[str]]:
+def _as_plain(text: String) -> tuple[Any, ...]:
     return str, (str(text),)
 
 

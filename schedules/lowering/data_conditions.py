@@ -11,6 +11,7 @@ Quotients and remainders of data it rewrites as if integers never wrapped around
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
@@ -26,6 +27,10 @@ _HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CO
 _HIDDEN_DATA = {kind: register_pure(f"tkc.data_{kind.__name__.lower()}") for kind in _DIVISIONS}
 _DATA_NAMES = frozenset(op.name for op in _HIDDEN_DATA.values())
 _SHOWN = {op.name: kind for table in (_HIDDEN, _HIDDEN_DATA) for kind, op in table.items()}
+
+
+_PARTS = ("a", "b", "value", "body", "base", "true_value", "false_value")
+_CHOICES = frozenset({"tirx.if_then_else", _HIDDEN[tirx.Select].name})
 
 
 def hide_conditions(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -62,9 +67,11 @@ def shown(call: tirx.Call, *, on_cuda: bool) -> tirx.PrimExpr | None:
 
 
 def _with_hidden_data(body: tirx.Stmt) -> tirx.Stmt:
+    holding = _hold_data(body)
+
     def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(expr, _DIVISIONS):
-            if "int" not in expr.dtype or not _divides_data(expr):
+            if "int" not in expr.dtype or not _any_part([expr.a, expr.b], partial(_is_data, holding=holding)):
                 return None
             return tirx.call_intrin(expr.dtype, _HIDDEN_DATA[type(expr)], expr.a, expr.b)
         return hidden(expr) if _is_on_data(expr) else None
@@ -86,30 +93,52 @@ def _is_on_data(expr: tirx.PrimExpr) -> bool:
     )
 
 
-def _divides_data(expr: tirx.PrimExpr) -> bool:
-    """Whether something is loaded in an operand of the division ``expr``.
+def _hold_data(body: tirx.Stmt) -> set[tirx.Var]:
+    """The local memory into which numbers are copied that the function loads, or what is computed from such.
 
-    Loads of local memory do not count: sorts and searches keep positions in it.
+    Sorts and searches keep positions in local memory, and loaded numbers only decide which: conditions do not count.
     """
+    stores: list[tuple[tirx.Var, tirx.PrimExpr]] = []
 
-    def is_data(node: tirx.PrimExpr) -> bool:
-        if isinstance(node, tirx.BufferLoad):
-            return node.buffer.scope() != "local"
-        return isinstance(node, tirx.Call) and getattr(node.op, "name", None) in _DATA_NAMES
+    def note(node: tirx.Stmt) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local":
+            stores.append((node.buffer.data, node.value))
 
-    return _any_part([expr.a, expr.b], is_data)
+    tirx.stmt_functor.post_order_visit(body, note)
+    holding: set[tirx.Var] = set()
+    while True:
+        found = {
+            memory
+            for memory, value in stores
+            if memory not in holding and _any_part([value], partial(_is_data, holding=holding), conditions=False)
+        }
+        if not found:
+            return holding
+        holding |= found
 
 
-def _any_part(undecided: list[tirx.PrimExpr], wanted: Callable[[tirx.PrimExpr], bool]) -> bool:
-    """Whether an expression, or what it is computed from but for indices of loads, is ``wanted``."""
+def _is_data(node: tirx.PrimExpr, holding: set[tirx.Var]) -> bool:
+    if isinstance(node, tirx.BufferLoad):
+        return node.buffer.scope() != "local" or node.buffer.data in holding
+    return isinstance(node, tirx.Call) and getattr(node.op, "name", None) in _DATA_NAMES
+
+
+def _any_part(
+    undecided: list[tirx.PrimExpr], wanted: Callable[[tirx.PrimExpr], bool], *, conditions: bool = True
+) -> bool:
+    """Whether an expression, or what it is computed from but for indices of loads, is ``wanted``.
+
+    Without ``conditions``, what only chooses among values is not looked at.
+    """
     while undecided:
         node = undecided.pop()
         if wanted(node):
             return True
-        names = ("a", "b", "value", "body", "base", "condition", "true_value", "false_value")
-        parts = [getattr(node, name, None) for name in names]
+        parts = [getattr(node, name, None) for name in ((*_PARTS, "condition") if conditions else _PARTS)]
         undecided += [part for part in parts if isinstance(part, tirx.PrimExpr)]
-        undecided.extend(node.args if isinstance(node, tirx.Call) else ())
+        if isinstance(node, tirx.Call):
+            chooses = getattr(node.op, "name", None) in _CHOICES
+            undecided.extend(node.args[1:] if chooses and not conditions else node.args)
     return False
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tkc
+from tests.schedules.sources import generated_sources
 
 STEPS = 16
 SECONDS = 10
@@ -105,11 +106,23 @@ def test_what_is_read_and_written_by_quotients() -> None:
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ["//", "%"])
 def test_chains_end_for_a_gpu(name: str) -> None:
-    """Built where there is none."""
-    inputs = tuple(map(_numbers, [torch.int8, torch.int64]))
+    """Built where there is none; narrow numbers are loaded as vectors, into memory of each thread."""
+    inputs = tuple(map(_numbers, DTYPES))
     start = time.process_time()
     tkc.compile(Chain(STEP[name]), inputs, target="cuda:sm_90a", kernels="none", database=False)
     assert time.process_time() - start < SECONDS * len(inputs)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_signed], ids=str)
+def test_no_remainder_is_lost_on_a_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread computes every step, for each number that it loads."""
+    sources = generated_sources(monkeypatch)
+    tkc.compile(Chain(STEP["%"]), (_numbers(dtype),), target="cuda:sm_90a", kernels="none", database=False)
+    (source,) = sources
+    body = source[source.rindex("__global__") :]
+    remainders = body.count("tkc_floormod_")
+    assert remainders >= STEPS and remainders % STEPS == 0
 
 
 @pytest.mark.gpu

@@ -64,8 +64,8 @@ def _measured(package: Any, timing: Any, request: dict[str, Any]) -> dict[str, f
 
 
 def _timing() -> ModuleType:
-    """tkc's own way to measure, of the file beside this one."""
-    spec = importlib.util.spec_from_file_location("tkc_timing", Path(__file__).with_name("timing.py"))
+    """tkc's own way to measure; this process has no tkc to import it from."""
+    spec = importlib.util.spec_from_file_location("tkc_timing", Path(__file__).parents[1] / "measure" / "timing.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its data classes look for their annotations
