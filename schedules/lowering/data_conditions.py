@@ -1,11 +1,12 @@
-"""Comparisons, selections and integer quotients of what a model computes, hidden from TVM's simplifier.
+"""What TVM's simplifier must not see of the numbers that a model computes: conditions, quotients, extrema, conversions.
 
 It visits the condition of a selection several times, to learn from it for each branch, and the operands of a
 comparison again as their difference. Where conditions contain selections (an ELU of an ELU), its time is exponential.
 Of data there is nothing to learn: as arguments of functions that TVM does not know they are visited once.
-Quotients and remainders of data it rewrites as if integers never wrapped around, and wrongly: six steps of
-``(x * 5 + i) % 1000`` lose the last remainder. Quotients of positions rounded down, and what remains, are hidden where
-``index_divisions`` asks for it.
+
+It also takes integers of 32 and 64 bits for numbers that never wrap around. Six steps of ``(x * 5 + i) % 1000`` lose
+the last remainder, ``max(x + 1, x + 2)`` becomes ``x + 2``, and a sum that is converted to more bits becomes a sum in
+more bits. Quotients of positions rounded down, and what remains, are hidden where ``index_divisions`` asks for it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from functools import partial
 from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.integer_floors import floor_of_data, floor_of_positions
 from tkc.schedules.lowering.pure_functions import register_pure
 
 FLOORS = (tirx.FloorDiv, tirx.FloorMod)
 _CONDITIONS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _DIVISIONS = (*FLOORS, tirx.Div, tirx.Mod)
-_NODES = [f"tirx.{kind.__name__}" for kind in (*_CONDITIONS, *_DIVISIONS)]
-_HIDDEN = {kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS)}
+_EXTREMA = (tirx.Max, tirx.Min)
+_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
+_NODES = [f"tirx.{kind.__name__}" for kind in (*_CONDITIONS, *_DIVISIONS, *_EXTREMA, tirx.Cast)]
+_HIDDEN = {
+    kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS, *_EXTREMA, tirx.Cast)
+}
 _HIDDEN_DATA = {kind: register_pure(f"tkc.data_{kind.__name__.lower()}") for kind in _DIVISIONS}
 _DATA_NAMES = frozenset(op.name for op in _HIDDEN_DATA.values())
 _SHOWN = {op.name: kind for table in (_HIDDEN, _HIDDEN_DATA) for kind, op in table.items()}
@@ -55,7 +61,10 @@ def shown(call: tirx.Call, *, on_cuda: bool) -> tirx.PrimExpr | None:
     """What ``call`` was, a floor spelled out; ``None`` for any other call."""
     if not _is_hidden(call):
         return None
-    kind, (*others, a, b) = _SHOWN[call.op.name], call.args
+    kind = _SHOWN[call.op.name]
+    if kind is tirx.Cast:
+        return tirx.Cast(call.dtype, *call.args)
+    *others, a, b = call.args
     if a.dtype != b.dtype:  # TVM narrows integers, one by one where it does not know the function
         wider = max(a.dtype, b.dtype, key=lambda dtype: DataType(dtype).bits)
         a, b = a.astype(wider), b.astype(wider)
@@ -74,12 +83,37 @@ def _with_hidden_data(body: tirx.Stmt) -> tirx.Stmt:
             if "int" not in expr.dtype or not _any_part([expr.a, expr.b], partial(_is_data, holding=holding)):
                 return None
             return tirx.call_intrin(expr.dtype, _HIDDEN_DATA[type(expr)], expr.a, expr.b)
+        if isinstance(expr, (tirx.Cast, *_EXTREMA)) and not _may_overflow(expr):
+            return None
         return hidden(expr) if _is_on_data(expr) else None
 
     return ir_transform(body, None, replaced, _NODES)
 
 
+def _may_overflow(expr: tirx.Cast | tirx.Max | tirx.Min) -> bool:
+    """Whether ``expr`` is an extremum of integers, or makes wider ones, and sums or products are among its operands.
+
+    Not where the result so far of a reduction is an operand: what divides reductions among threads looks for those.
+    """
+    operands = _operands(expr)
+    if any("int" not in each.dtype for each in (expr, *operands)):
+        return False
+    if isinstance(expr, tirx.Cast):
+        if DataType(expr.dtype).bits <= DataType(expr.value.dtype).bits:
+            return False
+    elif any(isinstance(each, tirx.BufferLoad) for each in operands) and not _read_the_same(*operands):
+        return False
+    return _any_part(operands, lambda node: isinstance(node, _ARITHMETIC))
+
+
+def _read_the_same(a: tirx.PrimExpr, b: tirx.PrimExpr) -> bool:
+    read = [{node.buffer for node in nodes(each) if isinstance(node, tirx.BufferLoad)} for each in (a, b)]
+    return bool(set.intersection(*read))
+
+
 def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    if isinstance(expr, tirx.Cast):
+        return [expr.value]
     if isinstance(expr, tirx.Select):
         return [expr.condition, expr.true_value, expr.false_value]
     return [expr.a, expr.b]
@@ -87,7 +121,7 @@ def _operands(expr: tirx.PrimExpr) -> list[tirx.PrimExpr]:
 
 def _is_on_data(expr: tirx.PrimExpr) -> bool:
     """Whether something is loaded, or is a float, in what decides ``expr``; its own conditions are hidden already."""
-    undecided = [expr.condition] if isinstance(expr, tirx.Select) else [expr.a, expr.b]
+    undecided = [expr.condition] if isinstance(expr, tirx.Select) else _operands(expr)
     return _any_part(
         undecided, lambda node: isinstance(node, tirx.BufferLoad) or "float" in node.dtype or _is_hidden(node)
     )

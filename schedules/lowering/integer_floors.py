@@ -7,7 +7,7 @@ from tvm import tirx
 from tkc.schedules.lowering.cuda_functions import call_cuda
 from tkc.schedules.lowering.held_values import bound
 
-_CUDA_TYPES = {"int8": "signed char", "int16": "short", "int32": "int", "int64": "long long"}
+_CUDA_TYPES = {"int8": "int8_t", "int16": "int16_t", "int32": "int32_t", "int64": "int64_t"}
 _CUDA_FLOORS: dict[type[tirx.PrimExpr], str] = {
     tirx.FloorDiv: "return a / b - (a % b != 0 && ((a % b) ^ b) < 0);",
     tirx.FloorMod: "return a % b != 0 && ((a % b) ^ b) < 0 ? a % b + b : a % b;",

@@ -16,6 +16,7 @@ from tkc.schedules.lowering.data_conditions import without_conditions
 from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
+from tkc.schedules.lowering.wrapping_integers import WrapIntegers
 
 LOWERING = "tkc"
 """What ``tir_pipeline`` of ``relax.build`` and ``tvm.compile`` is to be."""
@@ -30,7 +31,7 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 
 def _followed(finalize: _Finalize) -> _Finalize:
-    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), HoldValues()])
+    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), HoldValues(), WrapIntegers()])
 
 
 def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:

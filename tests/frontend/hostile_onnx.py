@@ -561,7 +561,7 @@ _chain("Softmax", "Softmax", count=3000)
 _chain("MatMul", "MatMul", "", count=2000)
 _chain("Identity", "Identity")
 _chain("Dropout", "Dropout")
-_chain("HardSwish", "HardSwish", count=3000)
+_chain("HardSwish", "HardSwish", count=2000)
 
 
 @_file("chain: known numbers")

@@ -193,23 +193,21 @@ def converted(value: Type, dtype: str) -> Type:
     require(value.exact and not value.special)
     low, high = (math.trunc(value.low), math.trunc(value.high))
     info = torch.iinfo(DTYPES[dtype])
-    wraps = value.dtype in INTEGERS and dtype == "uint8"
-    if wraps and not (info.min <= low and high <= info.max):
+    if value.dtype in INTEGERS and not (info.min <= low and high <= info.max):
         return Type(value.shape, dtype, info.min, info.max, 1, False, True)
     require(info.min <= low and high <= info.max)
     return Type(value.shape, dtype, low, high, max(1.0, value.step), False, True, value.unique and value.step >= 1)
 
 
 def limited(value: Type) -> Type:
-    """``value`` with what its dtype can hold; :class:`InvalidError` where that would overflow.
+    """``value`` with what its dtype can hold; :class:`InvalidError` where a float would overflow.
 
-    Rounded values stay moderate, so that errors do.
+    Integers wrap around. Rounded values stay moderate, so that errors do.
     """
     if not value.is_float:
         info = None if value.dtype == "bool" else torch.iinfo(DTYPES[value.dtype])
         if info is not None and not (info.min <= value.low and value.high <= info.max):
-            require(value.dtype == "uint8")
-            return replace(value, low=0, high=255, step=1, unique=False)
+            return replace(value, low=info.min, high=info.max, step=1, unique=False)
         return replace(value, step=max(1.0, value.step), special=False, signs=True)
     if value.exact and value.most / value.step > 2 ** _DIGITS[value.dtype]:
         value = replace(value, step=0.0)
