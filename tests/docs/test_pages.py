@@ -73,27 +73,55 @@ def test_a_broken_block_is_found(tmp_path: Path) -> None:
     assert (error.traceback[-1].path, error.traceback[-1].lineno + 1) == (page, 11)
 
 
-def test_a_custom_kernel_is_added_as_the_page_says(tmp_path: Path) -> None:
-    """In a copy of the source: its files are written, its changes made, and its last block is run there."""
+@pytest.fixture(scope="module")
+def with_custom_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source to which the page's files and changes were made."""
+    copy = tmp_path_factory.mktemp("source")
     for folder in ("tkc", "kernels", "passes", "schedules", "tuning_db"):
-        place = tmp_path / ("tkc" if folder == "tkc" else f"tkc/{folder}")
+        place = copy / ("tkc" if folder == "tkc" else f"tkc/{folder}")
         shutil.copytree(ROOT / folder, place, ignore=_links_and_caches)
-    script = ""
     for block in blocks_of(WRITES_FILES):
         if block.title is None:
-            script += block.text
             continue
-        file = tmp_path / "tkc" / block.title
+        file = copy / "tkc" / block.title
         if block.language == "diff":
             file.write_text(changed(file.read_text(), block.text))
         else:
             file.parent.mkdir(exist_ok=True)
             file.write_text(block.text)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    return copy
+
+
+def run_in(copy: Path, script: str) -> None:
+    """Run a script with the modules of a copy of the source."""
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_custom_kernel_is_added_as_the_page_says(with_custom_kernel: Path) -> None:
+    """In a copy of the source, where the page's last block is run."""
+    run_in(with_custom_kernel, "".join(block.text for block in blocks_of(WRITES_FILES) if block.title is None))
+
+
+@pytest.mark.nvcc
+def test_the_custom_kernel_compiles_for_cuda(with_custom_kernel: Path) -> None:
+    """Its other definition, which the page's code does not come to without a GPU."""
+    run_in(
+        with_custom_kernel,
+        """
+from tkc.builder import KernelBuilder
+from tkc.kernels import SPECS, KernelRequest, Target
+
+from tkc.kernels.all_cases import cases_of
+
+target = Target.parse("cuda:sm_90a")
+case = cases_of("squared_relu").checked[1]
+(configuration, *_) = SPECS["squared_relu"].configurations(case.parameters, target)
+with KernelBuilder() as builder:
+    builder.build([KernelRequest("squared_relu", case.parameters, configuration, target)])
+""",
+    )
 
 
 def _links_and_caches(folder: str, names: list[str]) -> set[str]:
