@@ -245,8 +245,8 @@ def pytorch_operators() -> str:
         by_file.setdefault(_file_of(module.__name__), []).append(name)
     parts = [
         "# PyTorch operators\n",
-        f"Generated from the converters' tables: {len(CONVERTERS)} overloads of ATen operators. `torch.export` decomposes "
-        "most others into these, so that many more of `torch`'s functions compile; "
+        f"Generated from the converters' tables: {len(CONVERTERS)} overloads of ATen operators. `torch.export` "
+        "decomposes most others into these, so that many more of `torch`'s functions compile; "
         "[a run of PyTorch's operator database](../conformance/operators-cpu.md) says which. Marked *whole* are those "
         "that are kept from decomposition because a rule or a converter wants to see them.\n",
     ]
@@ -325,8 +325,8 @@ def models() -> str:
     return "\n".join(
         [
             "# Models\n",
-            "Generated from the tables that tests and benchmarks read. Any model that `torch.export` exports compiles if "
-            "all its operators have a converter; these are the ones that are tried.\n",
+            "Generated from the tables that tests and benchmarks read. Any model that `torch.export` exports compiles "
+            "if all its operators have a converter; these are the ones that are tried.\n",
             "## Architectures of transformers\n",
             "`tkc bench architectures` compiles each with two layers and random weights, and compares it with PyTorch. "
             "*Measured* ones stand in the [record of the H200](../benchmarks/architectures.md); *tested* ones are "
@@ -361,8 +361,8 @@ def devices() -> str:
     return "\n".join(
         [
             "# Devices\n",
-            "Generated from `kernels/devices.py`, which names the sources. Multiprocessors, clock and bandwidth serve for "
-            "estimates alone.\n",
+            "Generated from `kernels/devices.py`, which names the sources. Multiprocessors, clock and bandwidth serve "
+            "for estimates alone.\n",
             _table(head, rows),
             f"For {', '.join(f'`{arch}`' for arch in _UNLISTED)} there is no row: kernels use the instructions of 8.0 "
             "and the least shared memory of all rows, and the report says so. Nothing was measured on them.\n",
@@ -381,8 +381,8 @@ def command_line() -> str:
 
     parts = [
         "# Command line\n",
-        "Generated from the commands. Exit codes: 0 done, 1 a comparison failed, 2 an error of the input, 3 an error of "
-        "TKC's, 130 interrupted.\n",
+        "Generated from the commands. Exit codes: 0 done, 1 a comparison failed, 2 an error of the input, 3 an error "
+        "of TKC's, 130 interrupted.\n",
     ]
     for name, command in _commands("tkc", typer.main.get_command(app)):
         parts += [f"## {name}\n", _text(command.help) + "\n"]
