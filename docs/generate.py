@@ -270,10 +270,9 @@ def _columns(names: Iterable[str]) -> str:
 
 def onnx_operators() -> str:
     """The ONNX operators, and whose converter each has."""
-    import onnx
-
     from tkc.frontend.onnx.converters import CONVERTERS
     from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, stock_converters
+    from tkc.frontend.onnx.importer import _CONTROL_FLOW, _expandable_operators
 
     parts = [
         "# ONNX operators\n",
@@ -282,18 +281,15 @@ def onnx_operators() -> str:
         "[A run of ONNX's backend tests](../conformance/onnx.md) says which of their cases are right. An operator "
         "that is not listed is refused by name.\n",
     ]
+    functions = _expandable_operators()
     for domain, title in (("", "ai.onnx"), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
         own = {name for other, name in CONVERTERS if other == domain}
-        stock = set(stock_converters(domain))
-        functions = {
-            schema.name
-            for schema in onnx.defs.get_all_schemas()
-            if schema.domain == domain and (schema.has_function or schema.has_context_dependent_function)
-        }
-        standard = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain}
-        known = own | functions | (stock & standard if standard else stock)
+        if domain == "":
+            own |= _CONTROL_FLOW
+        expanded = {name for other, name in functions if other == domain}
+        known = own | expanded | set(stock_converters(domain))
         rows = [
-            (f"`{name}`", "tkc" if name in own else "TVM" if name in stock else "function") for name in sorted(known)
+            (f"`{name}`", "tkc" if name in own else "function" if name in expanded else "TVM") for name in sorted(known)
         ]
         parts += [f"## {title}\n", _table(("operator", "converter"), rows)]
     return "\n".join(parts)
