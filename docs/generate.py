@@ -12,11 +12,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+if TYPE_CHECKING:  # the tests make the pages without MkDocs
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 _FROM_ROOT = {
@@ -28,22 +29,27 @@ _FROM_ROOT = {
 """Pages at the root of the repository, and where the site has them."""
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The site's files with the generated pages and those of the root among them."""
-    sys.path.insert(0, str(ROOT))  # tests/frontend/models.py
-    pages: dict[str, Callable[[], str]] = {
-        "reference/command-line.md": command_line,
-        "reference/kernels.md": kernels,
-        "reference/pytorch-operators.md": pytorch_operators,
-        "reference/onnx-operators.md": onnx_operators,
-        "reference/models.md": models,
-        "reference/devices.md": devices,
+def generated_pages() -> dict[str, str]:
+    """The pages that the code is read for, and those of the root, by their place in the site."""
+    sys.path.insert(0, str(ROOT))
+    from_root = {path: _from_root(source) for source, path in _FROM_ROOT.items() if path != "index.md"}
+    return {
+        "reference/command-line.md": command_line(),
+        "reference/kernels.md": kernels(),
+        "reference/pytorch-operators.md": pytorch_operators(),
+        "reference/onnx-operators.md": onnx_operators(),
+        "reference/models.md": models(),
+        "reference/devices.md": devices(),
+        **from_root,
     }
-    for path, page in pages.items():
-        files.append(File.generated(config, path, content=page()))
-    for source, path in _FROM_ROOT.items():
-        if path != "index.md":
-            files.append(File.generated(config, path, content=_from_root(source)))
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The site's files, with the generated pages among them."""
+    from mkdocs.structure.files import File
+
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
     return files
 
 
