@@ -192,14 +192,12 @@ def _kernel_section(name: str, spec: Any) -> str:
     if measured:
         told = cases_of(name).told
         sizes = list(dict.fromkeys(key for case in measured for key in case.sizes))
-        rows = dict.fromkeys(
-            (
-                *(_value(getattr(case.parameters, key, "")) for key in told),
-                *(_value(case.sizes.get(key, "")) for key in sizes),
-            )
-            for case in measured
-        )
-        parts += [f"**Benchmarked** by `tkc bench kernels {name}` at:\n", _table((*told, *sizes), rows)]
+        rows: dict[tuple[str, ...], list[str]] = {}
+        for case in measured:
+            row = tuple(_value(getattr(case.parameters, key, "")) for key in told)
+            rows.setdefault(row, []).append(" × ".join(_value(case.sizes.get(key, "")) for key in sizes))
+        table = _table((*told, " × ".join(sizes)), ((*row, "; ".join(dict.fromkeys(at))) for row, at in rows.items()))
+        parts += [f"**Benchmarked** by `tkc bench kernels {name}` at:\n", table]
     return "\n".join(parts)
 
 
