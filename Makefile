@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test conformance fuzz mutation architectures lint clean
+.PHONY: demo test conformance fuzz mutation architectures docs lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -30,6 +30,11 @@ architectures: $(VENV)/.installed
 
 mutation: $(VENV)/.installed
 	$(BIN)/python -m tests.mutation
+
+# The documentation site in build/site, with the tables that are generated from the code.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -1,0 +1,96 @@
+"""What the documentation says is there: links, files that it names, and the tables that it is generated from."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pages import CUSTOM_KERNEL, DOCS, ROOT
+
+from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
+from tkc.frontend.torch.converters import CONVERTERS
+from tkc.kernels import SPECS
+
+pytest.importorskip("transformers")
+
+OF_ITS_TIME = DOCS / "notebook"
+"""Pages of a day, which name files as they were then."""
+
+_LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
+_FILE = re.compile(r"`((?:tkc|passes|kernels|schedules|tests|docs|tuning_db)/[\w/.-]+)`")
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """The hook that writes the site's generated pages."""
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generated(generate: ModuleType) -> dict[str, str]:
+    """The generated pages by their place."""
+    pages: dict[str, str] = generate.generated_pages()
+    return pages
+
+
+def written_pages() -> Iterator[Path]:
+    """The pages that people wrote."""
+    yield from (ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+    yield from sorted(DOCS.rglob("*.md"))
+
+
+def test_links_lead_somewhere(generated: dict[str, str]) -> None:
+    """To a file of the repository, or to a page that is generated."""
+    made = {(DOCS / path).resolve() for path in generated}
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in written_pages()
+        for link in _LINK.findall(page.read_text())
+        if not (target := (page.parent / link).resolve()).exists() and target not in made
+    ]
+    assert broken == []
+
+
+def test_files_that_pages_name_exist() -> None:
+    """Where a page names a file or folder of the source, it is there."""
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in written_pages()
+        if page != CUSTOM_KERNEL and OF_ITS_TIME not in page.parents
+        for name in _FILE.findall(page.read_text())
+        if "NAME" not in name and not (ROOT / name).exists()
+    ]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation(generated: dict[str, str]) -> None:
+    """And the navigation has no page that there is not."""
+    listed = set(re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert listed == written | generated.keys()
+
+
+def test_tables_have_all_that_there_is(generated: dict[str, str]) -> None:
+    """Every kernel with its section, every converter, every command."""
+    kernels = generated["reference/kernels.md"]
+    assert all(f"| [`{name}`]" in kernels and f"\n## {name} {{#" in kernels for name in SPECS)
+    assert all(f"- `{name}`" in generated["reference/pytorch-operators.md"] for name in CONVERTERS)
+    assert all(f"| `{name}` | tkc |" in generated["reference/onnx-operators.md"] for _, name in ONNX_CONVERTERS)
+    commands = generated["reference/command-line.md"]
+    assert all(f"## tkc {name}\n" in commands for name in ("compile", "run", "db stats", "bench kernels", "tune model"))
+    assert "--batch-invariant" in commands
+
+
+def test_architecture_is_ten_minutes_of_reading() -> None:
+    """At 200 words a minute."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= 2000
