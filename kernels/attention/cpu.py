@@ -73,7 +73,7 @@ def attend_rows(
     rows: Rows,
     out: Buffer,
     first_block: PrimExpr | int = 0,
-):
+) -> None:
     """Attention of ``num_rows`` queries over the first ``visible_keys`` of ``keys``, into ``out``.
 
     They see nothing of the blocks of keys before ``first_block``.
@@ -155,7 +155,7 @@ def _weighted_value(
 @T.macro
 def softmax_step(
     p: AttentionParameters, i: PrimExpr, scores: Buffer, rescale: Buffer, row: PrimExpr, maximum: Buffer, total: Buffer
-):
+) -> None:
     """Turn row ``i`` of ``scores`` into weights; update the row's maximum and total; note how to rescale its output."""
     lanes = T.alloc_local((LANES,), "float32")
     shift = T.alloc_local((1,), "float32")

@@ -46,7 +46,7 @@ def _cuda(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration, target: Tar
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
-    def batched_matmul(a: types.a, b: types.b, out: types.out):
+    def batched_matmul(a: types.a, b: types.b, out: types.out) -> None:
         batch, m, n = out.shape
         k = a.shape[2]
         row_tiles, column_tiles = T.ceildiv(m, c.block_m), T.ceildiv(n, c.block_n)
@@ -103,7 +103,7 @@ def _cpu(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration) -> PrimFunc:
         return lambda j: T.min(tile * width, p.n - width) + j
 
     @T.prim_func
-    def batched_matmul(a: types.a, b: types.b, out: types.out):
+    def batched_matmul(a: types.a, b: types.b, out: types.out) -> None:
         batch, m, n = out.shape
         k = a.shape[2]
         with T.Kernel(T.ceildiv(n, width), T.ceildiv(m, c.block_m), batch) as (column_tile, row_tile, entry):
