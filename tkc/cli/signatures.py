@@ -164,7 +164,7 @@ def _parameter(
     name: str, kind: Any, default: Any, text: str, flag: str | None = None, metavar: str | None = None
 ) -> inspect.Parameter:
     flag = flag or f"--{name.replace('_', '-')}"
-    annotation = Annotated[kind, typer.Option(flag, help=text, metavar=metavar)]  # type: ignore[valid-type]
+    annotation = Annotated[kind, typer.Option(flag, help=text, metavar=metavar)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -166,7 +166,7 @@ class _Keep(TorchDispatchMode):
     """Notes the value of each real tensor before an operator writes into it."""
 
     def __init__(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's has no types
         self._kept = kept
 
     def __torch_dispatch__(

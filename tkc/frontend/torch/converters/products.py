@@ -68,11 +68,10 @@ def _transposed_view(node: fx.Node) -> fx.Node | None:
     """The three-dimensional tensor of which ``node`` is a view with the last two dimensions swapped, if it is one."""
     aten = torch.ops.aten
     arguments: Any = node.args
-    if node.target is aten.transpose.int and {axis % 3 for axis in arguments[1:]} == {1, 2}:
-        return arguments[0]
-    if node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]:
-        return arguments[0]
-    return None
+    transposed = node.target is aten.transpose.int and {axis % 3 for axis in arguments[1:]} == {1, 2}
+    permuted = node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]
+    tensor: fx.Node | None = arguments[0] if transposed or permuted else None
+    return tensor
 
 
 def _grouped_product_gnk(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor) -> te.Tensor:
