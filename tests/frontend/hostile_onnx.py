@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx_execution import parsed
+
+from tests.frontend.onnx_execution import parsed
 
 HUGE = 1 << 40
 DEEP = 10_000

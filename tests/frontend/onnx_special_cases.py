@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx_special_numbers import Array, Case, windows
 from torch.nn import functional as F
+
+from tests.frontend.onnx_special_numbers import Array, Case, windows
 
 ERF = np.vectorize(math.erf)
 SCALES = "r = Constant<value_floats = [1.0, 1.0, 2.0, 1.5]>()"

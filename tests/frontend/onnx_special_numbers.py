@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
-from onnx_execution import compiled, parsed
+
+from tests.frontend.onnx_execution import compiled, parsed
 
 Array = np.ndarray[Any, Any]
 Expected = Callable[..., Array]

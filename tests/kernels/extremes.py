@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from built_kernel import POISON, BuiltKernel
 
+from tests.kernels.built_kernel import POISON, BuiltKernel
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from cuda_machine import WARP, Fault, Groups, Machine
-from cuda_syntax import Function, Node, Statement, parse
+
+from tests.kernels.cuda_machine import WARP, Fault, Groups, Machine
+from tests.kernels.cuda_syntax import Function, Node, Statement, parse
 
 WARPGROUP = 128
 SHARED_BYTES = 232448  # of one block on Hopper

@@ -1,4 +1,4 @@
-"""What :mod:`test_processes` runs in processes of its own, by name: ``python process_cases.py NAME ARTIFACT``.
+"""What :mod:`test_processes` runs in processes of its own: ``python -m tests.runtime.process_cases NAME ARTIFACT``.
 
 A process that hangs is killed with all that it started, and a case that fails raises.
 """
@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from concurrency import DIMENSION, attention, check, inputs, loaded
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import tkc
+from tests.runtime.concurrency import DIMENSION, attention, check, inputs, loaded
 
 SECONDS = 30.0  # that a child may take
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from graphs import CPU, Dimension, Input, fused, graph, random
-from random_schedules import the_function
 from tvm import tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, Dimension, Input, fused, graph, random
+from tests.schedules.random_schedules import the_function
 from tkc.kernels.target import Target
 
 ODD_SIZES = (1, 17, 63, 64, 129)
