@@ -189,12 +189,13 @@ def places(
 
     def expected(x: Array) -> Array:
         x = x.reshape(shape or x.shape)
-        found = windows(lambda values, at: at[values.argmax()], x, kernel, **options).astype("int64")
+        found: Array = windows(lambda values, at: at[values.argmax()], x, kernel, **options).astype("int64")
         if not by_columns:
             return found
         height, width = x.shape[-2:]
         area = found % (height * width)
-        return found - area + area % width * height + area // width
+        transposed: Array = found - area + area % width * height + area // width
+        return transposed
 
     return expected
 

@@ -67,7 +67,7 @@ def _case(name: str, **tensors: Any) -> Checked:
     return Checked(case.kernel, case.parameters, None, {**case.usual, "token_blocks": 1}, tensors)
 
 
-_EPILOGUE = {"bias": True, "activation": "relu"}
+_EPILOGUE: dict[str, Any] = {"bias": True, "activation": "relu"}
 
 CHECKED = {
     "matmul, persistent": Checked(

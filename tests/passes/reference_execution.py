@@ -44,7 +44,8 @@ def imported(
     axes = tuple({0: TOKENS} if position in symbolic else None for position in range(len(examples)))
     model = import_torch(Model(), examples, dynamic_shapes={"inputs": axes})
     assert not model.parameters
-    return Canonicalize()(model.module)
+    canonicalize: Any = Canonicalize()  # TVM's decorator makes it callable
+    return canonicalize(model.module)
 
 
 def substituted(

@@ -142,7 +142,7 @@ def start_methods(path: str) -> None:
     """``multiprocessing`` by fork, forkserver and spawn: with the executable, pickled or inherited."""
     executable = loaded(path)
     for method in ("fork", "forkserver", "spawn"):
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)  # typeshed knows Process of each context, not of all
         process = context.Process(target=check, args=(executable,), daemon=True)
         process.start()
         process.join(SECONDS * 2)

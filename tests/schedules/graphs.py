@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
 CPU = Target("cpu")
-Dimension = int | tirx.Var
+Dimension: TypeAlias = int | tirx.Var
 Input = tuple[tuple[Dimension, ...], str]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tests.schedules.graphs import CPU, Dimension, Input, fused, graph, random
@@ -22,7 +22,7 @@ class Case:
     """A graph of inputs that have an unknown size, and what it computes."""
 
     inputs: Callable[[Dimension], list[Input]]
-    body: Callable
+    body: Callable[..., relax.Expr]
     reference: Callable[..., torch.Tensor]
 
     def function(self, of: Dimension, target: Target = CPU) -> tirx.PrimFunc:
