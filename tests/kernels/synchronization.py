@@ -102,8 +102,8 @@ class _Unknown:
         _same
     )
     __lt__ = __le__ = __gt__ = __ge__ = __invert__ = __neg__ = __mod__ = __rmod__ = _same
-    __eq__ = __ne__ = _same  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+    __eq__ = __ne__ = _same  # type: ignore[assignment]  # not known either
+    __hash__ = None  # type: ignore[assignment]  # in no set
 
 
 UNKNOWN = _Unknown()

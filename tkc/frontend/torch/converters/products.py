@@ -56,7 +56,7 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     if ranks != (2, 3) or offsets is None:
         raise b.unsupported("only a 2-D by 3-D grouped product with offsets is supported.")
     layout = "gkn"
-    source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]
+    source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]  # a tensor
     if source is not None:
         weight, layout = b.env[source], "gnk"
     attributes = {OPERATOR: GROUPED_MATMUL_OPERATOR, WEIGHT_LAYOUT: layout}
