@@ -128,7 +128,7 @@ def attend_rows(
 
     for row in T.serial(num_rows):
         if p.sinks:
-            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)
+            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)  # type: ignore[misc]  # p has sinks
         for column in T.serial(p.value_head_size):
             out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
 

@@ -32,6 +32,7 @@ def tanh_score(
     As ``1 - 2 / (1 + e**2x)``, whose error is absolute, and below 1e-6: so much of the cap is an error of the score.
     Powers that overflow or vanish give the right limits.
     """
+    assert p.softcap is not None
     return 1.0 - 2.0 / (1.0 + power(score * (2 * p.scale / p.softcap * log_base_e)))
 
 

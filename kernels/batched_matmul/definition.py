@@ -34,7 +34,7 @@ def define(parameters: BatchedMatmulParameters, configuration: BatchedMatmulConf
         return _cpu(p, configuration)
     if not configuration.blocks:
         return _cuda(p, configuration, target)
-    matrices = MatmulParameters(p.n, p.k, p.dtype, p.layout, p.out_dtype)
+    matrices = MatmulParameters(p.n, p.k, p.dtype, p.layout, p.out_dtype)  # type: ignore[arg-type]  # known: see spec.py
     return persistent.define(matrices, configuration, tensor_types(BatchedMatmul(), p, OPTIONAL_TENSORS))
 
 
@@ -98,9 +98,10 @@ def _cpu(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration) -> PrimFunc:
     def columns(tile: PrimExpr, n: PrimExpr) -> Place:
         """Which column of the product each one of a tile is. The last tile overlaps the one before, or, where there may
         be fewer columns than it has, repeats the last: that stores equal values twice."""
-        if p.n is None:
+        known = p.n
+        if known is None:
             return lambda j: T.min(tile * width + j, n - 1)
-        return lambda j: T.min(tile * width, p.n - width) + j
+        return lambda j: T.min(tile * width, known - width) + j
 
     @T.prim_func
     def batched_matmul(a: types.a, b: types.b, out: types.out) -> None:

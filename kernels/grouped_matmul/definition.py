@@ -56,7 +56,7 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
                 tiles = ((b_shared, 0),)
             else:
                 sums = accumulators(c, transposed, p.dtype)
-                tiles = ((sums.gate, 0), (sums.up, p.n))
+                tiles = ((sums.gate, 0), (sums.up, p.n))  # type: ignore[assignment]  # two instead of one
             bounds = T.alloc_local((2,), "int32")
             find_group(p, offsets, c.block_m, slot, bounds)
             group = bounds[0]

@@ -333,7 +333,7 @@ def _store(k: _Kernel, own: _Rows, row: T.Ref, past: T.Ref, column: PrimExpr) ->
                     own.ups[i, j] = own.sums[0][i, s.c.block_n + first + j]
                 else:
                     own.ups[i, j] = own.sums[1][i, first + j]
-        stage(k.staging, part, own.rows, lambda i, j, first=first: _finished(p, own, i, first + j, j))
+        stage(k.staging, part, own.rows, lambda i, j, first=first: _finished(p, own, i, first + j, j))  # type: ignore[misc]  # has a default
         if row + s.rows <= past:
             T.tma_copy(
                 k.staging.rows(part, own.rows),

@@ -318,7 +318,7 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
         k.staging.wait()
         if not p.residual:
             _activate(k, own, first, s.width)
-        stage(k.staging, number, own.rows, lambda i, j, first=first: own.acc[i, first + j])
+        stage(k.staging, number, own.rows, lambda i, j, first=first: own.acc[i, first + j])  # type: ignore[misc]  # has a default
         for i, (begin, end) in enumerate(p.ranges):
             if holds(p, column, begin, end):
                 T.tma_copy(

@@ -54,7 +54,7 @@ def add_whole_rows(
         for k in T.serial(p.top_k):
             at = _within(p, positions[token, k], rows.shape[0])
             weight = None if p.weight_dtype is None else _weight(p, weights, at, token, k)
-            factor = T.float32(1.0) if weight is None else to_float32(weight, p.weight_dtype)
+            factor = T.float32(1.0) if weight is None else to_float32(weight, p.weight_dtype)  # type: ignore[arg-type]  # known
             for j in T.serial(p.channels):
                 sums[j] += to_float32(rows[at, j], p.dtype) * factor
 

@@ -175,7 +175,7 @@ def _compute(k: _Kernel, warpgroup: int) -> None:
         for part in T.unroll(parts):
             first, number = part * k.staging.width, turn * parts + part
             k.staging.wait()
-            stage(k.staging, number, own.rows, lambda i, j, first=first: total[i, first + j])
+            stage(k.staging, number, own.rows, lambda i, j, first=first: total[i, first + j])  # type: ignore[misc]  # has a default
             T.tma_copy(
                 k.staging.rows(number, own.rows),
                 k.tensors.out[row : row + k.rows, column + first : column + first + k.staging.width],
