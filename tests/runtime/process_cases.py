@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import tkc
@@ -151,7 +152,7 @@ def start_methods(path: str) -> None:
 
 def torch_spawn(path: str) -> None:
     """``torch.multiprocessing``'s spawn, two processes of which each loads the artifact."""
-    torch.multiprocessing.spawn(_spawned, (path,), nprocs=2, join=True)
+    spawn(_spawned, (path,), nprocs=2, join=True)
 
 
 def _spawned(rank: int, path: str) -> None:
