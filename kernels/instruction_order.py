@@ -5,7 +5,7 @@ from tvm.tirx import PrimExpr
 
 
 @T.macro
-def stay_before_wait(row: PrimExpr):
+def stay_before_wait(row: PrimExpr) -> None:
     """Keeps what stands before this in the program before the wait for a product (WGMMA) that follows.
 
     ptxas moves that wait up, above all that does not need the product, be it the work that was to be done while the

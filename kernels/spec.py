@@ -149,4 +149,5 @@ def without_elements(**sizes: int | None) -> str | None:
 
 def as_json(value: Any) -> dict[str, Any]:
     """A dataclass as JSON reads it back: with lists for tuples."""
-    return json.loads(json.dumps(dataclasses.asdict(value)))
+    read: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(value)))
+    return read

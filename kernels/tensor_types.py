@@ -16,7 +16,7 @@ def tensor_types(
 
     Those of ``optional`` that the particular kernel lacks are ``None``, which makes TileLang leave the argument out.
     """
-    sizes = {name: T.dynamic(name, "int32") for name in spec.sizes(parameters)}
+    sizes: dict[int | str, Any] = {name: T.dynamic(name, "int32") for name in spec.sizes(parameters)}
     tensors = (*spec.inputs(parameters), *spec.outputs(parameters))
     types = {t.name: T.Tensor(tuple(sizes.get(d, d) for d in t.shape), storage(t.dtype)) for t in tensors}
     return SimpleNamespace(**{**dict.fromkeys(optional), **types})

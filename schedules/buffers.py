@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -42,7 +43,7 @@ def over_buffers(
         ranges = [tvm.ir.Range.from_min_extent(*pair) for pair in zip(starts, lengths, strict=True)]
         return tirx.BufferRegion(buffers[part.buffer], ranges)
 
-    def rewrite(node: object) -> object | None:
+    def rewrite(node: Any) -> Any:
         if isinstance(node, tirx.BufferLoad) and node.buffer in buffers:
             load = tirx.BufferLoad(buffers[node.buffer], indices(node.buffer, node.indices))
             return load if load.dtype == node.dtype else convert(load, node.dtype)

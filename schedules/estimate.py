@@ -85,10 +85,11 @@ def parameter_bytes(func: tirx.PrimFunc) -> float:
             if region.buffer in parameters:
                 elements = iterations * math.prod(_extents(region))
                 touched[region.buffer] = touched.get(region.buffer, 0.0) + elements
-    return sum(
+    sizes: Iterator[float] = (
         min(elements, math.prod(static(extent) or 1 for extent in buffer.shape)) * DataType(buffer.dtype).bits / 8
         for buffer, elements in touched.items()
     )
+    return sum(sizes)
 
 
 def _extents(region: tirx.BufferRegion) -> Iterator[int]:

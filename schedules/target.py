@@ -58,7 +58,8 @@ def _bits_of(cpu: str) -> int:
 
 def vector_lanes(target: tvm.target.Target, dtype: str) -> int:
     """How many numbers of ``dtype`` a vector register holds, one at the least."""
-    return max(vector_bits(target) // tvm.DataType(dtype).bits, 1)
+    lanes: int = vector_bits(target) // tvm.DataType(dtype).bits
+    return max(lanes, 1)
 
 
 def _cpu() -> tvm.target.Target:

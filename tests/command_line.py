@@ -33,7 +33,9 @@ def tkc(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[st
             main()
     finally:
         signal.signal(signal.SIGINT, interrupt)
-    done = subprocess.CompletedProcess(words, exit_.value.code or 0, output.getvalue(), errors.getvalue())
+    status = exit_.value.code or 0
+    assert isinstance(status, int), status  # a text would be the message of sys.exit
+    done = subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
     return _checked(done, code)
 
 

@@ -106,7 +106,8 @@ def in_child(work: Callable[[], T], timeout: float | None = None) -> T:
             raise ChildDiedError(status, _text(output))
         if text := _text(output):
             print(text, end="", file=sys.stderr)
-    return answer.result()  # type: ignore[no-any-return]
+    result: T = answer.result()
+    return result
 
 
 def ended(status: int) -> str:

@@ -17,10 +17,10 @@ Database = str | os.PathLike[str] | Literal[False] | None
 
 def database_roots(database: Database) -> list[Path]:
     """The folders to look in, in order. Raises :class:`UsageError` for a given one that does not exist."""
-    if database is False:
+    if isinstance(database, bool):
+        if database:
+            raise UsageError("database=True names no folder; leave it out for your own tuning database")
         return []
-    if database is True:
-        raise UsageError("database=True names no folder; leave it out for your own tuning database")
     if database is not None and not Path(database).is_dir():
         raise UsageError(f"there is no tuning database folder {database}")
     return [user_database() if database is None else Path(database), shipped_database()]

@@ -170,10 +170,9 @@ def _written(
     (folder / TRACEBACK).write_text(trace)
     if isinstance(error, ChildDiedError) and error.output:
         (folder / OUTPUT).write_text(error.output)
-    texts = {MODULE: lambda: as_text(module), SMALLEST: lambda: as_text(smallest)}
-    for name, text in texts.items():
+    for name, part in ((MODULE, module), (SMALLEST, smallest)):
         try:
-            if (written := text()) is not None:
+            if (written := as_text(part)) is not None:
                 (folder / name).write_text(written)
         except OSError:
             raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import tvm
 from tvm import IRModule
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _MOST_FUSED = 100
 VERIFY = "TKC_VERIFY"
 """The environment variable that has every compilation verify its stages: ``1`` or ``0``."""
+
+_Result = TypeVar("_Result")
 
 Observer = Callable[[str], None]
 """Is told the name of each stage as it begins."""
@@ -87,7 +89,7 @@ class StageRunner:
         if self.circumstances is not None:
             self.circumstances.imported = imported
 
-    def run(self, name: str, work: Callable[[], Any], module: IRModule | None = None) -> Any:
+    def run(self, name: str, work: Callable[[], _Result], module: IRModule | None = None) -> _Result:
         """Do ``work`` as the stage ``name``; its result.
 
         ``module`` is what ``work`` begins with. Raises :class:`tkc.Error` for whatever ``work`` raises.
@@ -103,7 +105,8 @@ class StageRunner:
     def run_stages(self, compilation: Compilation, stages: Iterable[PassStage]) -> Compilation:
         """``compilation`` after every stage, in order."""
         with tvm.transform.PassContext(config={"relax.FuseOps.max_depth": _MOST_FUSED}):
-            return reduce(self._after_stage, stages, compilation)
+            after: Compilation = reduce(self._after_stage, stages, compilation)
+            return after
 
     def dump(self, module: IRModule, changes: Iterable[PassChange] | None = None) -> None:
         """Write ``module``, as the stage that ran last left it, into the dump's folder, if there is one.

@@ -73,7 +73,7 @@ def attend_rows(
     rows: Rows,
     out: Buffer,
     first_block: PrimExpr | int = 0,
-):
+) -> None:
     """Attention of ``num_rows`` queries over the first ``visible_keys`` of ``keys``, into ``out``.
 
     They see nothing of the blocks of keys before ``first_block``.
@@ -128,7 +128,7 @@ def attend_rows(
 
     for row in T.serial(num_rows):
         if p.sinks:
-            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)
+            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)  # type: ignore[misc]  # p has sinks
         for column in T.serial(p.value_head_size):
             out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
 
@@ -155,7 +155,7 @@ def _weighted_value(
 @T.macro
 def softmax_step(
     p: AttentionParameters, i: PrimExpr, scores: Buffer, rescale: Buffer, row: PrimExpr, maximum: Buffer, total: Buffer
-):
+) -> None:
     """Turn row ``i`` of ``scores`` into weights; update the row's maximum and total; note how to rescale its output."""
     lanes = T.alloc_local((LANES,), "float32")
     shift = T.alloc_local((1,), "float32")

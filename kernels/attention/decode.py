@@ -54,7 +54,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         partial_out: args.partial_out,
         partial_max: args.partial_max,
         partial_sum: args.partial_sum,
-    ):
+    ) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         keys = _visible_keys(p, k)
         key_blocks = T.ceildiv(keys, block_keys)
@@ -136,7 +136,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
 
 
 @T.macro
-def _store_partial(p: AttentionParameters, results: Results, tile: HeadTile, first_row: PrimExpr, sums: Sums):
+def _store_partial(p: AttentionParameters, results: Results, tile: HeadTile, first_row: PrimExpr, sums: Sums) -> None:
     """Leave what one split has of some heads, the first of which is the ``first_row``-th of its key/value head's."""
     batch, first_head, split, group = tile.batch, tile.first_head, tile.split, p.num_heads // p.num_kv_heads
     rows, columns = sums.acc.shape
@@ -178,7 +178,7 @@ def _cpu(p: AttentionParameters, c: DecodeConfiguration) -> PrimFunc:
     num_rows = group if group < ROWS else T.ceildiv(group, ROWS) * ROWS
 
     @T.prim_func
-    def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
+    def attention_decode(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out) -> None:
         with T.Kernel(p.num_kv_heads, q.shape[0]) as (kv_head, batch):
             heads_of = _group_rows(p, Tensors(q, k, v, mask, sinks, out), batch, kv_head)
             attend_rows(p, num_rows, c.block_keys, length(k, p.k_layout), _visible_keys(p, k), heads_of, out)

@@ -50,7 +50,7 @@ def hide_tile(p: AttentionParameters, tile: QueryTile, scores: Buffer, first_key
             if bounded:
                 visible = visible & (j <= i + ahead)
             if windowed:
-                visible = visible & (j + (p.window + keys_ahead(p)) >= i + ahead)
+                visible = visible & (j + (p.window + keys_ahead(p)) >= i + ahead)  # type: ignore[operator]  # it has a window
             if masked:
                 visible = visible & (first_query + i < queries)
             entry = mask_entry(p, tile.mask, batch, head, first_query + i, first_key + j)

@@ -47,7 +47,7 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
         partial_out: args.partial_out,
         partial_max: args.partial_max,
         partial_sum: args.partial_sum,
-    ):
+    ) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         keys = cache.shape[1]
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
@@ -119,7 +119,7 @@ def _cpu(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace) -> 
     @T.prim_func
     def latent_decode(
         q: args.q, q_rope: args.q_rope, cache: args.cache, cache_rope: args.cache_rope, mask: args.mask, out: args.out
-    ):
+    ) -> None:
         with T.Kernel(q.shape[0]) as batch:
             keys = cache.shape[1]
             rows = _head_rows(p, (q, q_rope), (cache, cache_rope), mask, batch)

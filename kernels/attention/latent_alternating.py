@@ -136,7 +136,7 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
         partial_out: args.partial_out,
         partial_max: args.partial_max,
         partial_sum: args.partial_sum,
-    ):
+    ) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         keys = cache.shape[1]
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
@@ -213,7 +213,7 @@ def _accumulators(rows: int, columns: int, parts: int) -> tuple[Buffer, ...]:
 
 
 @T.macro
-def _store(k: _Kernel, own: int, acc: tuple[Buffer, ...], rows: _Rows):
+def _store(k: _Kernel, own: int, acc: tuple[Buffer, ...], rows: _Rows) -> None:
     """Store this warpgroup's half of the columns: the output by TMA, by way of latents that it alone has read."""
     p, c, s, place = k.p, k.c, k.s, k.place
     for number, part in enumerate(acc):
@@ -234,7 +234,7 @@ def _store(k: _Kernel, own: int, acc: tuple[Buffer, ...], rows: _Rows):
 
 
 @T.macro
-def _load(k: _Kernel):
+def _load(k: _Kernel) -> None:
     """Producer: queries, then tile after tile, each part once its consumer has accumulated the last one."""
     p, c, s, turns, tensors, place = k.p, k.c, k.s, k.turns, k.tensors, k.place
     half, chunks = k.half, k.chunks
@@ -304,7 +304,7 @@ def _multiply(k: _Kernel, own: int, acc: tuple[Buffer, ...]) -> _Rows:
 
 
 @T.macro
-def _take_turn(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
+def _take_turn(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows) -> None:
     """Score the own tile; meanwhile add up the other warpgroup's, which came before; then add up the own.
 
     Scores begin with the half of the own tile that this warpgroup itself gave back. Before they wait for the other
@@ -335,7 +335,7 @@ def _take_turn(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], ro
 
 
 @T.macro
-def _score(k: _Kernel, own: int, nth: int, pair: PrimExpr, scores: Buffer):
+def _score(k: _Kernel, own: int, nth: int, pair: PrimExpr, scores: Buffer) -> None:
     """Scores by the ``nth`` half of the own tile's latents to come."""
     s, half, chunks = k.s, k.half, k.chunks
     side = own if nth == 0 else 1 - own
@@ -352,7 +352,7 @@ def _score(k: _Kernel, own: int, nth: int, pair: PrimExpr, scores: Buffer):
 
 
 @T.macro
-def _follow(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows):
+def _follow(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows: _Rows) -> None:
     """Take over the other warpgroup's last tile: its maximum and factor, and its weighted latents (not waited for)."""
     c, s, other = k.c, k.s, 1 - own
     T.barrier_wait(s.weighted[other], (pair + other) & 1)
@@ -364,7 +364,7 @@ def _follow(k: _Kernel, own: int, pair: PrimExpr, acc: tuple[Buffer, ...], rows:
 
 
 @T.macro
-def _add_up(s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: Buffer):
+def _add_up(s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: Buffer) -> None:
     """The weighted latents of a tile, part by part, none of which is waited for."""
     rescale_rows(acc, rescale)
     for number, part in enumerate(acc):
@@ -374,7 +374,7 @@ def _add_up(s: _Shared, own: int, tile: int, acc: tuple[Buffer, ...], rescale: B
 
 
 @T.macro
-def _give_back(s: _Shared, tile: int, side: int):
+def _give_back(s: _Shared, tile: int, side: int) -> None:
     """Wait until the parts of a half are added up, and say so of each."""
     for part in tuple(range(s.parts)):  # by Python, since instructions hold how many may be under way
         T.wait_wgmma(s.parts - 1 - part)
@@ -382,7 +382,7 @@ def _give_back(s: _Shared, tile: int, side: int):
 
 
 @T.macro
-def _weigh(k: _Kernel, first_key: PrimExpr, scores: Buffer, rows: _Rows):
+def _weigh(k: _Kernel, first_key: PrimExpr, scores: Buffer, rows: _Rows) -> None:
     """Turn the scores of the keys from ``first_key`` on into weights, and note how to rescale what came before."""
     p, c, turns = k.p, k.c, k.turns
     if p.mask is not None or first_key + c.block_keys > turns.keys:

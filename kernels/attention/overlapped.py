@@ -97,7 +97,7 @@ def define(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     in_place = p.head_size == p.value_head_size and not c.blocks
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         tiles = T.ceildiv(length(q, p.q_layout), c.block_queries)
         pieces = Pieces(tiles, p.num_heads, q.shape[0], c.blocks > 0, p.causal is not None)
@@ -148,7 +148,7 @@ def _registers(p: AttentionParameters, c: PrefillConfiguration) -> _Registers:
 
 
 @T.macro
-def _load(k: _Kernel):
+def _load(k: _Kernel) -> None:
     """Producer: every piece's queries, then its keys and values, block by block."""
     p, c, tensors = k.p, k.c, k.tensors
     group = p.num_heads // p.num_kv_heads
@@ -201,7 +201,7 @@ def _load(k: _Kernel):
 
 
 @T.macro
-def _compute(k: _Kernel, r: _Registers):
+def _compute(k: _Kernel, r: _Registers) -> None:
     """Consumers: all pieces, each warpgroup its own queries of them."""
     p, c, tensors = k.p, k.c, k.tensors
     first_query = T.alloc_var("int32")
@@ -269,7 +269,7 @@ def _compute(k: _Kernel, r: _Registers):
 
 
 @T.macro
-def _score(k: _Kernel, r: _Registers, keys: BufferRegion):
+def _score(k: _Kernel, r: _Registers, keys: BufferRegion) -> None:
     """Begin the product of the queries and a block of keys."""
     T.wgmma_gemm(
         k.q_tile,
@@ -282,13 +282,13 @@ def _score(k: _Kernel, r: _Registers, keys: BufferRegion):
 
 
 @T.macro
-def _add_values(r: _Registers, values: BufferRegion):
+def _add_values(r: _Registers, values: BufferRegion) -> None:
     """Begin the product of the weights and a block of values."""
     T.wgmma_gemm(r.weights, values, r.acc, policy=T.GemmWarpPolicy.FullRow)
 
 
 @T.macro
-def _weigh(p: AttentionParameters, r: _Registers, tile: QueryTile, first_key: PrimExpr):
+def _weigh(p: AttentionParameters, r: _Registers, tile: QueryTile, first_key: PrimExpr) -> None:
     """Turn the scores of the keys from ``first_key`` on into weights."""
     cap_tile(p, r.scores)
     hide_tile(p, tile, r.scores, first_key)

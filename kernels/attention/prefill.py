@@ -38,7 +38,7 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
     full_row = T.GemmWarpPolicy.FullRow
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         num_tiles = T.ceildiv(queries, block_queries)
@@ -101,7 +101,7 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
     args = annotations((*spec.inputs(p), *spec.outputs(p)), storage_dtype)
 
     @T.prim_func
-    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out):
+    def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out) -> None:
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
         with T.Kernel(T.ceildiv(queries, c.block_queries), p.num_heads, q.shape[0]) as (tile, head, batch):
             first_query = tile * c.block_queries

@@ -68,12 +68,14 @@ def _heads_first(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def _of_groups(parameters: AttentionParameters, rows: torch.Tensor) -> torch.Tensor:
     """The rows of all heads that share keys as those of one head, so that no key is repeated."""
-    return rows.unflatten(1, (parameters.num_kv_heads, rows.shape[1] // parameters.num_kv_heads)).flatten(2, 3)
+    groups: torch.Tensor = rows.unflatten(1, (parameters.num_kv_heads, rows.shape[1] // parameters.num_kv_heads))
+    return groups.flatten(2, 3)
 
 
 def _of_heads(parameters: AttentionParameters, rows: torch.Tensor) -> torch.Tensor:
     group = parameters.num_heads // parameters.num_kv_heads
-    return rows.unflatten(2, (group, rows.shape[2] // group)).flatten(1, 2)
+    heads: torch.Tensor = rows.unflatten(2, (group, rows.shape[2] // group))
+    return heads.flatten(1, 2)
 
 
 def _seen_positions(parameters: AttentionParameters, queries: int, keys: int) -> torch.Tensor:

@@ -32,11 +32,12 @@ def tanh_score(
     As ``1 - 2 / (1 + e**2x)``, whose error is absolute, and below 1e-6: so much of the cap is an error of the score.
     Powers that overflow or vanish give the right limits.
     """
+    assert p.softcap is not None
     return 1.0 - 2.0 / (1.0 + power(score * (2 * p.scale / p.softcap * log_base_e)))
 
 
 @T.macro
-def cap_tile(p: AttentionParameters, scores: Buffer):
+def cap_tile(p: AttentionParameters, scores: Buffer) -> None:
     """Bound a tile's scores, if they are to be capped."""
     if p.softcap is not None:
         for i, j in T.Parallel(*scores.shape):
@@ -60,7 +61,7 @@ def sink_weight(
 
 
 @T.macro
-def count_sink(p: AttentionParameters, sink: PrimExpr, maximum: Buffer, total: Buffer):
+def count_sink(p: AttentionParameters, sink: PrimExpr, maximum: Buffer, total: Buffer) -> None:
     """Add the weight of a head's sink to the ``total`` of rows whose largest score is ``maximum``."""
     for i in T.Parallel(total.shape[0]):
         total[i] += sink_weight(p, T.cast(sink, "float32"), maximum[i])
@@ -104,7 +105,7 @@ def mean_value(weighted: PrimExpr, total: PrimExpr) -> PrimExpr:
 
 
 @T.macro
-def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, total: Buffer):
+def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, total: Buffer) -> None:
     """Turn a tile's scores into weights: of each row, update the maximum and total, and note how to rescale its output.
 
     ``scores`` is ``[rows, keys]``, the others ``[rows]``, all of them float32 in registers.
@@ -114,7 +115,7 @@ def softmax_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescal
 
 
 @T.macro
-def weigh_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, slack: float = 0.0):
+def weigh_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale: Buffer, slack: float = 0.0) -> None:
     """As ``softmax_tile``, which updates the total, too.
 
     A maximum stays as it is until scores exceed it by ``slack`` (as exponents of two), and weights become as large as
@@ -142,7 +143,7 @@ def weigh_tile(p: AttentionParameters, scores: Buffer, maximum: Buffer, rescale:
 
 
 @T.macro
-def rescale_rows(sums: tuple[Buffer, ...], rescale: Buffer):
+def rescale_rows(sums: tuple[Buffer, ...], rescale: Buffer) -> None:
     """Multiply the rows of all ``sums`` with ``rescale``, in threads that have rows to which it makes a difference."""
     changes = T.alloc_var("bool", False)
     for i in T.Parallel(rescale.shape[0]):
@@ -154,7 +155,7 @@ def rescale_rows(sums: tuple[Buffer, ...], rescale: Buffer):
 
 
 @T.macro
-def count_weights(weights: Buffer, rescale: Buffer, total: Buffer):
+def count_weights(weights: Buffer, rescale: Buffer, total: Buffer) -> None:
     """Add a tile's weights to the total of those before, which is rescaled."""
     rows = total.shape[0]
     tile_sum = T.alloc_fragment([rows], "float32")

@@ -42,7 +42,7 @@ class Sums:
 
 
 @T.macro
-def store_heads(p: AttentionParameters, results: Results, tile: HeadTile, first_column: int, sums: Sums):
+def store_heads(p: AttentionParameters, results: Results, tile: HeadTile, first_column: int, sums: Sums) -> None:
     """Store columns of a tile of heads, from the first on, of a whole ``out [batch, heads, columns]`` or of a split."""
     batch, first_head, split = tile.batch, tile.first_head, tile.split
     acc, maximum, total = sums.acc, sums.maximum, sums.total
@@ -69,7 +69,7 @@ def combine_splits(
     row: Callable[[PrimExpr, PrimExpr], tuple[PrimExpr, ...]],
     used: PrimExpr | int,
     sinks: Buffer | None = None,
-):
+) -> None:
     """Launch what sums the results of the first ``used`` splits by their weights, into ``out`` at ``row(batch, head)``.
 
     ``sinks [heads]`` count here, once for all splits.

@@ -34,7 +34,7 @@ def define(parameters: BatchedMatmulParameters, configuration: BatchedMatmulConf
         return _cpu(p, configuration)
     if not configuration.blocks:
         return _cuda(p, configuration, target)
-    matrices = MatmulParameters(p.n, p.k, p.dtype, p.layout, p.out_dtype)
+    matrices = MatmulParameters(p.n, p.k, p.dtype, p.layout, p.out_dtype)  # type: ignore[arg-type]  # known: see spec.py
     return persistent.define(matrices, configuration, tensor_types(BatchedMatmul(), p, OPTIONAL_TENSORS))
 
 
@@ -46,7 +46,7 @@ def _cuda(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration, target: Tar
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
 
     @T.prim_func
-    def batched_matmul(a: types.a, b: types.b, out: types.out):
+    def batched_matmul(a: types.a, b: types.b, out: types.out) -> None:
         batch, m, n = out.shape
         k = a.shape[2]
         row_tiles, column_tiles = T.ceildiv(m, c.block_m), T.ceildiv(n, c.block_n)
@@ -98,12 +98,13 @@ def _cpu(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration) -> PrimFunc:
     def columns(tile: PrimExpr, n: PrimExpr) -> Place:
         """Which column of the product each one of a tile is. The last tile overlaps the one before, or, where there may
         be fewer columns than it has, repeats the last: that stores equal values twice."""
-        if p.n is None:
+        known = p.n
+        if known is None:
             return lambda j: T.min(tile * width + j, n - 1)
-        return lambda j: T.min(tile * width, p.n - width) + j
+        return lambda j: T.min(tile * width, known - width) + j
 
     @T.prim_func
-    def batched_matmul(a: types.a, b: types.b, out: types.out):
+    def batched_matmul(a: types.a, b: types.b, out: types.out) -> None:
         batch, m, n = out.shape
         k = a.shape[2]
         with T.Kernel(T.ceildiv(n, width), T.ceildiv(m, c.block_m), batch) as (column_tile, row_tile, entry):

@@ -43,7 +43,7 @@ def _cuda(p: GatedMatmulParameters, c: GatedMatmulConfiguration, target: Target)
         up_bias: types.up_bias,
         gate_up_bias: types.gate_up_bias,
         out: types.out,
-    ):
+    ) -> None:
         T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
@@ -104,7 +104,7 @@ def _cpu(p: GatedMatmulParameters, c: GatedMatmulConfiguration) -> PrimFunc:
         up_bias: types.up_bias,
         gate_up_bias: types.gate_up_bias,
         out: types.out,
-    ):
+    ) -> None:
         m = a.shape[0]
         gate_weight, up_weight = (gate_up, gate_up) if p.packed else (gate, up)
         gate_offset, up_offset = (gate_up_bias, gate_up_bias) if p.packed else (gate_bias, up_bias)

@@ -41,7 +41,7 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
         b: types.b,
         offsets: types.offsets,
         out: types.out,
-    ):
+    ) -> None:
         if p.gated is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[0]
@@ -56,7 +56,7 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
                 tiles = ((b_shared, 0),)
             else:
                 sums = accumulators(c, transposed, p.dtype)
-                tiles = ((sums.gate, 0), (sums.up, p.n))
+                tiles = ((sums.gate, 0), (sums.up, p.n))  # type: ignore[assignment]  # two instead of one
             bounds = T.alloc_local((2,), "int32")
             find_group(p, offsets, c.block_m, slot, bounds)
             group = bounds[0]
@@ -119,7 +119,7 @@ def _cpu(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFunc:
         b: types.b,
         offsets: types.offsets,
         out: types.out,
-    ):
+    ) -> None:
         tokens, m = a.shape[0], out.shape[0]
         # Where there is none to gather, no row is of any group.
         grouped = m if p.rows is None else T.if_then_else(tokens > 0, m, 0)

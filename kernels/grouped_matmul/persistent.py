@@ -162,7 +162,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
         b: types.b,
         offsets: types.offsets,
         out: types.out,
-    ):
+    ) -> None:
         if p.gated is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
         with T.Kernel(c.blocks, threads=shape.roles.threads) as block:
@@ -190,7 +190,7 @@ def define(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration) -> PrimFun
 
 
 @T.macro
-def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref):
+def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref) -> None:
     """Producer: every tile's slices of the weights and of the rows, which threads gather or TMA loads.
 
     ``place [2]`` is the tile's group and its number there, ``source [copies]`` the rows that a thread copies from,
@@ -234,7 +234,7 @@ def _load(k: _Kernel, place: Buffer, source: Buffer, slices: T.Ref, done: T.Ref)
 
 
 @T.macro
-def _gather(k: _Kernel, at: PrimExpr, depth: PrimExpr, source: Buffer):
+def _gather(k: _Kernel, at: PrimExpr, depth: PrimExpr, source: Buffer) -> None:
     """Copy a slice of the rows by threads; their copies arrive at the stage's barrier when they are done."""
     thread = T.get_thread_binding()
     for nth in T.unroll(k.shape.copies):
@@ -248,7 +248,7 @@ def _gather(k: _Kernel, at: PrimExpr, depth: PrimExpr, source: Buffer):
 
 
 @T.macro
-def _load_weight(k: _Kernel, weight: _Weight, at: PrimExpr, group: PrimExpr, column: PrimExpr, depth: PrimExpr):
+def _load_weight(k: _Kernel, weight: _Weight, at: PrimExpr, group: PrimExpr, column: PrimExpr, depth: PrimExpr) -> None:
     """Load a slice of one weight's tile by TMA."""
     c, begin, first = k.shape.c, weight.begin, weight.first
     if k.shape.transposed:
@@ -266,7 +266,7 @@ def _load_weight(k: _Kernel, weight: _Weight, at: PrimExpr, group: PrimExpr, col
 
 
 @T.macro
-def _compute(k: _Kernel, warpgroup: int):
+def _compute(k: _Kernel, warpgroup: int) -> None:
     """Consumer: multiply and store one warpgroup's rows of all tiles, those of a tile only if there are any."""
     s, p, c = k.shape, k.shape.p, k.shape.c
     top = warpgroup * s.rows
@@ -319,7 +319,7 @@ def _compute(k: _Kernel, warpgroup: int):
 
 
 @T.macro
-def _store(k: _Kernel, own: _Rows, row: T.Ref, past: T.Ref, column: PrimExpr):
+def _store(k: _Kernel, own: _Rows, row: T.Ref, past: T.Ref, column: PrimExpr) -> None:
     """Epilogue of a warpgroup's rows, which begin at ``row`` and ``column``; those from ``past`` on are not stored."""
     s, p, width = k.shape, k.shape.p, k.staging.width
     # A tile's parts all leave by TMA, which reads the buffers by turns, or none does.
@@ -333,7 +333,7 @@ def _store(k: _Kernel, own: _Rows, row: T.Ref, past: T.Ref, column: PrimExpr):
                     own.ups[i, j] = own.sums[0][i, s.c.block_n + first + j]
                 else:
                     own.ups[i, j] = own.sums[1][i, first + j]
-        stage(k.staging, part, own.rows, lambda i, j, first=first: _finished(p, own, i, first + j, j))
+        stage(k.staging, part, own.rows, lambda i, j, first=first: _finished(p, own, i, first + j, j))  # type: ignore[misc]  # has a default
         if row + s.rows <= past:
             T.tma_copy(
                 k.staging.rows(part, own.rows),

@@ -45,7 +45,7 @@ def staging(buffers: int, rows: int, width: int, dtype: str) -> Buffer:
 
 
 @T.macro
-def stage(s: Staging, part: PrimExpr, rows: slice, value: Callable[[PrimExpr, PrimExpr], PrimExpr]):
+def stage(s: Staging, part: PrimExpr, rows: slice, value: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> None:
     """Write ``value(row, column)`` of a part to its buffer; a row's number counts from the first of ``rows``."""
     for i, j in T.Parallel(rows.stop - rows.start, s.width):
         s.buffer[part % s.buffers, rows.start + i, j] = T.cast(value(i, j), s.buffer.dtype)

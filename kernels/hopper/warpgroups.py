@@ -29,21 +29,21 @@ class Roles:
 
 
 @T.macro
-def release_registers(roles: Roles, warpgroup: int):
+def release_registers(roles: Roles, warpgroup: int) -> None:
     """In a producer: keep as many registers as its role needs, and leave the others to the consumers."""
     if roles.shifts:
         T.dec_max_nreg(roles.kept[warpgroup])
 
 
 @T.macro
-def take_registers(roles: Roles):
+def take_registers(roles: Roles) -> None:
     """In the consumers: take over the registers that the producers left."""
     if roles.shifts:
         T.inc_max_nreg(computing_registers(roles.consumers, *roles.kept))
 
 
 @T.macro
-def consume(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None], kernel: Any):
+def consume(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None], kernel: Any) -> None:
     """In the consumers: take over registers, then ``compute(kernel, number)``, with each warpgroup's number from 0 on.
 
     The number is one of Python's, so that code for each warpgroup is generated with its own constants.
@@ -53,7 +53,7 @@ def consume(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None],
 
 
 @T.macro
-def _by_warpgroup(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None], kernel: Any, first: int):
+def _by_warpgroup(roles: Roles, thread: PrimExpr, compute: Callable[[Any, int], None], kernel: Any, first: int) -> None:
     if first == roles.consumers - 1 or thread < WARPGROUP * (len(roles.kept) + first + 1):
         compute(kernel, first)
     else:

@@ -47,7 +47,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
         out_1: types.out_1,
         out_2: types.out_2,
         out_3: types.out_3,
-    ):
+    ) -> None:
         if p.activation is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
@@ -97,7 +97,7 @@ def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
         out_1: types.out_1,
         out_2: types.out_2,
         out_3: types.out_3,
-    ):
+    ) -> None:
         m, outputs = a.shape[0], (out, out_1, out_2, out_3)
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
             # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.

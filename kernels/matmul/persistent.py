@@ -156,7 +156,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
         out_1: types.out_1,
         out_2: types.out_2,
         out_3: types.out_3,
-    ):
+    ) -> None:
         if p.activation is not None and not shape.float32:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[-2]
@@ -196,7 +196,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) 
 
 
 @T.macro
-def _load(k: _Kernel):
+def _load(k: _Kernel) -> None:
     """Producer: every tile's slices of both operands, then those of its residual."""
     s, c, tensors = k.shape, k.shape.c, k.tensors
     entry = T.alloc_var("int32")
@@ -232,7 +232,7 @@ def _load(k: _Kernel):
 
 
 @T.macro
-def _split(k: _Kernel, thread: PrimExpr):
+def _split(k: _Kernel, thread: PrimExpr) -> None:
     """The warpgroup that splits float32 slices of the right operand into TF32 parts."""
     s = k.shape
     release_registers(s.roles, 1)
@@ -249,7 +249,7 @@ def _split(k: _Kernel, thread: PrimExpr):
 
 
 @T.macro
-def _compute(k: _Kernel, warpgroup: int):
+def _compute(k: _Kernel, warpgroup: int) -> None:
     """Consumer: multiply one warpgroup's rows of all tiles, its share of K, and store what it has accumulated."""
     s, c, p = k.shape, k.shape.c, k.shape.p
     share, row_part = divmod(warpgroup, s.row_parts)
@@ -281,7 +281,7 @@ def _compute(k: _Kernel, warpgroup: int):
 
 
 @T.macro
-def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr, parity: PrimExpr):
+def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr, parity: PrimExpr) -> None:
     """Accumulate the product of the slice in the stage ``at``, and give the stage back."""
     s = k.shape
     if s.float32:
@@ -302,7 +302,7 @@ def _multiply(k: _Kernel, own: _Rows, parts: tf32.Registers | None, at: PrimExpr
 
 
 @T.macro
-def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimExpr, column: PrimExpr):
+def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimExpr, column: PrimExpr) -> None:
     """Epilogue of a warpgroup's rows, which begin at ``row`` and ``column``: bias, activation, residual, and store."""
     s, p, c = k.shape, k.shape.p, k.shape.c
     if p.bias:
@@ -318,7 +318,7 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
         k.staging.wait()
         if not p.residual:
             _activate(k, own, first, s.width)
-        stage(k.staging, number, own.rows, lambda i, j, first=first: own.acc[i, first + j])
+        stage(k.staging, number, own.rows, lambda i, j, first=first: own.acc[i, first + j])  # type: ignore[misc]  # has a default
         for i, (begin, end) in enumerate(p.ranges):
             if holds(p, column, begin, end):
                 T.tma_copy(
@@ -328,7 +328,7 @@ def _finish(k: _Kernel, own: _Rows, turn: PrimExpr, entry: PrimExpr, row: PrimEx
 
 
 @T.macro
-def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int):
+def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int) -> None:
     """Finish a tile's columns from ``left`` on, to which the ``nth`` slice of the residual is added, and add it."""
     s, c = k.shape, k.shape.c
     columns = min(c.block_k, c.block_n - left)
@@ -341,7 +341,7 @@ def _add_residual(k: _Kernel, own: _Rows, turn: PrimExpr, nth: int, left: int):
 
 
 @T.macro
-def _activate(k: _Kernel, own: _Rows, first: int, columns: int):
+def _activate(k: _Kernel, own: _Rows, first: int, columns: int) -> None:
     """Bias and activation of some columns of a tile, from its ``first`` on."""
     p = k.shape.p
     if p.bias or p.activation:

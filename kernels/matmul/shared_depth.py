@@ -39,7 +39,7 @@ def exchange(c: Tiling) -> Exchange | None:
 
 
 @T.macro
-def add_up(share: int, part: int, rows: slice, turn: PrimExpr, acc: Buffer, e: Exchange):
+def add_up(share: int, part: int, rows: slice, turn: PrimExpr, acc: Buffer, e: Exchange) -> None:
     """The sums of all shares of these ``rows``, in the ``acc`` of the first.
 
     ``part`` is the number of the rows' barriers, ``turn`` that of the block's tile.

@@ -38,7 +38,7 @@ def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimF
         out_1: types.out_1,
         out_2: types.out_2,
         out_3: types.out_3,
-    ):
+    ) -> None:
         if p.activation is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]

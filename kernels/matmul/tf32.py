@@ -76,7 +76,7 @@ def registers(rows: int, c: Tiling) -> Registers:
 
 
 @T.macro
-def take_apart(s: Slices, at: PrimExpr, thread: PrimExpr):
+def take_apart(s: Slices, at: PrimExpr, thread: PrimExpr) -> None:
     """Write the parts of the right operand's slice ``at``; ``thread`` is the number within the warpgroup that does so.
 
     Its neighbours read neighbouring numbers and write vectors that lie in other banks.
@@ -103,7 +103,7 @@ def take_apart(s: Slices, at: PrimExpr, thread: PrimExpr):
 
 
 @T.macro
-def multiply(s: Slices, at: PrimExpr, parity: PrimExpr, rows: slice, own: Registers):
+def multiply(s: Slices, at: PrimExpr, parity: PrimExpr, rows: slice, own: Registers) -> None:
     """The products of ``rows`` of the left operand's slice ``at``, once the right one's is taken apart."""
     high, low = T.view(s.high, dtype=TF32), T.view(s.low, dtype=TF32)
     T.copy(s.a[at, rows, :], own.a)

@@ -22,7 +22,7 @@ def _cuda(p: MoeCombineParameters, c: MoeCombineConfiguration) -> PrimFunc:
     per_block = c.threads * width
 
     @T.prim_func
-    def moe_combine(rows: types.rows, positions: types.positions, weights: types.weights, out: types.out):
+    def moe_combine(rows: types.rows, positions: types.positions, weights: types.weights, out: types.out) -> None:
         tokens = out.shape[0]
         with T.Kernel(T.max(tokens, 1), T.ceildiv(p.channels, per_block), threads=c.threads) as (token, part):
             channel = part * per_block + T.get_thread_binding() * width
@@ -45,7 +45,7 @@ def _cpu(p: MoeCombineParameters) -> PrimFunc:
     types = tensor_types(MoeCombine(), p, ("weights",), storage_dtype)
 
     @T.prim_func
-    def moe_combine(rows: types.rows, positions: types.positions, weights: types.weights, out: types.out):
+    def moe_combine(rows: types.rows, positions: types.positions, weights: types.weights, out: types.out) -> None:
         with T.Kernel(out.shape[0]) as token:
             sums = T.alloc_local((p.channels,), "float32")
             add_whole_rows(p, rows, positions, weights, token, sums)

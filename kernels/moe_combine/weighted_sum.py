@@ -9,7 +9,7 @@ from tkc.kernels.narrow_floats import to_float32
 
 
 @T.macro
-def find_rows(p: MoeCombineParameters, rows: Buffer, positions: Buffer, token: PrimExpr, at: Buffer):
+def find_rows(p: MoeCombineParameters, rows: Buffer, positions: Buffer, token: PrimExpr, at: Buffer) -> None:
     """Set ``at [top_k]`` to where the token's rows are, of which there is at least one."""
     for k in T.unroll(p.top_k):
         at[k] = _within(p, positions[token, k], rows.shape[0])
@@ -25,7 +25,7 @@ def add_rows(
     channel: PrimExpr,
     sums: Buffer,
     first: PrimExpr,
-):
+) -> None:
     """Set a vector of ``sums``, from ``first`` on, to the sum of the rows at their channels from ``channel`` on.
 
     All rows are loaded before any is added, so that the loads are in flight together.
@@ -46,7 +46,7 @@ def add_rows(
 @T.macro
 def add_whole_rows(
     p: MoeCombineParameters, rows: Buffer, positions: Buffer, weights: Buffer | None, token: PrimExpr, sums: Buffer
-):
+) -> None:
     """Set ``sums [channels]`` to the sum of the rows, from tensors of narrow floats as the CPU stores them."""
     for j in T.serial(p.channels):
         sums[j] = 0.0
@@ -54,7 +54,7 @@ def add_whole_rows(
         for k in T.serial(p.top_k):
             at = _within(p, positions[token, k], rows.shape[0])
             weight = None if p.weight_dtype is None else _weight(p, weights, at, token, k)
-            factor = T.float32(1.0) if weight is None else to_float32(weight, p.weight_dtype)
+            factor = T.float32(1.0) if weight is None else to_float32(weight, p.weight_dtype)  # type: ignore[arg-type]  # known
             for j in T.serial(p.channels):
                 sums[j] += to_float32(rows[at, j], p.dtype) * factor
 

@@ -19,7 +19,7 @@ def gate(p: MoeGateParameters) -> PrimFunc:
         bias: T.Tensor((p.num_experts,), "float32") if p.bias else None,
         weights: T.Tensor((tokens, p.top_k), storage_dtype(p.weights_dtype)),
         indices: T.Tensor((tokens, p.top_k), p.indices_dtype),
-    ):
+    ) -> None:
         with T.Kernel(tokens) as token:
             x = T.alloc_local((p.num_experts,), "float32")
             keys = T.alloc_local((p.num_experts,), "int32")
@@ -66,7 +66,7 @@ def gate(p: MoeGateParameters) -> PrimFunc:
 
 
 @T.macro
-def _exclude_groups(p: MoeGateParameters, keys: Buffer):
+def _exclude_groups(p: MoeGateParameters, keys: Buffer) -> None:
     """Lower the keys of all but the ``top_groups`` groups with the largest sums of their two best ranks."""
     group_size = p.num_experts // p.num_groups
     group_keys = T.alloc_local((p.num_groups,), "int32")

@@ -57,7 +57,7 @@ def gate(p: MoeGateParameters, c: MoeGateConfiguration) -> PrimFunc:
         bias: T.Tensor((p.num_experts,), "float32") if p.bias else None,
         weights: T.Tensor((tokens, p.top_k), p.weights_dtype),
         indices: T.Tensor((tokens, p.top_k), p.indices_dtype),
-    ):
+    ) -> None:
         with T.Kernel(T.max(T.ceildiv(tokens, tokens_per_block), 1), threads=c.threads) as block:
             lane = T.get_thread_binding() % c.lanes
             token = block * tokens_per_block + T.get_thread_binding() // c.lanes
@@ -148,14 +148,14 @@ def _rank_of(own: _Lane, row: _Row, largest: PrimExpr, total: PrimExpr, eligible
 
 
 @T.macro
-def _reduce_lanes(value: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr], lanes: int):
+def _reduce_lanes(value: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr], lanes: int) -> None:
     """Combine ``value[0]`` over the neighbouring ``lanes``, so that each has the result."""
     for step in T.unroll(lanes.bit_length() - 1):
         value[0] = combine(value[0], T.shfl_xor(value[0], 1 << step))
 
 
 @T.macro
-def _softmax_statistics(own: _Lane, loaded: Buffer, largest: Buffer, total: Buffer):
+def _softmax_statistics(own: _Lane, loaded: Buffer, largest: Buffer, total: Buffer) -> None:
     """The largest logit, and the total of exponentials."""
     c, layout, lane = own.c, own.layout, own.number
     largest[0] = -T.infinity("float32")
@@ -171,7 +171,7 @@ def _softmax_statistics(own: _Lane, loaded: Buffer, largest: Buffer, total: Buff
 
 
 @T.macro
-def _rank(own: _Lane, loaded: Buffer, bias: Buffer | None, largest: PrimExpr, total: PrimExpr, ranks: Buffer):
+def _rank(own: _Lane, loaded: Buffer, bias: Buffer | None, largest: PrimExpr, total: PrimExpr, ranks: Buffer) -> None:
     """The lane's experts' ranks, minus infinity in places without one."""
     p, layout, lane = own.p, own.layout, own.number
     width = min(layout.vector, BIAS_VECTOR)
@@ -190,7 +190,7 @@ def _rank(own: _Lane, loaded: Buffer, bias: Buffer | None, largest: PrimExpr, to
 
 
 @T.macro
-def _best_of_parts(ranks: Buffer, best: Buffer):
+def _best_of_parts(ranks: Buffer, best: Buffer) -> None:
     """The best rank in each of as many parts of the lane's experts as ``best`` has elements; NaN does not count."""
     for i in T.unroll(best.shape[0]):
         best[i] = -T.infinity("float32")
@@ -199,7 +199,7 @@ def _best_of_parts(ranks: Buffer, best: Buffer):
 
 
 @T.macro
-def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer):
+def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer) -> None:
     """Lower the ranks in all but the ``top_groups`` groups with the largest sums of their two best ranks.
 
     ``best`` becomes the lane's two best then, where NaN does not count, and ``eligible`` the lanes whose ranks stay.
@@ -242,7 +242,7 @@ def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer):
 
 
 @T.macro
-def _find_candidates(own: _Lane, ranks: Buffer, best: Buffer, candidates: Buffer):
+def _find_candidates(own: _Lane, ranks: Buffer, best: Buffer, candidates: Buffer) -> None:
     """The bits of the lane's experts whose ranks are not below the ``top_k``-th of ``best``, which is sorted here."""
     p, c, layout, lane = own.p, own.c, own.layout, own.number
     candidates[0] = T.cast(0, candidates.dtype)
@@ -264,7 +264,7 @@ def _bit(place: PrimExpr, dtype: str) -> PrimExpr:
 
 
 @T.macro
-def _drop_lowest(bits: Buffer, count: PrimExpr):
+def _drop_lowest(bits: Buffer, count: PrimExpr) -> None:
     """Clear the ``count`` lowest of the set bits, or all."""
     left = T.alloc_local((1,), "int32")
     left[0] = count
@@ -274,7 +274,7 @@ def _drop_lowest(bits: Buffer, count: PrimExpr):
 
 
 @T.macro
-def _drop_worse(own: _Lane, ranks: Buffer, worst: PrimExpr, candidates: Buffer):
+def _drop_worse(own: _Lane, ranks: Buffer, worst: PrimExpr, candidates: Buffer) -> None:
     """Clear the bits of candidates that come after ``worst``, unless that is NaN, which none of them is below."""
     p, layout, lane = own.p, own.layout, own.number
     bound = T.alloc_local((1,), "float32")
@@ -288,7 +288,9 @@ def _drop_worse(own: _Lane, ranks: Buffer, worst: PrimExpr, candidates: Buffer):
 
 
 @T.macro
-def _choose(own: _Lane, ranks: Buffer, rank_of: Callable[[PrimExpr], PrimExpr], candidates: Buffer, chosen: Buffer):
+def _choose(
+    own: _Lane, ranks: Buffer, rank_of: Callable[[PrimExpr], PrimExpr], candidates: Buffer, chosen: Buffer
+) -> None:
     """The token's best candidates, sorted over its lanes in ``chosen``; the first ``top_k`` are the choice.
 
     As many candidates as there are slots are sorted at a time, together with the best of those before. Those that do

@@ -40,7 +40,7 @@ def score(parameters: MoeGateParameters, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _limit_groups(parameters: MoeGateParameters, ranks: torch.Tensor) -> torch.Tensor:
-    groups = ranks.unflatten(-1, (parameters.num_groups, -1))
+    groups: torch.Tensor = ranks.unflatten(-1, (parameters.num_groups, -1))
     group_ranks = groups.topk(2, dim=-1).values.sum(-1)
     best = torch.sort(group_ranks, dim=-1, descending=True, stable=True).indices[:, : parameters.top_groups]
     eligible = torch.zeros_like(group_ranks, dtype=torch.bool).scatter_(-1, best, True)

@@ -23,7 +23,7 @@ def element(values: Buffer, index: int, lanes: int) -> PrimExpr:
 
 
 @T.macro
-def _compare_exchange(values: Buffer, lane: PrimExpr, flipped: int):
+def _compare_exchange(values: Buffer, lane: PrimExpr, flipped: int) -> None:
     """Order each two elements whose numbers differ in the bits ``flipped``, the larger one first."""
     slots = int(values.shape[0])
     other = T.alloc_local((slots,), values.dtype)

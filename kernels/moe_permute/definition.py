@@ -28,7 +28,7 @@ def _cuda(p: MoePermuteParameters, c: MoePermuteConfiguration) -> PrimFunc:
         offsets: types.offsets,
         tokens: types.tokens,
         counts: T.Tensor((c.blocks, p.num_experts), "int32"),
-    ):
+    ) -> None:
         copies = experts.shape[0]
         # Every warp has the same number of rounds of one copy a lane, and the warps' shares follow each other.
         with T.Kernel(c.blocks, threads=c.threads) as block:
@@ -141,7 +141,7 @@ def _cpu(p: MoePermuteParameters) -> PrimFunc:
         offsets: types.offsets,
         tokens: types.tokens,
         counts: T.Tensor((1, p.num_experts), "int32"),
-    ):
+    ) -> None:
         copies = experts.shape[0]
         with T.Kernel(1):
             end = T.alloc_local((1,), "int32")

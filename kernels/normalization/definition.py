@@ -38,7 +38,7 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
         bias: types.bias,
         out: types.out,
         sum: types.sum,
-    ):
+    ) -> None:
         tokens = out.shape[0]
         with T.Kernel(T.max(T.ceildiv(tokens, at_once), 1), threads=c.threads) as block:
             thread = T.get_thread_binding()
@@ -115,7 +115,7 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
 
 
 @T.macro
-def _sum_of_lanes(c: NormalizationConfiguration, total: Buffer, warp_totals: Buffer, use: int):
+def _sum_of_lanes(c: NormalizationConfiguration, total: Buffer, warp_totals: Buffer, use: int) -> None:
     """Makes ``total[0]`` the sum over the lanes of a token. Each ``use`` has its own part of ``warp_totals``."""
     for step in T.unroll(min(c.lanes, WARP).bit_length() - 1):
         total[0] += T.shfl_xor(total[0], 1 << step)
@@ -145,7 +145,7 @@ def _cpu(p: NormalizationParameters) -> PrimFunc:
         bias: types.bias,
         out: types.out,
         sum: types.sum,
-    ):
+    ) -> None:
         with T.Kernel(out.shape[0]) as token:
             values = T.alloc_local((p.channels,), "float32")
             total = T.alloc_local((1,), "float32")

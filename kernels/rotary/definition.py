@@ -35,7 +35,7 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
         key_weight: types.key_weight,
         out: types.out,
         key_out: types.key_out,
-    ):
+    ) -> None:
         batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
         threads = sequence * heads * lanes
         # A sequence's own blocks, so that no place in memory is divided by the length of the sequences.
@@ -102,7 +102,7 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
 
 
 @T.macro
-def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr, loaded: Buffer):
+def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr, loaded: Buffer) -> None:
     """A vector of each half of a row."""
     width = vector_width(p)
     at_once = min(width, VECTOR_BYTES * 8 // source.dtype.bits)
@@ -114,7 +114,7 @@ def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: 
 
 
 @T.macro
-def _store(p: RotaryParameters, turned: Buffer, out: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr):
+def _store(p: RotaryParameters, turned: Buffer, out: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr) -> None:
     """Puts such vectors back."""
     width = vector_width(p)
     for half in T.unroll(2):
@@ -135,7 +135,7 @@ def _cpu(p: RotaryParameters) -> PrimFunc:
         key_weight: types.key_weight,
         out: types.out,
         key_out: types.key_out,
-    ):
+    ) -> None:
         batch, sequence = x.shape[0], x.shape[1 if p.layout == "bshd" else 2]
         with T.Kernel(sequence, batch) as (position, b):
             for head in T.serial(p.heads):
@@ -165,7 +165,9 @@ class _Angles:
 
 
 @T.macro
-def _turn_head(p: RotaryParameters, heads: _Heads, turned: _Angles, b: PrimExpr, position: PrimExpr, head: PrimExpr):
+def _turn_head(
+    p: RotaryParameters, heads: _Heads, turned: _Angles, b: PrimExpr, position: PrimExpr, head: PrimExpr
+) -> None:
     row, angles, half = _row(p, b, position, head), _angle_row(p, b, position), p.size // 2
     angle_dtype = p.angle_dtype or p.dtype
     values = T.alloc_local((p.size,), "float32")

@@ -35,7 +35,9 @@ def _cuda(p: ScaledMatmulParameters, c: ScaledTiling, target: Target) -> PrimFun
     parts = c.block_n // part_columns
 
     @T.prim_func
-    def scaled_matmul(a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out):
+    def scaled_matmul(
+        a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out
+    ) -> None:
         m = a.shape[0]
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
             T.use_swizzle(RASTER_BAND)
@@ -85,7 +87,9 @@ def _cpu(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
         return product
 
     @T.prim_func
-    def scaled_matmul(a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out):
+    def scaled_matmul(
+        a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out
+    ) -> None:
         m = a.shape[0]
         with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m)) as (column_tile, row_tile):
             # The last tiles overlap the ones before, or repeat the last row: that stores equal values twice.

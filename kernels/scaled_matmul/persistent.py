@@ -93,7 +93,9 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
     roles = Roles(c.threads // WARPGROUP)
 
     @T.prim_func
-    def scaled_matmul(a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out):
+    def scaled_matmul(
+        a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out
+    ) -> None:
         m = a.shape[0]
         with T.Kernel(c.blocks, threads=roles.threads) as block:
             a_shared = T.alloc_shared((c.stages, c.block_m, c.block_k), OPERAND_DTYPE)
@@ -125,7 +127,7 @@ def define(p: ScaledMatmulParameters, c: ScaledTiling) -> PrimFunc:
 
 
 @T.macro
-def _load(k: _Kernel):
+def _load(k: _Kernel) -> None:
     """Producer: every tile's slices of both operands."""
     c = k.c
     row = T.alloc_var("int32")
@@ -151,7 +153,7 @@ def _load(k: _Kernel):
 
 
 @T.macro
-def _compute(k: _Kernel, warpgroup: int):
+def _compute(k: _Kernel, warpgroup: int) -> None:
     """Consumer: multiply and store one warpgroup's rows of all tiles."""
     c = k.c
     top, parts = warpgroup * k.rows, c.block_n // k.staging.width
@@ -173,7 +175,7 @@ def _compute(k: _Kernel, warpgroup: int):
         for part in T.unroll(parts):
             first, number = part * k.staging.width, turn * parts + part
             k.staging.wait()
-            stage(k.staging, number, own.rows, lambda i, j, first=first: total[i, first + j])
+            stage(k.staging, number, own.rows, lambda i, j, first=first: total[i, first + j])  # type: ignore[misc]  # has a default
             T.tma_copy(
                 k.staging.rows(number, own.rows),
                 k.tensors.out[row : row + k.rows, column + first : column + first + k.staging.width],
@@ -182,7 +184,9 @@ def _compute(k: _Kernel, warpgroup: int):
 
 
 @T.macro
-def _accumulate(k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: PrimExpr, row: PrimExpr, column: PrimExpr):
+def _accumulate(
+    k: _Kernel, own: _Rows, slices: int, turn: PrimExpr, first: PrimExpr, row: PrimExpr, column: PrimExpr
+) -> None:
     """Add the products of neighbouring slices, from the ``first`` on, to the total, each times its scales.
 
     The tensor cores' accumulators keep fewer bits than float32, so that each slice's goes into another one, scaled.

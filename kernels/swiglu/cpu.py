@@ -22,7 +22,7 @@ def tiles(p: SwiGLUParameters) -> PrimFunc:
         gate_up: types.gate_up,
         out: types.out,
         scales: types.scales,
-    ):
+    ) -> None:
         tokens = out.shape[0]
         with T.Kernel(T.ceildiv(tokens, rows), tiles_per_row) as (row_tile, column_tile):
             num_rows = T.min(rows, tokens - row_tile * rows)
@@ -67,7 +67,7 @@ def channels(p: SwiGLUParameters) -> PrimFunc:
         out: types.out,
         scales: types.scales,
         partial_amax: T.Tensor((1, p.channels), "float32"),
-    ):
+    ) -> None:
         tokens = out.shape[0]
         with T.Kernel(1):
             for j in T.serial(p.channels):

@@ -52,7 +52,7 @@ def groups(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         gate_up: types.gate_up,
         out: types.out,
         scales: types.scales,
-    ):
+    ) -> None:
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
         tokens = out.shape[0]
@@ -120,7 +120,7 @@ def tiles(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         gate_up: types.gate_up,
         out: types.out,
         scales: types.scales,
-    ):
+    ) -> None:
         tokens = out.shape[0]
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
@@ -184,7 +184,7 @@ def channels(p: SwiGLUParameters, c: SwiGLUConfiguration) -> PrimFunc:
         out: types.out,
         scales: types.scales,
         partial_amax: T.Tensor((c.partials, p.channels), "float32"),
-    ):
+    ) -> None:
         tokens = out.shape[0]
         if p.dtype != "float32":
             T.annotate_compile_flags(FLUSH_TO_ZERO)
@@ -250,7 +250,7 @@ def _silu_product(p: SwiGLUParameters, gate: PrimExpr, up: PrimExpr) -> PrimExpr
 
 
 @T.macro
-def _load(p: SwiGLUParameters, x: _Inputs, token: PrimExpr, channel: PrimExpr, v: _Vectors, at: PrimExpr):
+def _load(p: SwiGLUParameters, x: _Inputs, token: PrimExpr, channel: PrimExpr, v: _Vectors, at: PrimExpr) -> None:
     """One vector of gate and one of up, to ``gates[at:]`` and ``ups[at:]``."""
     for e in T.vectorized(vector_width(p)):
         v.gates[at + e] = x.gate_up[token, channel + e] if p.packed else x.gate[token, channel + e]
@@ -259,7 +259,7 @@ def _load(p: SwiGLUParameters, x: _Inputs, token: PrimExpr, channel: PrimExpr, v
 
 
 @T.macro
-def _multiply(p: SwiGLUParameters, v: _Vectors, at: PrimExpr, values: Buffer, value_at: PrimExpr, amax: Buffer):
+def _multiply(p: SwiGLUParameters, v: _Vectors, at: PrimExpr, values: Buffer, value_at: PrimExpr, amax: Buffer) -> None:
     """The SwiGLU of one vector, to ``values[value_at:]``, with ``amax[0]`` raised to its largest magnitude."""
     for e in T.unroll(vector_width(p)):
         values[value_at + e] = _silu_product(p, v.gates[at + e], v.ups[at + e])
@@ -275,7 +275,7 @@ def _store(
     out: Buffer,
     token: PrimExpr,
     channel: PrimExpr,
-):
+) -> None:
     """One vector from ``values[at:]``, times ``factor``, in the output's dtype (FP8 saturates)."""
     for e in T.vectorized(vector_width(p)):
         out[token, channel + e] = T.cast(values[at + e] * factor, out.dtype)

@@ -38,8 +38,11 @@ def _largest_magnitudes(scale: str, values: torch.Tensor) -> torch.Tensor:
         return torch.cat([magnitudes, magnitudes.new_zeros(1, magnitudes.shape[1])]).amax(0)
     tokens, channels = values.shape
     padded = F.pad(magnitudes, (0, -channels % QUANTIZATION_BLOCK, 0, -tokens % QUANTIZATION_BLOCK))
-    groups = padded.unflatten(-1, (-1, QUANTIZATION_BLOCK)).amax(-1)
-    return groups[:tokens] if scale == "group" else groups.unflatten(0, (-1, QUANTIZATION_BLOCK)).amax(1)
+    groups: torch.Tensor = padded.unflatten(-1, (-1, QUANTIZATION_BLOCK)).amax(-1)
+    if scale == "group":
+        return groups[:tokens]
+    blocks: torch.Tensor = groups.unflatten(0, (-1, QUANTIZATION_BLOCK))
+    return blocks.amax(1)
 
 
 def _broadcast(scale: str, scales: torch.Tensor, shape: torch.Size) -> torch.Tensor:

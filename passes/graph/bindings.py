@@ -92,7 +92,8 @@ class Graph:
 
     def before(self, var: relax.Var) -> Iterator[relax.Var]:
         """The variables that are bound before ``var``, the nearest first."""
-        return reversed(list(self.var2val)[: self._positions[var]])
+        nearest_first: Iterator[relax.Var] = reversed(list(self.var2val)[: self._positions[var]])
+        return nearest_first
 
     @cached_property
     def _returned(self) -> frozenset[relax.Expr]:
@@ -218,7 +219,7 @@ class Graph:
 
     def same(self, left: relax.Expr, right: relax.Expr) -> bool:
         """Whether two expressions are one value."""
-        return self.value(left).same_as(self.value(right))
+        return bool(self.value(left).same_as(self.value(right)))
 
     def alike(self, left: relax.Expr, right: relax.Expr) -> bool:
         """Whether two expressions are one value, or the same operators compute them from alike values."""

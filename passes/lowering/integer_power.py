@@ -63,7 +63,7 @@ def _powers(dtype: str, on_gpu: bool) -> tirx.PrimFunc:
     zero, one, two = (tirx.const(number, dtype) for number in range(3))
 
     @T.prim_func(private=True, s_tir=True)
-    def powers(base_handle: T.handle, exponent_handle: T.handle, out_handle: T.handle):
+    def powers(base_handle: T.handle, exponent_handle: T.handle, out_handle: T.handle) -> None:
         T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         count = T.int64()
         base = T.match_buffer(base_handle, (count,), dtype=dtype)

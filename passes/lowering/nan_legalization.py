@@ -67,7 +67,8 @@ def _position(combine: _Combine, identity: _Identity) -> Legalization:
                 position = position * axis_.dom.extent.astype(dtype) + axis_.var.astype(dtype)
             value = x[tuple(element)]
             wide = value.astype("float32") if value.dtype in ("float16", "bfloat16") else value
-            return reduce((position, wide), axis=axes)
+            reduced_pair: tuple[te.Tensor, ...] = reduce((position, wide), axis=axes)
+            return reduced_pair
 
         positions, _ = te.compute(kept, pair, name="argreduce")
         if not keepdims:

@@ -106,7 +106,8 @@ def _where(
 
 
 def _dtype(call: relax.Call) -> str:
-    return call.args[0].struct_info.dtype
+    dtype: str = call.args[0].struct_info.dtype
+    return dtype
 
 
 def _is_narrow(call: relax.Call) -> bool:

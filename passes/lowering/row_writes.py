@@ -189,7 +189,8 @@ class _Reader:
         reached = _product(extent for _, extent in part.loops)
         if not found.indices or not self._space.equal(reached, _product(dims)):
             raise NotWritten
-        return arith.inverse_affine_iter_map(found.indices, list(place))
+        loops: Mapping[tirx.Var, tirx.PrimExpr] = arith.inverse_affine_iter_map(found.indices, list(place))
+        return loops
 
 
 def _with_loop(part: _Part, var: tirx.Var, inner: tirx.PrimExpr, turns: tirx.PrimExpr, value: tirx.PrimExpr) -> _Part:

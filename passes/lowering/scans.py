@@ -63,7 +63,7 @@ def _scan(dtype: str, out_dtype: str, *, adds: bool, exclusive: bool) -> tirx.Pr
     first = tirx.const(0 if adds else 1, total_dtype)
 
     @T.prim_func(private=True, s_tir=True)
-    def scan(x_handle: T.handle, out_handle: T.handle):
+    def scan(x_handle: T.handle, out_handle: T.handle) -> None:
         T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         outer, length, inner = T.int64(), T.int64(), T.int64()
         x = T.match_buffer(x_handle, (outer, length, inner), dtype=dtype)

@@ -76,7 +76,7 @@ def _scan(length: int, columns: int | None, dtype: str, out_dtype: str, adds: bo
     inner = tirx.Var("inner", "int64") if columns is None else T.int64(columns)
 
     @T.prim_func(private=True, s_tir=True)
-    def scan(x_handle: T.handle, out_handle: T.handle):
+    def scan(x_handle: T.handle, out_handle: T.handle) -> None:
         T.func_attr({IS_SCHEDULED: True, NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         x = T.match_buffer(x_handle, (outer, length, inner), dtype=dtype)
         out = T.match_buffer(out_handle, (outer, length, inner), dtype=out_dtype)

@@ -78,7 +78,7 @@ def _takes_rows(taken: relax.Call, channels: object) -> bool:
         and taken.attrs.axis is not None
         and int(taken.attrs.axis) % 2 == 0
         and taken.attrs.mode in _CLAMPING
-        and static(shape(source)[1]) == static(channels)  # type: ignore[arg-type]
+        and static(shape(source)[1]) == static(channels)
     )
 
 

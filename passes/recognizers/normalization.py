@@ -77,9 +77,13 @@ def normalization(graph: Graph, var: relax.Var) -> Found | Refusal | None:
 def normalization_inputs(found: Found) -> list[relax.Expr]:
     """The inputs of the kernel: ``x`` and ``residual`` as matrices, weight and bias as vectors, others as they are."""
     vector = (found.parameters.channels,)
+
+    def as_vector(tensor: relax.Expr) -> relax.Expr:
+        return relax.op.reshape(tensor, vector)
+
     forms = {
         **dict.fromkeys(("x", "residual"), as_matrix),
-        **dict.fromkeys(("weight", "bias"), lambda tensor: relax.op.reshape(tensor, vector)),
+        **dict.fromkeys(("weight", "bias"), as_vector),
     }
     return [forms[role](tensor) if role in forms else tensor for role, tensor in found.inputs.items()]
 

@@ -49,7 +49,7 @@ def unfit(graph: Graph, product: relax.Call) -> str | None:
 
 def has_one_weight(graph: Graph, product: relax.Call) -> bool:
     """Whether a product's right operand is one matrix for all rows, and no batch of matrices."""
-    return _weight(graph, product.args[1])[0].struct_info.ndim == 2
+    return bool(_weight(graph, product.args[1])[0].struct_info.ndim == 2)
 
 
 def _weight(graph: Graph, expr: relax.Expr) -> tuple[relax.Expr, bool]:

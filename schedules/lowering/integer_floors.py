@@ -57,4 +57,4 @@ def _power_of_two(divisor: tirx.PrimExpr) -> int | None:
     number = divisor.value if isinstance(divisor, tirx.Broadcast) else divisor
     if not isinstance(number, tirx.IntImm) or number.value <= 0 or number.value & (number.value - 1):
         return None
-    return number.value.bit_length() - 1
+    return int(number.value).bit_length() - 1

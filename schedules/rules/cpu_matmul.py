@@ -187,7 +187,7 @@ def _intermediates(sch: s_tir.Schedule, producer: SBlockRV) -> list[SBlockRV]:
 
 
 def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
-    return sch.get(one).same_as(sch.get(other))
+    return bool(sch.get(one).same_as(sch.get(other)))
 
 
 def _reads_in_place(sch: s_tir.Schedule, producer: SBlockRV, consumer: SBlockRV) -> bool:

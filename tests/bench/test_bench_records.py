@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import tkc
 from rich.console import Console
 
+from tests.command_line import tkc
 from tkc.bench.comparison import comparison
 from tkc.bench.kernels import device_rows, row_name
 from tkc.bench.plots import COPY, MATRIX_PRODUCT, draw

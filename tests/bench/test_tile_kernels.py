@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import tkc
 
+from tests.command_line import tkc
 from tkc.bench.contenders import contenders
 from tkc.bench.tile_kernels_calls import tile_kernels_calls
 from tkc.bench.tile_kernels_client import TileKernels

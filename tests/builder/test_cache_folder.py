@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import tkc as tkc_command
 
 import tkc
+from tests.command_line import tkc as tkc_command
 from tkc.builder import KernelBuilder, KernelCache, cache, compiled_once, cuda_driver_stub, runtime_objects
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.swiglu.parameters import SwiGLUParameters

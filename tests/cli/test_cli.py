@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from command_line import COMMAND, tkc, tkc_process
 
+from tests.command_line import COMMAND, tkc, tkc_process
 from tkc.runtime.artifact import FORMAT
 
 

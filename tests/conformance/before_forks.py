@@ -41,6 +41,7 @@ def check() -> None:
 def _capability(device: object = None) -> tuple[int, int]:
     pynvml.nvmlInit()
     try:
-        return pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+        found: tuple[int, int] = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return found
     finally:
         pynvml.nvmlShutdown()

@@ -177,7 +177,7 @@ def _bound(model: onnx.ModelProto, given: Sequence[Any]) -> tuple[onnx.ModelProt
     """The model with every tensor but the first as a constant of it, and the inputs that are left."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    inputs = []
+    inputs: list[Any] = []
     for value, array in zip(_inputs(model), given, strict=True):
         if inputs and isinstance(array, np.ndarray):
             result.graph.initializer.append(numpy_helper.from_array(array, value.name))
@@ -244,7 +244,8 @@ def _answer(connection: Connection, worker: BaseProcess, limit: float) -> tuple[
     try:
         if not connection.poll(limit):
             return "hang", f"no result in {limit:.0f} s"
-        return connection.recv()
+        answer: tuple[str, str] = connection.recv()
+        return answer
     except (EOFError, ConnectionResetError):
         worker.join()
         return "crash", f"exit code {worker.exitcode}"

@@ -42,7 +42,7 @@ def write(target: str, results: Iterable[Result]) -> None:
     once = {tuple(case) for case in read(target)["once_faulty"]}
     for result in results:
         operator, dtype = result.case.operator, result.case.dtype
-        counts.setdefault(operator, {})[dtype] = dict(result.counts)
+        counts.setdefault(operator, {})[dtype] = {kind: count for kind, count in result.counts.items()}
         for verdict in result.verdicts:
             if verdict.kind != "right" and verdict.reason:
                 reasons.setdefault(operator, f"{verdict.kind}: {verdict.reason}")

@@ -22,7 +22,7 @@ def load(device: str) -> None:
     """Load, before anything is forked, what cases on ``cpu`` or ``cuda`` need: PyTorch's database and exporter, TKC."""
     torch.set_num_threads(1)
     # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
-    KernelBuilder.load = lambda self: None  # type: ignore[method-assign]
+    KernelBuilder.load = lambda self: None  # type: ignore[method-assign]  # in this process alone
     with before_forks.capability_of_the_driver() if device == "cuda" else nullcontext():
         operators()
     with before_forks.without_cuda():

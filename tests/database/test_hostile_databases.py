@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import tkc
-from samples import CPU, commit, product, record
 
+from tests.command_line import tkc
+from tests.database.samples import CPU, commit, product, record
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.schedules.database import Lookup, RecordStore, target_folder

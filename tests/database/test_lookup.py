@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import tvm
-from samples import CPU, commit, commit_default, product, provenance, record
 
+from tests.database.samples import CPU, commit, commit_default, product, provenance, record
 from tkc.kernels.target import Target
 from tkc.schedules.database import Lookup, RecordStore, as_workload, target_folder
 from tkc.schedules.database.index import FILE, Index

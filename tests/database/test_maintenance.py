@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from command_line import tkc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import CPU, commit, commit_default, product, provenance, record, seconds_in
 
+from tests.command_line import tkc
+from tests.database.samples import CPU, commit, commit_default, product, provenance, record, seconds_in
 from tkc.schedules.database import Lookup, RecordStore, target_folder
 from tkc.schedules.database.maintenance import export, merge, prune, summaries, verify
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from samples import commit, product, provenance, record, seconds_in
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
+from tests.database.samples import commit, product, provenance, record, seconds_in
 from tkc.schedules.database import RecordStore
 from tkc.schedules.database import store as files
 
@@ -20,7 +20,7 @@ _WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from samples import commit, product
+from tests.database.samples import commit, product
 from tkc.schedules.database import RecordStore
 store = RecordStore(Path(sys.argv[2]))
 for number in range(int(sys.argv[3]), int(sys.argv[4])):
@@ -31,7 +31,7 @@ for number in range(int(sys.argv[3]), int(sys.argv[4])):
 
 def writer(folder: Path, first: int, last: int) -> subprocess.Popen[str]:
     """A process that commits records of ``first`` up to ``last`` seconds, and says each number once it has."""
-    command = [sys.executable, "-c", _WRITER, str(Path(__file__).parent), str(folder), str(first), str(last)]
+    command = [sys.executable, "-c", _WRITER, str(Path(__file__).parents[2]), str(folder), str(first), str(last)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

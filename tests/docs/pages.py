@@ -29,7 +29,9 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The blocks of Python, and of changes to it, on a page."""
     text = page.read_text()
-    return [Block(*found.groups(), text.count("\n", 0, found.start()) + 1) for found in _BLOCK.finditer(text)]
+    return [
+        Block(found[1], found[2], found[3], text.count("\n", 0, found.start()) + 1) for found in _BLOCK.finditer(text)
+    ]
 
 
 def pages_with_code() -> Iterator[Path]:

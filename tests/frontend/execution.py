@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import tvm
+from torch.utils.dlpack import from_dlpack
 from tvm import relax
 
 from tkc.compilation import Compilation
@@ -34,7 +35,7 @@ def executable(imported: ImportedModel) -> Callable[..., list[torch.Tensor]]:
     weights = _to_tvm(imported.parameters.values())
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        outputs = [torch.from_dlpack(output) for output in machine["main"](*_to_tvm(inputs), *weights)]
+        outputs = [from_dlpack(output) for output in machine["main"](*_to_tvm(inputs), *weights)]
         if imported.signature.index_flags:
             del outputs[len(imported.signature.outputs) - len(imported.signature.returned)]
         return outputs

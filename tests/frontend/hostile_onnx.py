@@ -7,11 +7,13 @@ import os
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx_execution import parsed
+
+from tests.frontend.onnx_execution import parsed
 
 HUGE = 1 << 40
 DEEP = 10_000
@@ -148,9 +150,10 @@ _attribute("attribute that is a graph", "LeakyRelu", helper.make_attribute("alph
 _attribute("attribute without a type", "LeakyRelu", AttributeProto(name="alpha"))
 _attribute("attribute of an unknown type", "LeakyRelu",
            AttributeProto.FromString(AttributeProto(name="alpha").SerializeToString() + b"\xa0\x01\x7f"))  # fmt: skip
-_attribute("attribute that is a reference", "LeakyRelu", AttributeProto(name="alpha", ref_attr_name="alpha", type=1))
+_attribute("attribute that is a reference", "LeakyRelu",
+           AttributeProto(name="alpha", ref_attr_name="alpha", type=AttributeProto.FLOAT))  # fmt: skip
 _attribute("attribute not a number", "LeakyRelu", helper.make_attribute("alpha", float("nan")))
-_attribute("attribute without a name", "LeakyRelu", AttributeProto(type=1, f=0.5))
+_attribute("attribute without a name", "LeakyRelu", AttributeProto(type=AttributeProto.FLOAT, f=0.5))
 _attribute("unknown attribute", "Relu", helper.make_attribute("__class__", "os.system"))
 _attribute("axis out of range", "Softmax", helper.make_attribute("axis", 1 << 62))
 _attribute("permutation that is none", "Transpose", helper.make_attribute("perm", [0] * 1000))
@@ -169,7 +172,7 @@ _changed("doubled attribute", lambda m: m.graph.node[0].attribute.extend(
 # Tensors
 
 
-def _tensor(name: str, **fields: object) -> None:
+def _tensor(name: str, **fields: Any) -> None:
     """A model that adds an initializer of such fields."""
     _initializer(name, lambda: TensorProto(**fields))
 
@@ -210,7 +213,7 @@ _tensor("complex numbers", data_type=14, dims=[4], raw_data=bytes(32))
 _tensor("four bits", data_type=22, dims=[4], raw_data=bytes(2))
 _tensor("four bits, too short", data_type=22, dims=[HUGE], raw_data=bytes(2))
 _tensor("segment", data_type=1, dims=[4], raw_data=bytes(16), segment=TensorProto.Segment(begin=0, end=HUGE))
-_tensor("unknown place", data_type=1, dims=[4], raw_data=bytes(16), data_location=1)
+_tensor("unknown place", data_type=1, dims=[4], raw_data=bytes(16), data_location=TensorProto.EXTERNAL)
 
 
 @_file("doubled initializer")
@@ -273,7 +276,7 @@ _constant("constant of the wrong length", TensorProto(data_type=1, dims=[4], raw
 _constant("constant that overflows", TensorProto(data_type=1, dims=[1 << 32, 1 << 32]))
 _constant("constant of unknown type", TensorProto(data_type=999, dims=[4], raw_data=bytes(16)))
 _constant("constant of negative size", TensorProto(data_type=1, dims=[-4], raw_data=bytes(16)))
-_constant("constant in a file", TensorProto(data_type=1, dims=[4], data_location=1, external_data=[
+_constant("constant in a file", TensorProto(data_type=1, dims=[4], data_location=TensorProto.EXTERNAL, external_data=[
     onnx.StringStringEntryProto(key="location", value="/etc/passwd")]))  # fmt: skip
 
 
@@ -283,7 +286,7 @@ _constant("constant in a file", TensorProto(data_type=1, dims=[4], data_location
 def _external(
     name: str,
     entries: dict[str, str] | list[tuple[str, str]],
-    prepare: Callable[[Path], None] | None = None,
+    prepare: Callable[[Path], object] | None = None,
     dims: Iterable[int] = (4,),
     data_type: int = 1,
 ) -> None:
@@ -291,7 +294,7 @@ def _external(
         (folder / "data.bin").write_bytes(bytes(64))
         if prepare is not None:
             prepare(folder)
-        tensor = TensorProto(name="w", data_type=data_type, dims=dims, data_location=1)
+        tensor = TensorProto(name="w", data_type=data_type, dims=dims, data_location=TensorProto.EXTERNAL)
         for key, value in entries.items() if isinstance(entries, dict) else entries:
             tensor.external_data.add(key=key, value=value.replace("{folder}", str(folder)))
         return _model([helper.make_node("Add", ["x", "w"], ["y"])], [tensor])
@@ -672,7 +675,7 @@ _calling("no nodes", _function("f0", []))
 _calling("huge", _function("f0", [helper.make_node("Constant", [], ["s"], value_ints=[HUGE]),
                                   helper.make_node("ConstantOfShape", ["s"], ["b"])]))  # fmt: skip
 _calling("constant in a file", _function("f0", [helper.make_node("Constant", [], ["b"], value=TensorProto(
-    data_type=1, dims=[4], data_location=1,
+    data_type=1, dims=[4], data_location=TensorProto.EXTERNAL,
     external_data=[onnx.StringStringEntryProto(key="location", value="/etc/passwd")]))]))  # fmt: skip
 
 
@@ -740,7 +743,7 @@ def _noise(name: str, seed: int, cut: bool) -> None:
         whole = bytearray(model.SerializeToString())
         if cut:
             return bytes(whole[: numbers.randrange(len(whole))])
-        for _ in range(numbers.randint(1, 12)):
+        for _mutation in range(numbers.randint(1, 12)):
             whole[numbers.randrange(len(whole))] = numbers.randrange(256)
         return bytes(whole)
 

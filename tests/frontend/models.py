@@ -70,7 +70,8 @@ def _builder(model: str, config: str) -> Callable[..., nn.Module]:
     def build(**options: Any) -> nn.Module:
         implementation = options.pop("attn_implementation", "sdpa")
         settings = getattr(transformers, config)(**options)
-        return getattr(transformers, model)._from_config(settings, attn_implementation=implementation)
+        made: nn.Module = getattr(transformers, model)._from_config(settings, attn_implementation=implementation)
+        return made
 
     return build
 

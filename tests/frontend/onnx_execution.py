@@ -65,11 +65,12 @@ def disagreement(case: TestCase, constants: bool) -> str | None:
     With ``constants`` every input but the first is part of the model, as exporters write shapes, axes and flags.
     Raises :class:`tkc.errors.UnsupportedModelError` for a model that is refused.
     """
+    assert case.data_sets is not None
     for inputs, expected in case.data_sets:
         references = _arrays(expected)
         model = onnx.ModelProto()
         model.CopyFrom(case.model)
-        arrays = []
+        arrays: list[Any] = []
         for value, array in zip(model.graph.input, _arrays(inputs), strict=True):
             if constants and arrays and isinstance(array, np.ndarray):
                 model.graph.initializer.append(numpy_helper.from_array(array, value.name))

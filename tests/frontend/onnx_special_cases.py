@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx_special_numbers import Array, Case, windows
 from torch.nn import functional as F
+
+from tests.frontend.onnx_special_numbers import Array, Case, windows
 
 ERF = np.vectorize(math.erf)
 SCALES = "r = Constant<value_floats = [1.0, 1.0, 2.0, 1.5]>()"
@@ -188,12 +189,13 @@ def places(
 
     def expected(x: Array) -> Array:
         x = x.reshape(shape or x.shape)
-        found = windows(lambda values, at: at[values.argmax()], x, kernel, **options).astype("int64")
+        found: Array = windows(lambda values, at: at[values.argmax()], x, kernel, **options).astype("int64")
         if not by_columns:
             return found
         height, width = x.shape[-2:]
         area = found % (height * width)
-        return found - area + area % width * height + area // width
+        transposed: Array = found - area + area % width * height + area // width
+        return transposed
 
     return expected
 

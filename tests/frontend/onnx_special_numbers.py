@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
-from onnx_execution import compiled, parsed
+
+from tests.frontend.onnx_execution import compiled, parsed
 
 Array = np.ndarray[Any, Any]
 Expected = Callable[..., Array]
@@ -135,7 +136,7 @@ def expected_of(case: Case, inputs: Mapping[str, Array], dtype: Any) -> Array:
             result = np.asarray(case.expected(*wide.values()))
         else:
             model = model_of({"": case}, "double", wide)
-            (result,) = ReferenceEvaluator(model).run(None, wide)
+            (result,) = map(np.asarray, ReferenceEvaluator(model).run(None, wide))
         return np.asarray(result).astype(dtype)
 
 
@@ -204,7 +205,7 @@ def windows(
     data, index = np.pad(x, widths), np.pad(np.arange(x.size).reshape(x.shape), widths, constant_values=-1)
     seen = tuple((size - 1) * step + 1 for size in kernel)
     axes = tuple(range(x.ndim - rank, x.ndim))
-    chosen = (..., *[slice(None, None, stride)] * rank, *[slice(None, None, step)] * rank)
+    chosen: Any = (..., *[slice(None, None, stride)] * rank, *[slice(None, None, step)] * rank)
     views = [np.lib.stride_tricks.sliding_window_view(a, seen, axes)[chosen] for a in (data, index)]
     outer = views[0].shape[: x.ndim]
     pairs = zip(*(view.reshape(-1, np.prod(kernel)) for view in views), strict=True)

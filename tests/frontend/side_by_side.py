@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import execution
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from tests.frontend import execution
 from tkc.frontend.torch.importer import import_torch
 
 Function = Callable[..., Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import models
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
 import tkc
+from tests.frontend import models
 
 SIZES = ((2, 9), (3, 17), (1, 33))
 KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "attention.prefill", "normalization"}

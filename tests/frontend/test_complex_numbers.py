@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import execution
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
+from tests.frontend import execution
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.importer import import_torch
 

@@ -13,8 +13,8 @@ import torch
 import transformers
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.runner import Runner
-from onnx_execution import EVERY_CASE, compiled, evaluated, parsed
 
+from tests.frontend.onnx_execution import EVERY_CASE, compiled, evaluated, parsed
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.onnx.importer import ALIGNMENT, import_onnx
 from tkc.runtime.signature import SizeRange, TensorSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx_execution import parsed
 
 import tkc
+from tests.frontend.onnx_execution import parsed
 from tkc import InputError
 
 X, Y, Z = (np.array(numbers, "float32") for numbers in ([1, 2], [3, 5], [7, 11]))

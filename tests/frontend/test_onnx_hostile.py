@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx_execution import compiled, evaluated, parsed
 
 import tkc
+from tests.frontend.onnx_execution import compiled, evaluated, parsed
 from tkc import InputError, UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx_execution import evaluated, parsed
-from onnx_special_cases import BINARY, GRID, INTEGERS, POOLING, REDUCTIONS, UNARY
-from onnx_special_numbers import TYPES, Array, failures, model_of, pairs, rows, special
 
 import tkc
+from tests.frontend.onnx_execution import evaluated, parsed
+from tests.frontend.onnx_special_cases import BINARY, GRID, INTEGERS, POOLING, REDUCTIONS, UNARY
+from tests.frontend.onnx_special_numbers import TYPES, Array, failures, model_of, pairs, rows, special
 
 WHOLE = {"int64": np.int64, "int32": np.int32, "int8": np.int8, "uint8": np.uint8}
 

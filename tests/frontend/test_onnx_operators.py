@@ -10,8 +10,8 @@ import onnx
 import onnx.reference
 import pytest
 from onnx.backend.test.case.test_case import TestCase
-from onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 
+from tests.frontend.onnx_execution import EVERY_CASE, backend_cases, compiled, disagreement, evaluated, parsed
 from tkc.errors import InputError, UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hostile_onnx import FILES
-from onnx_execution import parsed
 
 import tkc
+from tests.frontend.hostile_onnx import FILES
+from tests.frontend.onnx_execution import parsed
 from tkc.child import in_child
 from tkc.frontend.onnx.importer import import_onnx
 

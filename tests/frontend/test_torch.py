@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import execution
-import models
 import pytest
 import torch
 from torch import nn
@@ -16,6 +14,7 @@ from torch.export import Dim
 from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
+from tests.frontend import execution, models
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.torch.importer import import_torch
 from tkc.passes.graph.updates import updates

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import execution
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.frontend import execution
 from tkc.frontend.torch.importer import import_torch
 
 Chain = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

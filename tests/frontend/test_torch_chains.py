@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import execution
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import tkc
+from tests.frontend import execution
 from tkc.frontend.torch.importer import import_torch
 
 SECONDS = 10

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from side_by_side import Function, compare
 from torch.export import Dim
 from torch.nn import functional as F
+
+from tests.frontend.side_by_side import Function, compare
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from test_torch_numbers import Several, check
 from torch.export import Dim
 
 import tkc
+from tests.frontend.test_torch_numbers import Several, check
 
 
 def test_no_rows_at_a_call() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from side_by_side import Function, compare
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
 
 import tkc
+from tests.frontend.side_by_side import Function, compare
 
 scale, shift = torch.linspace(0.5, 2, 6), torch.linspace(-1, 1, 6)
 mean, variance = torch.linspace(-0.5, 0.5, 6), torch.linspace(0.3, 3, 6)

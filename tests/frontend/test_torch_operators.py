@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import execution
 import pytest
 import torch
-from side_by_side import Function, Several
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from tests.frontend import execution
+from tests.frontend.side_by_side import Function, Several
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.importer import import_torch
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from side_by_side import Function, compare
 from torch.export import Dim
 from torch.nn import functional as F
 
+from tests.frontend.side_by_side import Function, compare
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.importer import import_torch
 

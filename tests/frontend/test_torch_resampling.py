@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
-from side_by_side import Function, compare
 from torch.export import Dim
 from torch.nn import functional as F
+
+from tests.frontend.side_by_side import Function, compare
 
 MODES = {
     1: ("nearest", "nearest-exact", "linear", "area"),

@@ -55,8 +55,8 @@ def main() -> int:
         program = generate(options.seed, options.replay, motifs)
         print(source(program))
         print(program.sizes.by_name())
-        for each in program.inputs:
-            print(each)
+        for given in program.inputs:
+            print(given)
         verdict = judge_alone(program, judged)
         print(verdict)
         if verdict.kind in FAULTS and options.shrink:

@@ -88,7 +88,7 @@ def check(
 
     def made(tensors: Sequence[torch.Tensor]) -> nn.Module:
         result = model(list(tensors)) if held else model()
-        result.device = device  # type: ignore[assignment]
+        result.device = device  # type: ignore[assignment]  # no buffer nor submodule of that name
         return result.eval()
 
     def call(*tensors: torch.Tensor, dtype: torch.dtype | None = None) -> Any:  # no dtype stands among arguments

@@ -89,7 +89,7 @@ def _compiled(program: Program, options: Options) -> Any:
         model,
         inputs,
         target=options.target,
-        kernels=options.kernels,  # type: ignore[arg-type]
+        kernels=options.kernels,  # type: ignore[arg-type]  # checked there
         dynamic_shapes=shapes,
         database=False,
     )

@@ -207,9 +207,9 @@ def source(program: Program, name: str = "Model", reference: bool = False) -> st
                 if _rounded(state.types[node.args[0]]):
                     body.append(f"rounded({node.args[0]}, {names[node.args[0]]})")
             elif not operator.shares and not operator.moves:
-                for each in node.results:
-                    if _rounded(state.types[each]):
-                        body.append(f"rounded({each}, v{each})")
+                for result in node.results:
+                    if _rounded(state.types[result]):
+                        body.append(f"rounded({result}, v{result})")
     body.append(f"return {', '.join(names[output] for output in program.outputs)},")
     text = "\n".join(lines + [f"        {line}" for line in body]) + "\n"
     return re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", text) if reference else text

@@ -52,7 +52,7 @@ def module(program: Program, device: str = "cpu", text: str | None = None) -> nn
 
 
 def _placed(model: nn.Module, device: str) -> nn.Module:
-    model.device = device  # type: ignore[assignment]
+    model.device = device  # type: ignore[assignment]  # no buffer nor submodule of that name
     return model
 
 

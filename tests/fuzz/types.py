@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -25,7 +26,7 @@ _LARGEST = {"float16": 2e4}
 _MODERATE = 1e6
 _DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
-Dim = sympy.Expr
+Dim: TypeAlias = sympy.Expr
 Shape = tuple[Dim, ...]
 
 

@@ -120,12 +120,12 @@ class Machine:
         if len(addresses) == 1:
             return slice(int(first[0]) + base, int(last[0]) + base + 1)
         steps = np.arange(int((last - first).max(initial=0)) + 1)
-        return np.minimum(first[:, None] + steps, last[:, None]).ravel() + base
+        granules: NDArray[np.int64] = np.minimum(first[:, None] + steps, last[:, None]).ravel() + base
+        return granules
 
     def _view(self, agent: int, asynchronous: bool) -> Clock:
-        if not asynchronous:
-            return self.clock[agent]
-        return np.where(self.is_generic, self.fenced[agent], self.clock[agent])
+        own: Clock = self.clock[agent]
+        return np.where(self.is_generic, self.fenced[agent], own) if asynchronous else own
 
     def _check(self, view: Clock, accesses: NDArray[np.int32], places: Places, what: str) -> None:
         found = accesses[:, places] > view[: len(accesses), None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 _TOKEN = re.compile(
     r"""(?P<float>0x[0-9a-fA-F.]+p[+-]?\d+f?|\d+\.\d*(?:e[+-]?\d+)?f?|\d+e[+-]?\d+f?)
@@ -51,7 +52,7 @@ class Node:
     """
 
     kind: str
-    parts: tuple
+    parts: tuple[Any, ...]
 
 
 @dataclass

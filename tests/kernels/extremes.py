@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from built_kernel import POISON, BuiltKernel
 
+from tests.kernels.built_kernel import POISON, BuiltKernel
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
@@ -58,6 +58,12 @@ def _attention(**options: Any) -> AttentionParameters:
 _M = {"m": _ROWS}
 _TOKENS = {"tokens": _ROWS}
 _PREFILL = ({"batch": 2, "queries": 150, "keys": 200}, {"batch": _BATCHES, "queries": _LENGTHS, "keys": _LENGTHS})
+_SCALES: tuple[tuple[Literal["token", "group", "block", "channel"], bool], ...] = (
+    ("token", True),
+    ("group", False),
+    ("block", True),
+    ("channel", False),
+)
 _DECODE = ({"batch": 2, "keys": 200}, {"batch": _BATCHES, "keys": _LENGTHS})
 _BATCHED = ({"batch": 2, "m": 130}, {"batch": _BATCHES, "m": _ROWS})
 _COMBINED = MoeCombineParameters(256, 2, "bfloat16", "float32", weight_order="tokens")
@@ -111,7 +117,7 @@ CASES = {
             {"tokens": 40},
             _TOKENS,
         )
-        for scale, rounded in (("token", True), ("group", False), ("block", True), ("channel", False))
+        for scale, rounded in _SCALES
     },
     "gate": Case("moe.topk_gate", MoeGateParameters(60, 4, "softmax", normalize=True), {"tokens": 40}, _TOKENS),
     "gate, bias, groups": Case(

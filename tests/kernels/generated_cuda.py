@@ -1,4 +1,4 @@
-"""``python tests/kernels/generated_cuda.py save|compare FOLDER``: whether a change leaves generated CUDA as it was.
+"""``python -m tests.kernels.generated_cuda save|compare FOLDER``: whether a change leaves generated CUDA as it was.
 
 ``save`` writes the CUDA of every kernel for Hopper into the folder; ``compare`` generates it again, and prints what
 differs. Neither needs a GPU or nvcc. Kernels are those of the benchmarks and of kernel tuning, those of the tests of
@@ -20,13 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-
-from cuda_source import ask, start
-from extremes import CASES
-from synchronized import CHECKED, HOPPER
-
+from tests.kernels.cuda_source import ask, start
+from tests.kernels.extremes import CASES
+from tests.kernels.synchronized import CHECKED, HOPPER
 from tkc.kernels import SPECS, KernelRequest
 from tkc.kernels.all_cases import benchmark_cases, tuning_cases
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters

@@ -16,8 +16,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # the tests' modules find each other there
-
 _FAULTY = 86  # what the sanitizer exits with where it has found something
 _LIMIT = 900.0
 _COMMAND = ("--error-exitcode", str(_FAULTY), "--print-limit", "20", "--require-cuda-init", "no")
@@ -33,7 +31,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the cases' names")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # run this one here
     options = parser.parse_args()
-    from extremes import CASES
+    from tests.kernels.extremes import CASES
 
     if options.case is not None:
         return _run(options.case, options.canaries)
@@ -56,9 +54,8 @@ def main() -> int:
 
 def _build(names: list[str]) -> dict[str, int]:
     """All kernels side by side, outside of the sanitizer: how many each case has."""
-    from built_kernel import build, gpu_target
-    from extremes import CASES, requests
-
+    from tests.kernels.built_kernel import build, gpu_target
+    from tests.kernels.extremes import CASES, requests
     from tkc.builder import KernelBuilder
 
     wanted = {name: requests(CASES[name], gpu_target()) for name in names}
@@ -68,7 +65,7 @@ def _build(names: list[str]) -> dict[str, int]:
 
 
 def _verdict(name: str, options: argparse.Namespace, sanitizer: str) -> str:
-    own = [sys.executable, "-P", str(Path(__file__)), "--case", name]
+    own = [sys.executable, "-m", "tests.kernels.sanitize", "--case", name]
     command = [*own, "--canaries"] if options.canaries else [sanitizer, "--tool", options.tool, *_COMMAND, *own]
     try:
         done = subprocess.run(
@@ -89,9 +86,9 @@ def _verdict(name: str, options: argparse.Namespace, sanitizer: str) -> str:
 def _run(name: str, canaries: bool) -> int:
     """Call each kind's kernel at some sizes; results are compared, too."""
     import torch
-    from built_kernel import build, gpu_target
-    from extremes import CASES, assert_same, call, inputs_of, requests
 
+    from tests.kernels.built_kernel import build, gpu_target
+    from tests.kernels.extremes import CASES, assert_same, call, inputs_of, requests
     from tkc.builder import KernelBuilder
 
     case = CASES[name]

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from cuda_machine import WARP, Fault, Groups, Machine
-from cuda_syntax import Function, Node, Statement, parse
+
+from tests.kernels.cuda_machine import WARP, Fault, Groups, Machine
+from tests.kernels.cuda_syntax import Function, Node, Statement, parse
 
 WARPGROUP = 128
 SHARED_BYTES = 232448  # of one block on Hopper
@@ -101,8 +102,8 @@ class _Unknown:
         _same
     )
     __lt__ = __le__ = __gt__ = __ge__ = __invert__ = __neg__ = __mod__ = __rmod__ = _same
-    __eq__ = __ne__ = _same  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+    __eq__ = __ne__ = _same  # type: ignore[assignment]  # not known either
+    __hash__ = None  # type: ignore[assignment]  # in no set
 
 
 UNKNOWN = _Unknown()
@@ -562,8 +563,8 @@ class _Convoy:
             array = self.arrays.get(place.name)
             if array is None or isinstance(place.offset, _Unknown) or np.size(place.offset) > 1:
                 return UNKNOWN
-            at = int(np.asarray(place.offset).flat[0])
-            return array[at] if 0 <= at < len(array) else UNKNOWN
+            position = int(np.asarray(place.offset).flat[0])
+            return array[position] if 0 <= position < len(array) else UNKNOWN
         if place.space == "global" and place.name in self.launch.tensors and not isinstance(place.offset, _Unknown):
             tensor = np.asarray(self.launch.tensors[place.name]).reshape(-1)
             at = np.asarray(place.offset) // place.size
@@ -660,8 +661,8 @@ class _Convoy:
         self.owner.result.counts[name] += 1
         if name == "init":
             (agent,) = self._active()
-            for barrier in self._barriers(place):
-                self.machine.initialize(agent, self.block, barrier, int(values[0]))
+            for barrier_name in self._barriers(place):
+                self.machine.initialize(agent, self.block, barrier_name, int(values[0]))
             return UNKNOWN
         (barrier_name,) = self._barriers(place)
         expected = int(values[0]) if values else 0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from extremes import CASES
-from synchronization import Launch
 
+from tests.kernels.extremes import CASES
+from tests.kernels.synchronization import Launch
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentConfiguration
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
@@ -67,7 +67,7 @@ def _case(name: str, **tensors: Any) -> Checked:
     return Checked(case.kernel, case.parameters, None, {**case.usual, "token_blocks": 1}, tensors)
 
 
-_EPILOGUE = {"bias": True, "activation": "relu"}
+_EPILOGUE: dict[str, Any] = {"bias": True, "activation": "relu"}
 
 CHECKED = {
     "matmul, persistent": Checked(

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 import tvm_ffi
-from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target, TensorType
 from tkc.kernels.attention.parameters import AttentionParameters

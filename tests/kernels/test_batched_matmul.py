@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, build_for, gpu_requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.built_kernel import BuiltKernel, build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, gpu_target
-from extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, requests
 
+from tests.kernels.built_kernel import BuiltKernel, build, gpu_target
+from tests.kernels.extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
 from tkc.kernels.attention.parameters import LatentParameters

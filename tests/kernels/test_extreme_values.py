@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, gpu_target
-from cuda_source import cuda_source
-from extremes import CASES, Case, assert_same, call, inputs_of, requests
 
+from tests.kernels.built_kernel import BuiltKernel, build, gpu_target
+from tests.kernels.cuda_source import cuda_source
+from tests.kernels.extremes import CASES, Case, assert_same, call, inputs_of, requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import Target
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, gpu_requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from tests.kernels.built_kernel import BuiltKernel, build, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters

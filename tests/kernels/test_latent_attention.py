@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from built_kernel import build, build_for, gpu_requests
-from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.built_kernel import build, build_for, gpu_requests
+from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentDecode

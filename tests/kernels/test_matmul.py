@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 import tvm_ffi
-from built_kernel import gpu_target
-from cuda_source import cuda_source
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.built_kernel import gpu_target
+from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.float32_tilings import shared_memory

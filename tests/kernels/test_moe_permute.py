@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, build_for, gpu_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.built_kernel import BuiltKernel, build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from built_kernel import build, gpu_requests
 
+from tests.kernels.built_kernel import build, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels.cases import Case
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters

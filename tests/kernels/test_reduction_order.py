@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, gpu_requests
-from cuda_source import cuda_source
 
+from tests.kernels.built_kernel import BuiltKernel, build, gpu_requests
+from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
 from tkc.kernels.all_cases import input_of

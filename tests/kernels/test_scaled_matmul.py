@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from built_kernel import build, build_for, gpu_requests
 
+from tests.kernels.built_kernel import build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from built_kernel import BuiltKernel, build, build_for, gpu_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kernels.built_kernel import BuiltKernel, build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
 from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters

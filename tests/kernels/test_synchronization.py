@@ -6,10 +6,11 @@ import re
 from collections import Counter
 
 import pytest
-from cuda_machine import Fault
-from cuda_source import cuda_code
-from synchronization import Launch, check
-from synchronized import CHECKED
+
+from tests.kernels.cuda_machine import Fault
+from tests.kernels.cuda_source import cuda_code
+from tests.kernels.synchronization import Launch, check
+from tests.kernels.synchronized import CHECKED
 
 _SYNCHRONIZES = re.compile(
     r"\.(wait|arrive|init)\(|expect|fence|__sync|cluster_sync|warpgroup_(arrive|commit|wait)|wait_wgmma"

@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from torch import nn
 from torch.export import Dim
+from torch.utils.dlpack import from_dlpack
 from tvm import relax
 from tvm.ir import IRModule
 
@@ -44,7 +45,8 @@ def imported(
     axes = tuple({0: TOKENS} if position in symbolic else None for position in range(len(examples)))
     model = import_torch(Model(), examples, dynamic_shapes={"inputs": axes})
     assert not model.parameters
-    return Canonicalize()(model.module)
+    canonicalize: Any = Canonicalize()  # TVM's decorator makes it callable
+    return canonicalize(model.module)
 
 
 def substituted(
@@ -64,7 +66,7 @@ def evaluated(module: IRModule, *inputs: torch.Tensor) -> list[torch.Tensor]:
     machine = relax.VirtualMachine(code, tvm.cpu())
     result = machine["main"](*map(tvm.runtime.from_dlpack, inputs))
     results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [torch.from_dlpack(value) for value in results]
+    return [from_dlpack(value) for value in results]
 
 
 def checked_substitutions(

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from reference_execution import checked_substitutions, evaluated, imported, refusal_reasons, substituted
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -18,6 +17,7 @@ from tvm.ir import IRModule
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tests.passes.reference_execution import checked_substitutions, evaluated, imported, refusal_reasons, substituted
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.passes.canonical.canonicalize import Canonicalize

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 
 import tkc
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
 from tkc.passes.rules.matmul import MATMUL

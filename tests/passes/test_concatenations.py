@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import evaluated, imported
 from torch import Tensor
 from tvm import relax
 from tvm.ir import IRModule
 
+from tests.passes.reference_execution import evaluated, imported
 from tkc.passes.canonical import concatenations
 from tkc.passes.canonical.concatenations import Concatenations
 

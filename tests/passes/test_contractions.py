@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import evaluated, imported
 from torch import Tensor
 
+from tests.passes.reference_execution import evaluated, imported
 from tkc.passes.canonical.contractions import Contractions
 
 Function = Callable[[Tensor, Tensor], Tensor]

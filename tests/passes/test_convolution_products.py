@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference_execution import evaluated, imported, substituted
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tkc
+from tests.passes.reference_execution import evaluated, imported, substituted
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.convolution_products import ConvolutionProducts

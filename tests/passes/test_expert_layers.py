@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import substituted
 from torch.export import Dim
 from tvm.ir import IRModule
 
+from tests.passes.reference_execution import substituted
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.passes.canonical.canonicalize import Canonicalize

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.passes.rules.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 from tvm import relax
 from tvm.ir import IRModule
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import evaluated, imported
 from torch import Tensor
+
+from tests.passes.reference_execution import evaluated, imported
 
 EXPERTS, TOP_K = 6, 2
 

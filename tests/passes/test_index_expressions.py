@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from reference_execution import evaluated
 from tvm import arith, relax, te, tirx
 from tvm.ir import IRModule
 from tvm.relax import op
 
+from tests.passes.reference_execution import evaluated
 from tkc.passes.graph.bindings import Graph, shape
 from tkc.passes.graph.index_expressions import Choice, Element, IndexExpressions
 

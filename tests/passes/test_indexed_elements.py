@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import CPU, evaluated, imported
 from torch import Tensor
 from tvm import relax
 from tvm.ir import IRModule
 
+from tests.passes.reference_execution import CPU, evaluated, imported
 from tkc.kernels import Target
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.schedules.target import tvm_target

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference_execution import imported
 from torch import Tensor, nn
 from torch.export import Dim
 
 import tkc
+from tests.passes.reference_execution import imported
 from tkc.contracts import UPDATES
 from tkc.frontend.model import ImportedModel
 from tkc.passes.canonical.join_weights import JoinedWeights, join_weights

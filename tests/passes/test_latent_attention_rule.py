@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
 from tvm.ir import IRModule
 
 import tkc
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.attention.parameters import LatentParameters
 from tkc.passes.canonical.canonicalize import Canonicalize

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 from tvm import relax
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.rules.matmul import MATMUL
 

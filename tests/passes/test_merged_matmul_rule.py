@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 from tvm.ir import IRModule
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels import Target
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.passes.rules.matmul import MATMUL

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.passes.canonical.canonicalize import Canonicalize

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.passes.rules.moe_gate import MOE_GATE
 

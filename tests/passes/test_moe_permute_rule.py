@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import tvm
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.passes.rules.moe_gate import MOE_GATE
 from tkc.passes.rules.moe_permute import MOE_PERMUTE

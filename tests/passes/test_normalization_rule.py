@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.passes.rules.normalization import NORMALIZATION
 

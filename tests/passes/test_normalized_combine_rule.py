@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.passes.rules.moe_combine import MOE_COMBINE
 from tkc.passes.rules.normalization import NORMALIZATION

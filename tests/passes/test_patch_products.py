@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import evaluated, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import evaluated, imported, substituted
 from tkc.kernels import Target
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.rules.matmul import MATMUL

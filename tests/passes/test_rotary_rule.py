@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, substituted
 from torch import Tensor
 
+from tests.passes.reference_execution import checked_substitutions, imported, substituted
 from tkc.passes.rules.normalization import NORMALIZATION
 from tkc.passes.rules.rotary import ROTARY
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.passes.rules.matmul import MATMUL

@@ -9,13 +9,13 @@ import pytest
 import torch
 import tvm
 import tvm_ffi
-from reference_execution import CPU, checked_substitutions, evaluated, imported, substituted
 from torch import Tensor
 from torch.nn import functional as F
 from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.relax import op
 
+from tests.passes.reference_execution import CPU, checked_substitutions, evaluated, imported, substituted
 from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.parameters import LatentParameters

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.swiglu import SWIGLU

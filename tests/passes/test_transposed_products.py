@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_execution import evaluated, imported
 from torch import Tensor
 from tvm import relax
 
+from tests.passes.reference_execution import evaluated, imported
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.lowering.transposed_products import TransposedProducts
 

@@ -24,13 +24,16 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x [batch, sequence, DIMENSION]``."""
-        heads = [t.view(*t.shape[:2], 2, -1).transpose(1, 2) for t in self.inner(x).chunk(3, -1)]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.outer(mixed.transpose(1, 2).reshape(x.shape)) + nn.functional.gelu(x)
+        q, k, v = (t.view(*t.shape[:2], 2, -1).transpose(1, 2) for t in self.inner(x).chunk(3, -1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: torch.Tensor = self.outer(mixed.transpose(1, 2).reshape(x.shape)) + nn.functional.gelu(x)
+        return result
 
 
 class Counter(nn.Module):
     """Counts its calls, and returns the count with each element."""
+
+    count: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +87,8 @@ def check(executable: tkc.Executable, index: int = 3) -> None:
 @cache
 def _expected(index: int) -> torch.Tensor:
     with torch.no_grad():
-        return attention()(inputs(index))
+        result: torch.Tensor = attention()(inputs(index))
+        return result
 
 
 for _index in range(16):  # here, because PyTorch's threads fail in threads of a forked child

@@ -1,4 +1,4 @@
-"""What :mod:`test_processes` runs in processes of its own, by name: ``python process_cases.py NAME ARTIFACT``.
+"""What :mod:`test_processes` runs in processes of its own: ``python -m tests.runtime.process_cases NAME ARTIFACT``.
 
 A process that hangs is killed with all that it started, and a case that fails raises.
 """
@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from concurrency import DIMENSION, attention, check, inputs, loaded
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import tkc
+from tests.runtime.concurrency import DIMENSION, attention, check, inputs, loaded
 
 SECONDS = 30.0  # that a child may take
 
@@ -142,7 +143,7 @@ def start_methods(path: str) -> None:
     """``multiprocessing`` by fork, forkserver and spawn: with the executable, pickled or inherited."""
     executable = loaded(path)
     for method in ("fork", "forkserver", "spawn"):
-        context = multiprocessing.get_context(method)
+        context: Any = multiprocessing.get_context(method)  # typeshed knows Process of each context, not of all
         process = context.Process(target=check, args=(executable,), daemon=True)
         process.start()
         process.join(SECONDS * 2)
@@ -151,7 +152,7 @@ def start_methods(path: str) -> None:
 
 def torch_spawn(path: str) -> None:
     """``torch.multiprocessing``'s spawn, two processes of which each loads the artifact."""
-    torch.multiprocessing.spawn(_spawned, (path,), nprocs=2, join=True)
+    spawn(_spawned, (path,), nprocs=2, join=True)
 
 
 def _spawned(rank: int, path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -41,6 +41,18 @@ class Stateful(nn.Module):
         return self.step(self, *inputs)
 
 
+class Buffers(Protocol):
+    """What a step reads and writes of its model: of these, the buffers that its case has."""
+
+    cache: torch.Tensor
+    count: torch.Tensor
+    first: torch.Tensor
+    flag: torch.Tensor
+    place: torch.Tensor
+    second: torch.Tensor
+    total: torch.Tensor
+
+
 def _rows(*shape: int) -> Callable[[], dict[str, torch.Tensor]]:
     return lambda: {"cache": torch.randn(*shape)}
 
@@ -50,38 +62,38 @@ def _places(count: int) -> torch.Tensor:
     return torch.randperm(6)[:count]
 
 
-def counted(m: Any, x: torch.Tensor) -> torch.Tensor:
+def counted(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Counts its calls."""
     m.count += 1
     return x * m.count
 
 
-def indexed(m: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def indexed(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Writes rows of an inner axis."""
     m.cache.index_copy_(1, places, x)
     return m.cache.sum(-1)
 
 
-def assigned(m: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def assigned(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Writes rows behind a full slice, at positions that may be negative."""
     m.cache[:, places.to(torch.int32)] = x
     return m.cache.sum(-1)
 
 
-def assigned_each(m: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def assigned_each(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Writes another row for each sequence."""
     m.cache[torch.arange(3), :, places] = x
     return m.cache.sum(-1)
 
 
-def scattered(m: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def scattered(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Writes elements, and adds to a sum."""
     m.cache.scatter_(0, places[:, None].expand(3, 4), x)
     m.total.index_add_(0, places, x[:, 0])
     return m.cache.sum(0) + m.total.sum()
 
 
-def sliced(m: Any, x: torch.Tensor) -> torch.Tensor:
+def sliced(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Writes into views of views."""
     m.cache[1, 2:4] = x
     m.cache[0, -1] = x[0]
@@ -89,34 +101,34 @@ def sliced(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.cache.sum((0, 2))
 
 
-def shifted(m: Any, x: torch.Tensor) -> torch.Tensor:
+def shifted(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Moves all rows by one."""
     m.cache.copy_(torch.cat([m.cache[1:], x]))
     return m.cache * 2
 
 
-def masked(m: Any, x: torch.Tensor) -> torch.Tensor:
+def masked(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Writes where a condition holds."""
     m.cache[m.cache > 0] = 1.5
     m.cache.masked_fill_(x > 0, 0)
     return m.cache.sum(-1)
 
 
-def read_before(m: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def read_before(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Needs the old rows only before it writes."""
     scores = x @ m.cache.T
     m.cache.index_copy_(0, places, x + scores.sum())
     return scores
 
 
-def read_after(m: Any, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def read_after(m: Buffers, x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Needs the old rows when new ones are written."""
     before = m.cache.clone()
     m.cache.index_copy_(0, places, x)
     return before, m.cache.sum(0), (before * m.cache).sum()
 
 
-def exchanged(m: Any, x: torch.Tensor) -> torch.Tensor:
+def exchanged(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Each buffer becomes the other."""
     before = m.first.clone()
     m.first.copy_(m.second)
@@ -124,20 +136,20 @@ def exchanged(m: Any, x: torch.Tensor) -> torch.Tensor:
     return x + m.first
 
 
-def returned(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def returned(m: Buffers, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns a buffer that it computes anew, a copy of it and a view."""
     m.cache.copy_(x * 2)
     return m.cache, m.cache.clone(), m.cache.view(2, 2)
 
 
-def positioned(m: Any, x: torch.Tensor) -> torch.Tensor:
+def positioned(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Writes the row that another buffer names."""
     m.cache.index_copy_(0, m.place, x)
     m.place.add_(1)
     return m.cache.sum()
 
 
-def flagged(m: Any, x: torch.Tensor) -> torch.Tensor:
+def flagged(m: Buffers, x: torch.Tensor) -> torch.Tensor:
     """Writes a buffer that it never reads."""
     m.flag.fill_(2)
     return x

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from manifests import edit_manifest
 
 import tkc
+from tests.runtime.manifests import edit_manifest
 from tkc.runtime.artifact import open_artifact
 
 

@@ -8,11 +8,11 @@ import onnx
 import pytest
 import torch
 import tvm
-from command_line import tkc as command
 from onnx import TensorProto, helper
 from tvm import relax
 
 import tkc
+from tests.command_line import tkc as command
 from tkc.frontend.torch.converters import CONVERTERS
 from tkc.frontend.torch.converters.emitter import Emitter
 

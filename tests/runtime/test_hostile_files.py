@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from manifests import write_manifest
 
 import tkc
+from tests.runtime.manifests import write_manifest
 from tkc.kernels.kernel_library import file_sha256
 from tkc.runtime.artifact import DIGEST, MANIFEST, open_artifact
 

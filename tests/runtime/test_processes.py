@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import concurrency
 import pytest
 import torch
 
 import tkc
+from tests.runtime import concurrency
 
 SECONDS = 120
 
@@ -25,9 +25,9 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(names: str, path: Path) -> None:
     """Cases of ``process_cases.py``, in one process; whatever still runs when time is up is killed."""
-    script = Path(__file__).with_name("process_cases.py")
     process = subprocess.Popen(
-        [sys.executable, str(script), names, str(path)],
+        [sys.executable, "-m", "tests.runtime.process_cases", names, str(path)],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

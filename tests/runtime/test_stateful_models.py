@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from manifests import edit_manifest
-from stateful import BY_NAME, CASES, Case
 from torch.utils import _pytree as pytree
 
 import tkc
+from tests.runtime.manifests import edit_manifest
+from tests.runtime.stateful import BY_NAME, CASES, Case
 
 
 def compiled(case: Case) -> tkc.Executable:

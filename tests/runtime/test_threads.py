@@ -10,12 +10,12 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import concurrency
 import pytest
 import torch
-from concurrency import Counter, attention, inputs
 
 import tkc
+from tests.runtime import concurrency
+from tests.runtime.concurrency import Counter, attention, inputs
 from tkc.errors import InputError, UsageError
 from tkc.runtime.machines import Machines
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from manifests import edit_manifest
 from torch import nn
 from torch.export import Dim
 
 import tkc
+from tests.runtime.manifests import edit_manifest
 
 Binary = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 import tvm
+from torch.utils.dlpack import from_dlpack
 from tvm import relax, tirx
 
 from tkc.kernels.target import Target
@@ -16,7 +18,7 @@ from tkc.schedules.schedule_module import ScheduledFunction, ScheduleModule
 from tkc.schedules.target import tvm_target
 
 CPU = Target("cpu")
-Dimension = int | tirx.Var
+Dimension: TypeAlias = int | tirx.Var
 Input = tuple[tuple[Dimension, ...], str]
 
 
@@ -79,7 +81,7 @@ def on_cpu(module: tvm.IRModule) -> tuple[Callable[..., torch.Tensor], list[Sche
     machine = relax.VirtualMachine(build(module, CPU), tvm.cpu())
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
-        return torch.from_dlpack(machine["main"](*(_aligned(tensor) for tensor in inputs)))
+        return from_dlpack(machine["main"](*(_aligned(tensor) for tensor in inputs)))
 
     return run, report
 
@@ -87,7 +89,7 @@ def on_cpu(module: tvm.IRModule) -> tuple[Callable[..., torch.Tensor], list[Sche
 def _aligned(tensor: torch.Tensor) -> tvm.runtime.Tensor:
     """A copy in memory aligned as TVM wants it."""
     copy = tvm.runtime.empty(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-    torch.from_dlpack(copy).copy_(tensor)
+    from_dlpack(copy).copy_(tensor)
     return copy
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from graphs import CPU, Dimension, Input, fused, graph, random
-from random_schedules import the_function
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, Dimension, Input, fused, graph, random
+from tests.schedules.random_schedules import the_function
 from tkc.kernels.target import Target
 
 ODD_SIZES = (1, 17, 63, 64, 129)
@@ -22,7 +22,7 @@ class Case:
     """A graph of inputs that have an unknown size, and what it computes."""
 
     inputs: Callable[[Dimension], list[Input]]
-    body: Callable
+    body: Callable[..., relax.Expr]
     reference: Callable[..., torch.Tensor]
 
     def function(self, of: Dimension, target: Target = CPU) -> tirx.PrimFunc:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from graphs import CPU, error, graph, on_cpu, random, scheduled
 from tvm import relax
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, error, graph, on_cpu, random, scheduled
 from tkc.kernels.target import Target
 
 STEPS = 32

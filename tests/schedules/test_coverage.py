@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from graphs import CPU, fused, graph, size
-from random_schedules import the_function
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, fused, graph, size
+from tests.schedules.random_schedules import the_function
 from tkc.coverage import coverage
 from tkc.runtime.report import Coverage, Report, Scheduled
 from tkc.schedules.estimate import Cost, estimated_seconds

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from graphs import CPU, Input, error, graph, on_cpu, random, scheduled, size
 from torch.nn import functional
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, Input, error, graph, on_cpu, random, scheduled, size
 from tkc.passes.lowering.transposed_products import TransposedProducts
 
 BATCH, LENGTH = size("b"), size("s")

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graphs import CPU, Dimension, error, graph, on_cpu, random, size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 from tvm import relax
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, Dimension, error, graph, on_cpu, random, size
 from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.schedules.rules.cpu_matmul import matmul_tile
 from tkc.schedules.target import tvm_target

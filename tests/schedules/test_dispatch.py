@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from graphs import CPU, error, fused, graph, size
-from random_schedules import random_traces, the_function
-from symbolic_cases import CASES, ODD_SIZES, TUNED_AT, inputs_at
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, error, fused, graph, size
+from tests.schedules.random_schedules import random_traces, the_function
+from tests.schedules.symbolic_cases import CASES, ODD_SIZES, TUNED_AT, inputs_at
 from tkc.compiler import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import top_level_statements

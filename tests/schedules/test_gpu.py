@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from graphs import Input, build, error, fused, graph, random, scheduled, size
 from torch.nn import functional
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import Input, build, error, fused, graph, random, scheduled, size
 from tkc.builder import toolchain
 from tkc.kernels.target import CUDA_ARCHITECTURES, Target
 from tkc.passes.canonical.windows import Windows

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from graphs import Model
 from torch import Tensor
 from torch.nn import functional as F
 
 import tkc
+from tests.schedules.graphs import Model
 
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "padded": lambda x: F.pad(x.t(), (1, 1)).cumsum(1).reshape(-1),

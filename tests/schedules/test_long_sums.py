@@ -16,13 +16,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import tvm
-from graphs import CPU, Model, build, error, fused, graph, on_cpu, size
-from random_schedules import the_function
 from torch import Tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
 import tkc
+from tests.schedules.graphs import CPU, Model, build, error, fused, graph, on_cpu, size
+from tests.schedules.random_schedules import the_function
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.code_generation import for_code_generation

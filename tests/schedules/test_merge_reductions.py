@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from graphs import CPU, error, fused, graph, on_cpu, random
-from random_schedules import the_function
 from torch import Tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, error, fused, graph, on_cpu, random
+from tests.schedules.random_schedules import the_function
 from tkc.schedules.blocks import nodes
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.target import tvm_target

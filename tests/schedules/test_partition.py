@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import tvm
-from graphs import CPU
 from tvm import te, tirx
 
+from tests.schedules.graphs import CPU
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.target import tvm_target
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import tvm
-from graphs import CPU, fused, graph, random, size
-from random_schedules import the_function
 from tvm import relax, tirx
 from tvm.relax import op
 
+from tests.schedules.graphs import CPU, fused, graph, random, size
+from tests.schedules.random_schedules import the_function
 from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.schedule_module import schedule_function
 from tkc.schedules.target import tvm_target

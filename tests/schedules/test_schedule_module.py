@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import tvm
-from graphs import CPU, error, fused, graph, on_cpu, random, size
-from random_schedules import random_traces, the_function
-from records import OneFunction, Records, record_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax import op
 from tvm.s_tir.schedule import Trace
 
+from tests.schedules.graphs import CPU, error, fused, graph, on_cpu, random, size
+from tests.schedules.random_schedules import random_traces, the_function
+from tests.schedules.records import OneFunction, Records, record_of
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import child_blocks, nodes
 from tkc.schedules.database import as_workload

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 import tvm
-from graphs import CPU, error, size
-from random_schedules import random_traces
-from symbolic_cases import CASES, ODD_SIZES, TUNED_AT, Case, f32, inputs_at
 from tvm import s_tir, tirx
 from tvm.relax import op
 from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
 from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_equal
 
+from tests.schedules.graphs import CPU, error, size
+from tests.schedules.random_schedules import random_traces
+from tests.schedules.symbolic_cases import CASES, ODD_SIZES, TUNED_AT, Case, f32, inputs_at
 from tkc.schedules.blocks import nodes
 from tkc.schedules.database import as_workload
 from tkc.schedules.lowering.code_generation import for_code_generation

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 import tvm
-from graphs import CPU
 from tvm import s_tir, te, tirx
 
+from tests.schedules.graphs import CPU
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target

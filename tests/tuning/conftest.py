@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import tvm
-from tuning_modules import CPU
 
+from tests.tuning.tuning_modules import CPU
 from tkc.schedules.target import tvm_target
 from tkc.schedules.tuning.measurement import Limits, LocalRunner, Measurer
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import tvm
-from tuning_modules import CPU, AnyRows, RecordsInMemory, TwoLayers
 from tvm import relax, te, tirx
 from tvm.s_tir.schedule import Trace
 
+from tests.tuning.tuning_modules import CPU, AnyRows, RecordsInMemory, TwoLayers
 from tkc.schedules.database import FAILED_SECONDS, exact_key
 from tkc.schedules.default_record import default_trace, is_default
 from tkc.schedules.tuning.background import TimeIsUpError

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import tkc
 
+from tests.command_line import tkc
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.cases import Case

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 import tvm
-from tuning_modules import CPU, AnyRows, TwoLayers
 from tvm.s_tir.meta_schedule.cost_model import RandomModel
 from tvm.script import tirx as T
 
+from tests.tuning.tuning_modules import CPU, AnyRows, TwoLayers
 from tkc.compiler import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.database import as_workload

@@ -13,8 +13,8 @@ from contextlib import closing
 
 import pytest
 import tvm
-from tuning_modules import CPU, TwoLayers
 
+from tests.tuning.tuning_modules import CPU, TwoLayers
 from tkc.schedules.tuning.measurement import Limits, Measurer, Program, arguments_of
 from tkc.schedules.tuning.remote import Endpoint, RemoteRunner
 

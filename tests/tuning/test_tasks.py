@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tuning_modules import AnyRows, TwoLayers
 from tvm import tirx
 
+from tests.tuning.tuning_modules import AnyRows, TwoLayers
 from tkc.schedules.tuning.tasks import extract
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import COMMAND
 from rich.console import Console
 
 import tkc
+from tests.command_line import COMMAND
 from tkc.cli.signatures import parse_percent, parse_shapes
 from tkc.cli.tune import tasks_table
 from tkc.schedules.tuning.progress import Progress, TaskProgress

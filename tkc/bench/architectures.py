@@ -58,7 +58,8 @@ class Architecture:
         config = AutoConfig.for_model(self.model_type, **self.options)
 
         def model_type(config: Any) -> nn.Module:
-            return AutoModel.from_config(config, attn_implementation=self.attention)
+            made: nn.Module = AutoModel.from_config(config, attn_implementation=self.attention)
+            return made
 
         model = initialized(model_type, config, device, dtype)
         if self.family in ("decoder", "encoder", "translator"):

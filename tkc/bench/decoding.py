@@ -41,7 +41,7 @@ class DecodeStep(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DecodeStep:
         """As for every module (moves it, changes its dtype); the cache goes along."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # PyTorch's has no types
         for number, layer in enumerate(self.cache.layers):
             layer.keys, layer.values = self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}")
             layer.cumulative_length = self.get_buffer(f"length_{number}")

@@ -38,7 +38,7 @@ def llama_3_8b_config(layers: int, most: int = 8192) -> Any:
     """Llama-3-8B's configuration with fewer layers, a small vocabulary, and ``most`` positions."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(  # type: ignore[call-arg]
+    return LlamaConfig(  # type: ignore[call-arg]  # made a dataclass at run time
         vocab_size=1024,
         hidden_size=4096,
         intermediate_size=14336,
@@ -54,7 +54,7 @@ def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) 
     """Decoder layers of Qwen3-30B-A3B's shape: hidden 2048, 32 and 4 heads of 128, 128 experts of 768, top 8."""
     from transformers import Qwen3MoeConfig, Qwen3MoeModel
 
-    config: Any = Qwen3MoeConfig(  # type: ignore[call-arg]
+    config: Any = Qwen3MoeConfig(  # type: ignore[call-arg]  # made a dataclass at run time
         vocab_size=1024,
         hidden_size=2048,
         intermediate_size=6144,
@@ -131,7 +131,7 @@ def tell_tokens_apart(model: nn.Module) -> None:
     shape the mean cosine of 64 tokens is 0.84, and 31 of 128 experts get all of them. With these it is 0.36, and 88 do
     (109 in the mean of four layers), which is what experts are trained for and what decides how many weights are read.
     """
-    nn.init.normal_(model.get_input_embeddings().weight)  # type: ignore[operator]
+    nn.init.normal_(model.get_input_embeddings().weight)  # type: ignore[operator]  # an embedding of tensors
 
 
 def initialized(

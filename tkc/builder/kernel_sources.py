@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tkc.kernels
 from tkc.kernels import KernelSpec
@@ -34,12 +35,12 @@ _PACKAGE = "tkc.kernels"
 _NOT_FOLLOWED = {"registry", "requests", "records", "cases", "all_cases", "library", "reference"}
 
 
-def sources_digest(spec: KernelSpec) -> str:
+def sources_digest(spec: KernelSpec[Any, Any]) -> str:
     """The hash of all sources that shape the kernels of ``spec``: those of :func:`kernel_sources` and the builder."""
     return _digest(spec.definition_module, type(spec).__module__)
 
 
-def kernel_sources(spec: KernelSpec) -> frozenset[str]:
+def kernel_sources(spec: KernelSpec[Any, Any]) -> frozenset[str]:
     """The modules that the definition and the spec of a kernel import, within ``tkc.kernels``, and these two."""
     return _closure((spec.definition_module, type(spec).__module__))
 

@@ -264,7 +264,7 @@ def _finish(
 
 
 def _dtype(name: str | None, on_gpu: bool) -> torch.dtype:
-    dtypes = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+    dtypes: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
     if (chosen := name or ("bfloat16" if on_gpu else "float32")) not in dtypes:
         raise UsageError(f"--dtype {name}: choose one of {', '.join(dtypes)}")
     return dtypes[chosen]

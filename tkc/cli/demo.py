@@ -35,7 +35,7 @@ def run_demo() -> None:
     console = Console()
     target, device, dtype = _this_machine()
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(  # type: ignore[call-arg]
+    config = Qwen3MoeConfig(  # type: ignore[call-arg]  # made a dataclass at run time
         vocab_size=4096,
         hidden_size=256,
         intermediate_size=512,

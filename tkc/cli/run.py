@@ -175,6 +175,6 @@ def _existing(path: str) -> Path:
 def _write(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
     contiguous = {name: tensor.contiguous() for name, tensor in outputs.items()}
     if path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in contiguous.items()})  # type: ignore[arg-type]
+        np.savez(path, **{name: tensor.numpy() for name, tensor in contiguous.items()})  # type: ignore[arg-type]  # not a flag
     else:
         safetensors.torch.save_file(contiguous, path)

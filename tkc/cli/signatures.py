@@ -79,7 +79,7 @@ def with_options_of(function: Callable[..., Any]) -> Callable[[Callable[..., Any
             return command(**given, **options)
 
         keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in ordered]
-        run.__signature__ = signature.replace(parameters=keyword)  # type: ignore[attr-defined]
+        run.__signature__ = signature.replace(parameters=keyword)  # type: ignore[attr-defined]  # inspect reads it
         run.__annotations__ = {each.name: each.annotation for each in keyword}
         del run.__wrapped__
         return run
@@ -164,7 +164,7 @@ def _parameter(
     name: str, kind: Any, default: Any, text: str, flag: str | None = None, metavar: str | None = None
 ) -> inspect.Parameter:
     flag = flag or f"--{name.replace('_', '-')}"
-    annotation = Annotated[kind, typer.Option(flag, help=text, metavar=metavar)]  # type: ignore[valid-type]
+    annotation = Annotated[kind, typer.Option(flag, help=text, metavar=metavar)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -158,7 +158,7 @@ class _Recording(torch.fx.Interpreter):
                 args, kwargs = self.fetch_args_kwargs_from_env(n)
                 wide = torch.utils._pytree.tree_map_only(torch.Tensor, _wide, (args, kwargs))
                 try:
-                    exact = n.target(*wide[0], **wide[1])  # type: ignore[operator]
+                    exact = n.target(*wide[0], **wide[1])  # type: ignore[operator]  # a function, by its op
                 except Exception:  # an operator that has no float64, or wants equal dtypes
                     return result
                 if isinstance(exact, torch.Tensor) and exact.dtype == torch.float64:
@@ -183,7 +183,7 @@ def _run_onnx(model: Any, seed: int) -> _Source:
     evaluator = ReferenceEvaluator(model if hasattr(model, "graph") else str(model))
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(signature.inputs, inputs, strict=True)}
     with np.errstate(all="ignore"):
-        found: dict[str, Any] = evaluator.run(None, feeds, intermediate=True)  # type: ignore[assignment]
+        found: dict[str, Any] = evaluator.run(None, feeds, intermediate=True)  # type: ignore[assignment]  # a dict: intermediate
     values = {
         name: torch.from_numpy(np.array(v)) for name, v in found.items() if isinstance(v, np.ndarray | np.generic)
     }

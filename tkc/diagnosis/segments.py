@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 
@@ -160,8 +161,8 @@ def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModu
     return made, [variable.name_hint for variable in taken], [variable.name_hint for variable in bound]
 
 
-@relax.expr_functor.mutator
-class _Replaced(relax.PyExprMutator):
+@mutator
+class _Replaced(PyExprMutator):
     """Reads others in place of some variables."""
 
     def __init__(self, others: Mapping[relax.Var, relax.Var]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 from torch.utils import _pytree as pytree
+from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import ForkError, InputError, TargetError
 from tkc.kernels.kernel_library import KernelLibrary
@@ -510,7 +511,7 @@ def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _torch(output: Any) -> torch.Tensor:
-    return output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
+    return output if isinstance(output, torch.Tensor) else from_dlpack(output)
 
 
 def _is_tensor(value: Any) -> bool:

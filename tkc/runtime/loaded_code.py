@@ -120,9 +120,10 @@ class LoadedCode:
 
 def _entry(machine: Any, name: str) -> Callable[..., Any] | None:
     try:
-        return machine[name]  # type: ignore[no-any-return]
+        entry: Callable[..., Any] = machine[name]
     except AttributeError:
         return None
+    return entry
 
 
 def _native(module: Any) -> Any:

@@ -113,7 +113,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
-        return _ADAPTER.dump_python(self, mode="json")
+        written: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
@@ -135,9 +136,9 @@ class Report:
         return Group(*parts)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140)
-        console.print(self)
-        return console.file.getvalue()  # type: ignore[attr-defined]
+        text = io.StringIO()
+        Console(file=text, width=140).print(self)
+        return text.getvalue()
 
 
 def _device_note(report: Report) -> str | None:

@@ -39,4 +39,5 @@ class Formula:
 
     def __call__(self, sizes: Mapping[str, int]) -> int | bool:
         """The value where the sizes are these; a division by a size of zero raises :class:`ZeroDivisionError`."""
-        return eval(self._code, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes))
+        value: int | bool = eval(self._code, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes))
+        return value

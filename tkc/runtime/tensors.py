@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from tkc.errors import InputError
 
@@ -25,7 +26,7 @@ def to_torch(value: Any, name: str) -> torch.Tensor:
         return _from_numpy(value, name)
     if hasattr(value, "__dlpack__"):
         try:
-            return torch.from_dlpack(value)
+            return from_dlpack(value)
         except Exception as error:  # whatever the other library raises where its tensor cannot be shared
             raise InputError(f"input '{name}', a {type(value).__name__}, cannot be read by DLPack: {error}") from error
     raise InputError(f"input '{name}' is a {type(value).__name__}; give a torch, numpy or DLPack tensor")

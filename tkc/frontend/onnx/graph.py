@@ -143,7 +143,7 @@ class Node:
 
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
-        rank = self.tensor(position).struct_info.ndim
+        rank: int = self.tensor(position).struct_info.ndim
         if rank < 0:
             raise ConversionError(
                 f"needs the number of dimensions of input {position} ({self.proto.input[position]}); "
@@ -153,7 +153,8 @@ class Node:
 
     def dtype(self, position: int) -> str:
         """The element type of an input."""
-        return self.tensor(position).struct_info.dtype
+        dtype: str = self.tensor(position).struct_info.dtype
+        return dtype
 
     def note_indices(self, indices: relax.Expr, size: Size, part: int | None = None) -> None:
         """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end.

@@ -346,7 +346,7 @@ def _expandable_operators() -> set[tuple[str, str]]:
     functions = {
         (schema.domain, schema.name)
         for schema in onnx.defs.get_all_schemas_with_history()
-        if schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]
+        if schema.has_function or schema.has_context_dependent_function  # type: ignore[attr-defined]  # missing in its stub
     }
     return {key for key in functions if key[1] in _BETTER_EXPANDED or not _has_converter(*key)}
 

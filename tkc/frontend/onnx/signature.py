@@ -186,4 +186,5 @@ def _tensor_spec(name: str, tensor: relax.Var | relax.TensorStructInfo) -> Tenso
 
 def _written(size: tirx.PrimExpr) -> str:
     """A size as :class:`tkc.runtime.sizes.Formula` reads it."""
-    return size.script(int_dtype="int64").replace("T.", "")
+    written: str = size.script(int_dtype="int64")
+    return written.replace("T.", "")

@@ -231,7 +231,7 @@ def _largest_result(node: onnx.NodeProto, arrays: Sequence[np.ndarray | None]) -
         return _FILLERS[node.op_type](*arrays)
     shapes = [array.shape for array in arrays if array is not None]
     if len(shapes) < 2 or node.op_type == "Concat":
-        return sum(map(math.prod, shapes))  # type: ignore[arg-type]
+        return sum(map(math.prod, shapes))
     try:
         return math.prod(np.broadcast_shapes(*shapes))
     except ValueError:  # operands that do not broadcast: of products, say, or data and indices

@@ -66,7 +66,7 @@ class Dimensions:
 def input_dimensions(
     inputs: Sequence[tuple[str, torch.Tensor | None]],
     names: DimensionNames,
-    ranges: Mapping[sympy.Symbol, ValueRanges],
+    ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]],
 ) -> Dimensions:
     """The dimensions of ``inputs``: each a name and the (fake) tensor, or ``None`` for a constant.
 
@@ -135,7 +135,7 @@ def _variants(name: str) -> Iterator[str]:
     return itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
 
 
-def _range(formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges]) -> SizeRange:
+def _range(formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> SizeRange:
     known = {symbol: ranges[symbol] for symbol in formula.free_symbols if symbol in ranges}
     bounds = bound_sympy(formula, known)
     finite = isinstance(bounds.upper, sympy.Integer) and int(bounds.upper) < sys.maxsize - 1

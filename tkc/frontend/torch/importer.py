@@ -137,7 +137,8 @@ def simplified(program: ExportedProgram) -> ExportedProgram:
         table.update(complex_decompositions())
     try:
         with torch.no_grad():
-            return with_state_as_buffers(with_whole_copies(program)).run_decompositions(table)
+            core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(table)
+            return core
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
         if isinstance(error, UnsupportedModelError):
             raise

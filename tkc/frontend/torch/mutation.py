@@ -45,7 +45,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
     """The arguments that the node's operator writes into."""
     if not is_in_place(node):
         return []
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # an OpOverload
     given = dict(zip((argument.name for argument in arguments), node.args, strict=False)) | dict(node.kwargs)
     marked = (argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
     return [found for found in map(given.get, marked) if isinstance(found, fx.Node)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -112,7 +113,7 @@ def _converts(node: fx.Node) -> bool:
     """Whether ``node`` writes a tensor of another shape or dtype."""
     if node.target not in _COPIES:
         return False
-    target, source = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]
+    target, source = (argument.meta["val"] for argument in node.args[:2])  # type: ignore[union-attr]  # _COPIES take tensors
     # As text: to compare symbolic sizes could add a condition to the program.
     return target.dtype != source.dtype or str(target.shape) != str(source.shape)
 
@@ -166,13 +167,13 @@ class _Keep(TorchDispatchMode):
     """Notes the value of each real tensor before an operator writes into it."""
 
     def __init__(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's has no types
         self._kept = kept
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+        self, func: OpOverload[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        schema = func._schema  # type: ignore[attr-defined]
+        schema = func._schema
         if schema.is_mutable:
             for value in pytree.arg_tree_leaves(*args, **(kwargs or {})):
                 if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):

@@ -54,7 +54,7 @@ def program_weights(program: ExportedProgram) -> Weights:
 def weight(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     """The program's own tensor for an input that is no user's."""
     found = program.constants if spec.target in program.constants else program.state_dict
-    tensor = found[spec.target].detach()
+    tensor: torch.Tensor = found[spec.target].detach()
     return tensor.to_dense() if tensor.layout != torch.strided else tensor
 
 

@@ -116,7 +116,9 @@ def _places(image: te.Tensor, most: te.Tensor, windows: _Windows, by_columns: bo
             for i in range(rank)
         ]
         position = _flat(where, sizes)
-        value = lambda at: image(item, channel, *at)  # noqa: E731
+
+        def value(at: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+            return image(item, channel, *at)
 
         def key(at: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
             found = tirx.EQ(value(at), most(item, channel, *outputs))
@@ -217,7 +219,7 @@ def _kernel_sizes(node: Node) -> list[int]:
     sizes = node.shape(1)[2:]
     if not all(isinstance(size, int) for size in sizes):
         raise ConversionError("needs a kernel of fixed size; export the model with fixed sizes there")
-    return sizes  # type: ignore[return-value]
+    return sizes
 
 
 def _dilated(node: Node, dilations: Sequence[int]) -> relax.Expr:

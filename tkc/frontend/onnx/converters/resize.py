@@ -218,7 +218,8 @@ def _interpolation(points: np.ndarray, kind: str, scale: float, sharpness: float
 
 
 def _triangle(distances: np.ndarray) -> np.ndarray:
-    return np.clip(1 - distances, 0, None)
+    weights: np.ndarray = np.clip(1 - distances, 0, None)
+    return weights
 
 
 def _cubic(distances: np.ndarray, a: float) -> np.ndarray:

@@ -225,7 +225,7 @@ class Emitter:
             self.builder.source = source
 
     def _arguments(self, node: fx.Node) -> list[Any]:
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        schema = node.target._schema.arguments  # type: ignore[union-attr]  # an OpOverload
         given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
         return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
 

@@ -12,8 +12,8 @@ from tkc.frontend.torch.converters.emitter import Emitter
 
 def for_each_axis(values: Any, rank: int) -> list[int]:
     """An option of an operator as a number for each of ``rank`` axes: PyTorch takes one number for all of them too."""
-    values = list(values) if isinstance(values, list | tuple) else [values]
-    return values * rank if len(values) == 1 else values
+    numbers: list[int] = list(values) if isinstance(values, list | tuple) else [values]
+    return numbers * rank if len(numbers) == 1 else numbers
 
 
 def batched(b: Emitter, x: relax.Expr, rank: int) -> relax.Expr:

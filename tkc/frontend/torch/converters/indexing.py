@@ -55,7 +55,7 @@ def _sorted_is_never_negative(source: Any, position: Any) -> bool:
 
 
 def _operator(node: fx.Node) -> str:
-    return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]
+    return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]  # an OpOverload
 
 
 def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False) -> relax.Expr:
@@ -114,7 +114,7 @@ def _indexed_first(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.E
 def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
     """``x[indices]``: one index as ``take``, several broadcast against each other as ``index_tensor``."""
     dims = [dim for dim, given in enumerate(indices) if given is not None]
-    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
         return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0], mode="clip")
     front, kept, _ = _indexed_first(b, x, indices)
     out = b.emit(op.index_tensor(front, kept))
@@ -136,7 +136,7 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
     if mask is not None and mask.struct_info.dtype == "bool" and values.struct_info.ndim == 0 and not accumulate:
         shape = list(mask.struct_info.shape) + [1] * (x.struct_info.ndim - mask.struct_info.ndim)
         return op.where(op.reshape(mask, shape), values, x)
-    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
         (position,) = (index for index in _from_front(b, x, indices) if index is not None)
         return _slices_written(b, x, dims[0], position, values, "add" if accumulate else "update")
     front, kept, order = _indexed_first(b, x, indices)

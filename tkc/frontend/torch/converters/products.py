@@ -56,7 +56,7 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     if ranks != (2, 3) or offsets is None:
         raise b.unsupported("only a 2-D by 3-D grouped product with offsets is supported.")
     layout = "gkn"
-    source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]
+    source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]  # a tensor
     if source is not None:
         weight, layout = b.env[source], "gnk"
     attributes = {OPERATOR: GROUPED_MATMUL_OPERATOR, WEIGHT_LAYOUT: layout}
@@ -68,11 +68,10 @@ def _transposed_view(node: fx.Node) -> fx.Node | None:
     """The three-dimensional tensor of which ``node`` is a view with the last two dimensions swapped, if it is one."""
     aten = torch.ops.aten
     arguments: Any = node.args
-    if node.target is aten.transpose.int and {axis % 3 for axis in arguments[1:]} == {1, 2}:
-        return arguments[0]
-    if node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]:
-        return arguments[0]
-    return None
+    transposed = node.target is aten.transpose.int and {axis % 3 for axis in arguments[1:]} == {1, 2}
+    permuted = node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]
+    tensor: fx.Node | None = arguments[0] if transposed or permuted else None
+    return tensor
 
 
 def _grouped_product_gnk(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor) -> te.Tensor:

@@ -244,7 +244,8 @@ def _averaged(b: Emitter, x: relax.Expr, position: int, first: np.ndarray, weigh
 
 
 def _triangle(distance: np.ndarray) -> np.ndarray:
-    return np.clip(1 - distance, 0, None)
+    weights: np.ndarray = np.clip(1 - distance, 0, None)
+    return weights
 
 
 def _antialiased_cubic(distance: np.ndarray) -> np.ndarray:
