@@ -17,6 +17,7 @@ test: $(VENV)/.installed
 # Hours on two cores, in parts that resume: an interrupted run goes on where it was.
 conformance: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance --most 12 --resume --jobs 2 --record
+	$(BIN)/python -m tests.conformance --fallback --most 12 --resume --jobs 2 --record
 	$(BIN)/python -m tests.conformance.onnx_nodes --all
 
 MINUTES ?= 10

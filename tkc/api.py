@@ -60,6 +60,7 @@ def compile(
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
+    fallback: bool = True,
     database: Database = None,
     batch_invariant: bool = False,
     checks: bool = False,
@@ -84,6 +85,8 @@ def compile(
             says so.
         dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
+        fallback: Call PyTorch's own operator in place where TKC has no converter of it, or refuses how it is used. The
+            report names each. What is around it is compiled as ever. ``False`` refuses such a model instead.
         database: A folder of tuning records to schedule from, in place of your own (``$TKC_DATABASE_DIR``) and before
             those that come with tkc. ``False`` uses neither.
         batch_invariant: Give a row (a token, a sequence) the same bits whatever else is in the batch, and however much
@@ -117,6 +120,7 @@ def compile(
 
     options = CompileOptions(
         kernels=kernels,
+        fallback=fallback,
         database=database,
         batch_invariant=batch_invariant,
         dump=dump,
@@ -148,6 +152,7 @@ def explain(
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
+    fallback: bool = True,
     database: Database = None,
     batch_invariant: bool = False,
     checks: bool = False,
@@ -165,6 +170,7 @@ def explain(
 
     options = CompileOptions(
         kernels=kernels,
+        fallback=fallback,
         database=database,
         batch_invariant=batch_invariant,
         dump=dump,

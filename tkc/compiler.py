@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.metadata
 import logging
 import os
 import tempfile
@@ -23,7 +24,8 @@ from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.executable import Executable
 from tkc.runtime.machines import checked_concurrency
-from tkc.runtime.report import KernelUse, Nondeterministic, Refused, Report, Scheduled
+from tkc.runtime.report import KernelUse, Nondeterministic, OperatorUse, Refused, Report, Scheduled
+from tkc.runtime.requirements import Requirements
 from tkc.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from tkc.compilation import Compilation
     from tkc.diagnosis.search import Search
     from tkc.frontend.indices import CheckedInGraph
+    from tkc.frontend.model import ImportedModel, OperatorCall
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
     from tkc.schedules.unordered import UnorderedFunction
@@ -57,6 +60,7 @@ class CompileOptions:
     """What shapes a compilation besides the model and the target; each is as in :func:`tkc.compile`."""
 
     kernels: Kernels
+    fallback: bool
     database: Database
     batch_invariant: bool
     dump: str | Path | None
@@ -100,7 +104,16 @@ def compiled(
             kernel_builder.load()
         checked = checked_in_graph(checks, resolved)
         imported = runner.run(
-            "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+            "import",
+            lambda: import_model(
+                model,
+                example_args,
+                example_kwargs,
+                dynamic_shapes,
+                checked,
+                size_names,
+                fallback=settings.fallback,
+            ),
         )
         runner.dump(imported.module)
         runner.explain_with(imported)
@@ -119,7 +132,8 @@ def compiled(
         parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
         code=code,
         libraries=tuple(built.values()),
-        report=_report(generated, imported.sources, resolved, settings, runner),
+        report=_report(generated, imported, resolved, settings, runner),
+        requires=_requirements(imported.operators),
         folder=folder,
         out_spec=imported.out_spec,
         max_concurrency=max_concurrency,
@@ -144,13 +158,16 @@ def explained_only(
     runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
     checked = checked_in_graph(checks, resolved)
     imported = runner.run(
-        "import", lambda: import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+        "import",
+        lambda: import_model(
+            model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=settings.fallback
+        ),
     )
     runner.dump(imported.module)
     runner.explain_with(imported)
     front = _substituted(runner, imported.module, resolved, settings)
     generated = _generated(runner, front, resolved, settings)
-    return _report(generated, imported.sources, resolved, settings, runner)
+    return _report(generated, imported, resolved, settings, runner)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
@@ -220,6 +237,7 @@ def _circumstances(model: Any, target: Target, settings: CompileOptions) -> Sear
             "target": str(target),
             "kernels": settings.kernels,
             "database": settings.database,
+            "fallback": settings.fallback,
             "batch_invariant": settings.batch_invariant,
         },
         replay=lambda module, stage: _replay(module, stage, target, settings),
@@ -280,7 +298,7 @@ def _built(module: IRModule, target: Target) -> Any:
 
 def _report(
     done: Compilation,
-    sources: Mapping[str, str],
+    imported: ImportedModel,
     target: Target,
     settings: CompileOptions,
     runner: StageRunner,
@@ -302,12 +320,25 @@ def _report(
         batch_invariant=settings.batch_invariant,
         uses=tuple(uses),
         uses_measured_on=done.kernels_measured_on,
+        operators=tuple(OperatorUse(each.operator, each.calls, each.nodes, each.why) for each in imported.operators),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
-        nondeterministic=tuple(_nondeterministic(function, sources) for function in done.unordered),
+        nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
     )
+
+
+def _requirements(operators: Sequence[OperatorCall]) -> Requirements:
+    """What must be there where ``operators`` are called: they, and the packages of those that are not PyTorch's own."""
+    packages = importlib.metadata.packages_distributions()
+    libraries = {
+        package: importlib.metadata.version(package)
+        for each in operators
+        for package in packages.get(each.operator.partition("::")[0], ())
+        if package != "tkc"
+    }
+    return Requirements(tuple(each.operator for each in operators), libraries)
 
 
 def parameters_told(parameters: Any) -> tuple[str, ...]:

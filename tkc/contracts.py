@@ -111,5 +111,12 @@ ALLOC_STORAGE: Final = "tkc_alloc_storage"
 ALLOC_TENSOR: Final = "tkc_alloc_tensor"
 """``device_memory.cc`` exports it: ``(storage, offset, shape, dtype)`` to a tensor in that storage."""
 
+CALL_OPERATOR: Final = "tkc.call_operator"
+"""The runtime registers it: ``(description, *operands)`` to what PyTorch's operator gives, which the graph calls in
+place where TKC has no converter. ``tkc/runtime/operators.py`` says what a description is."""
+
+CHECK_SIZES: Final = "tkc.check_sizes"
+"""The runtime registers it: ``(message, value, holds)`` to ``value``, or an error with ``message``."""
+
 SHARE_THREADS: Final = "tkc_share_threads"
 """``parallel.cc`` exports it: ``(threads, address of a pool or 0)`` to the address of the pool that loops run in."""

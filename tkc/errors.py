@@ -43,6 +43,10 @@ class OutOfMemoryError(Error, MemoryError):
     """A call that needs more memory than there is."""
 
 
+class OperatorError(Error):
+    """An operator of PyTorch's, which a compiled model calls in place, raised an error. Its message names both."""
+
+
 class KernelBuildError(Error):
     """A kernel that did not build: the builder crashed, ran out of time or memory, or rejected it."""
 

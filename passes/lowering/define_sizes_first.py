@@ -26,17 +26,28 @@ class DefineSizesFirst:
 
 @mutator
 class _Ordering(PyExprMutator):
+    def __init__(self, module: IRModule) -> None:
+        super().__init__(module)
+        self._given: set[tirx.Var] = set()
+
+    def visit_function_(self, function: relax.Function) -> relax.Function:
+        sizes = (relax.analysis.tir_vars_in_struct_info(param.struct_info) for param in function.params)
+        self._given = {size for found in sizes for size in found}
+        return super().visit_function_(function)
+
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
-        return super().visit_dataflow_block_(relax.DataflowBlock(_ordered(block.bindings)))
+        return super().visit_dataflow_block_(relax.DataflowBlock(_ordered(block.bindings, self._given)))
 
 
-def _ordered(bindings: list[relax.Binding]) -> list[relax.Binding]:
+def _ordered(bindings: list[relax.Binding], given: set[tirx.Var]) -> list[relax.Binding]:
+    """``bindings`` in an order in which each size is known; ``given`` are those that a call's tensors tell."""
     makers: dict[relax.Var | tirx.Var, relax.Binding] = {}
     for binding in bindings:
         makers[binding.var] = binding
         if isinstance(binding, relax.MatchCast):
             for size in relax.analysis.definable_tir_vars_in_struct_info(binding.struct_info):
-                makers.setdefault(size, binding)
+                if size not in given:  # or it is checked there, not defined
+                    makers.setdefault(size, binding)
     order: list[relax.Binding] = []
     visited: set[relax.Var] = set()
     pending = [(binding, False) for binding in reversed(bindings)]

@@ -33,7 +33,11 @@ def main() -> int:
     names = [name for name in operators() if not options.only or name in options.only]
     if unknown := set(options.only or ()) - set(names):
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
-    cases = [Case(name, dtype, options.target, options.most) for name in names for dtype in supported(name, device)]
+    cases = [
+        Case(name, dtype, options.target, options.most, options.fallback)
+        for name in names
+        for dtype in supported(name, device)
+    ]
     cases = [case for case in cases if not options.dtype or case.dtype in options.dtype]
     if options.slice:
         cases = record.slice_of(options.slice, cases)
@@ -61,7 +65,10 @@ def main() -> int:
             print(f"stopped after {options.seconds:.0f} s, {len(cases) - number} of {len(cases)} cases before the end")
             break
     if options.record:
-        record.write(options.target, results.read([options.results]).values())
+        found = [
+            result for case, result in results.read([options.results]).items() if case.fallback == options.fallback
+        ]
+        record.write(options.target, found, fallback=options.fallback)
     print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))
     return 1 if any(total[kind] for kind in FAULTS) else 0
 
@@ -69,6 +76,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
+    parser.add_argument("--fallback", action="store_true", help="call in PyTorch what has no converter")
     parser.add_argument("--dtype", action="append", help="only this one (may be repeated)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this operator (may be repeated)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="every N-th case, from the K-th")

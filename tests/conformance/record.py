@@ -23,23 +23,23 @@ DAYS = 28
 """A month of daily slices sees every case."""
 
 
-def path_of(target: str) -> Path:
-    """The record of ``target``, ``cpu`` or ``cuda``."""
-    return FOLDER / f"operators-{target.partition(':')[0]}.json"
+def path_of(target: str, fallback: bool) -> Path:
+    """The record of ``target``, ``cpu`` or ``cuda``, without and with operators that are called in PyTorch."""
+    return FOLDER / f"operators-{target.partition(':')[0]}{'-fallback' if fallback else ''}.json"
 
 
-def read(target: str) -> dict[str, Any]:
+def read(target: str, *, fallback: bool = False) -> dict[str, Any]:
     """The record of ``target``; an empty one if there is none."""
-    path = path_of(target)
+    path = path_of(target, fallback)
     return json.loads(path.read_text()) if path.exists() else {"counts": {}, "reasons": {}, "once_faulty": []}
 
 
-def write(target: str, results: Iterable[Result]) -> None:
+def write(target: str, results: Iterable[Result], *, fallback: bool) -> None:
     """Write the record and its table. A case that ever had a fault stays listed, so that every slice runs it."""
     results = sorted(results, key=lambda result: (result.case.operator, list(DTYPES).index(result.case.dtype)))
     counts: dict[str, dict[str, dict[str, int]]] = {}
     reasons: dict[str, str] = {}
-    once = {tuple(case) for case in read(target)["once_faulty"]}
+    once = {tuple(case) for case in read(target, fallback=fallback)["once_faulty"]}
     for result in results:
         operator, dtype = result.case.operator, result.case.dtype
         counts.setdefault(operator, {})[dtype] = {kind: count for kind, count in result.counts.items()}
@@ -56,10 +56,10 @@ def write(target: str, results: Iterable[Result]) -> None:
         "reasons": reasons,
         "once_faulty": sorted(map(list, once)),
     }
-    path = path_of(target)
+    path = path_of(target, fallback)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-    path.with_suffix(".md").write_text(_table(target, record))
+    path.with_suffix(".md").write_text(_table(target, record, fallback))
 
 
 def slice_of(day: datetime.date, cases: Sequence[Case]) -> list[Case]:
@@ -79,7 +79,7 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _table(target: str, record: dict[str, Any]) -> str:
+def _table(target: str, record: dict[str, Any], fallback: bool) -> str:
     totals: dict[str, Counter[str]] = {}
     for by_dtype in record["counts"].values():
         for dtype, counts in by_dtype.items():
@@ -99,9 +99,10 @@ def _table(target: str, record: dict[str, Any]) -> str:
     lines = [
         f"# PyTorch's operator database, target `{target}`",
         "",
-        f"Written by `python -m tests.conformance --record` at commit {record['commit']} with PyTorch "
-        f"{record['torch']}: the samples of `op_db` ({limit}), exported, compiled, run and compared with PyTorch as "
-        "`tests/conformance/comparison.py` describes. \"Not exportable\" is `torch.export`'s or PyTorch's own refusal.",
+        f"Written by `python -m tests.conformance{' --fallback' if fallback else ''} --record` at commit "
+        f"{record['commit']} with PyTorch {record['torch']}: the samples of `op_db` ({limit}), exported, compiled, run "
+        'and compared with PyTorch as `tests/conformance/comparison.py` describes. "Not exportable" is '
+        "`torch.export`'s or PyTorch's own refusal.",
         "",
         *head,
         *rows,

@@ -46,7 +46,7 @@ class Result:
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Result:
         """What :meth:`to_json` gave."""
-        case = Case(line["operator"], line["dtype"], line["target"], line["most"])
+        case = Case(line["operator"], line["dtype"], line["target"], line["most"], line.get("fallback", False))
         verdicts = tuple(Verdict(**row) for row in line["samples"])
         return cls(case, line["version"], line["seconds"], verdicts)
 

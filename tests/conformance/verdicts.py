@@ -49,6 +49,8 @@ class Case:
     target: str = "cpu"
     most: int | None = None
     """At most so many samples, evenly spread over all."""
+    fallback: bool = False
+    """Operators without a converter are called in PyTorch, not refused."""
 
     @property
     def device(self) -> str:
@@ -82,7 +84,7 @@ def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int)
         except Exception as error:
             yield Verdict(sample.index, sample.text, "not exportable", f"PyTorch itself: {first_line(error)}")
     for group in groups(sorted(expected), size):
-        yield from _judge([by_index[index] for index in group], expected, case.target, watcher)
+        yield from _judge([by_index[index] for index in group], expected, case, watcher)
 
 
 class _Failed(Exception):
@@ -93,11 +95,11 @@ class _Failed(Exception):
         self.kind, self.reason, self.named = kind, reason, named
 
 
-def _judge(group: Sequence[Sample], expected: dict[int, Expected], target: str, watcher: Watcher) -> Iterator[Verdict]:
+def _judge(group: Sequence[Sample], expected: dict[int, Expected], case: Case, watcher: Watcher) -> Iterator[Verdict]:
     """The verdicts of samples that are compiled together, or in parts where that fails."""
     watcher.begin([sample.index for sample in group])
     try:
-        yield from _attempt(group, expected, target)
+        yield from _attempt(group, expected, case)
         return
     except _Failed as failure:
         kind, reason = failure.kind, failure.reason
@@ -107,7 +109,7 @@ def _judge(group: Sequence[Sample], expected: dict[int, Expected], target: str, 
     if guilty:  # a refusal names the operators that it is about, and so the samples
         yield from (Verdict(sample.index, sample.text, kind, reason) for sample in guilty)
         if rest := [sample for sample in group if sample not in guilty]:
-            yield from _judge(rest, expected, target, watcher)
+            yield from _judge(rest, expected, case, watcher)
     elif kind == "not exportable":  # exporting is cheap, and mostly all of them fail
         able = []
         for sample in group:
@@ -121,11 +123,11 @@ def _judge(group: Sequence[Sample], expected: dict[int, Expected], target: str, 
         middle = len(able) // 2 if len(able) == len(group) else 0
         for part in (able[:middle], able[middle:]):
             if part:
-                yield from _judge(part, expected, target, watcher)
+                yield from _judge(part, expected, case, watcher)
     else:
         middle = len(group) // 2
-        yield from _judge(group[:middle], expected, target, watcher)
-        yield from _judge(group[middle:], expected, target, watcher)
+        yield from _judge(group[:middle], expected, case, watcher)
+        yield from _judge(group[middle:], expected, case, watcher)
 
 
 def _exported(group: Sequence[Sample]) -> torch.export.ExportedProgram:
@@ -137,11 +139,11 @@ def _exported(group: Sequence[Sample]) -> torch.export.ExportedProgram:
         raise _Failed("not exportable", first_line(error)) from error
 
 
-def _attempt(group: Sequence[Sample], expected: dict[int, Expected], target: str) -> list[Verdict]:
+def _attempt(group: Sequence[Sample], expected: dict[int, Expected], case: Case) -> list[Verdict]:
     """The verdicts of ``group``, compiled as one; :class:`_Failed` where there is nothing to compare."""
     program = _exported(group)
     try:
-        executable = tkc.compile(program, target=target)
+        executable = tkc.compile(program, target=case.target, fallback=case.fallback)
     except (InternalError, KernelBuildError) as error:
         raise _Failed("internal", described(error)) from error
     except tkc.Error as error:

@@ -60,7 +60,7 @@ def _compile(model: Path, target: str, kernels: str, scratch: Path) -> None:
     from tkc.frontend import import_model
 
     tkc.compile(model, target=target, kernels=kernels)  # type: ignore[arg-type]  # checked there
-    if (text := as_text(import_model(model).module)) is not None:
+    if (text := as_text(import_model(model, fallback=True).module)) is not None:
         (scratch / MODULE).write_text(text)
 
 

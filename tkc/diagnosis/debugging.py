@@ -57,7 +57,7 @@ def compared(
     from tkc.frontend import import_model
 
     source = _run_source(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, seed)
-    imported = import_model(source.model)
+    imported = import_model(source.model, fallback=True)
     executable = compile(source.model, kernels=kernels, copy_weights=True)
     results = executable.run_flat([tensor.clone() for tensor in source.inputs])
     outputs = tuple(

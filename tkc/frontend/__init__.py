@@ -21,6 +21,8 @@ def import_model(
     dynamic_shapes: Any = None,
     checked_in_graph: CheckedInGraph = "none",
     size_names: Mapping[str, str] | None = None,
+    *,
+    fallback: bool = False,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``; one that is imported already is returned as it is.
@@ -29,6 +31,7 @@ def import_model(
     kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
     the module itself counts the bad ones of (see :class:`Signature`). ``size_names`` is for programs: with
     ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
+    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter.
     """
     import torch
 
@@ -45,7 +48,13 @@ def import_model(
         from tkc.frontend.torch.importer import import_torch
 
         return import_torch(
-            model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, checked_in_graph, size_names
+            model,
+            tuple(example_args),
+            dict(example_kwargs or {}),
+            dynamic_shapes,
+            checked_in_graph,
+            size_names,
+            fallback=fallback,
         )
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
@@ -54,7 +63,7 @@ def import_model(
         if path.suffix == ".pt2":
             from tkc.frontend.torch.importer import import_torch
 
-            return import_torch(path, checked_in_graph=checked_in_graph, size_names=size_names)
+            return import_torch(path, checked_in_graph=checked_in_graph, size_names=size_names, fallback=fallback)
         _refuse_size_names(size_names, path.name)
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from tkc.passes.canonical.join_weights import JoinedWeights
 
 
+@dataclass(frozen=True)
+class OperatorCall:
+    """An operator of PyTorch's that the model calls in place: its name, in how many places, which nodes of the model
+    these are, and why TKC does not compile it."""
+
+    operator: str
+    calls: int
+    nodes: tuple[str, ...]
+    why: str
+
+
 @dataclass
 class ImportedModel:
     """A model as Relax: ``module["main"]`` takes the signature's inputs, then ``parameters`` in their order.
@@ -26,7 +37,7 @@ class ImportedModel:
     carry the names in ``signature.sizes``. ``out_spec`` is the live form of ``signature.out_spec``, which may name
     classes that cannot be written down. ``sources`` says which node of the model a variable of the module was bound
     for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of the
-    exported program by its name, of an ONNX graph by the value's.
+    exported program by its name, of an ONNX graph by the value's. ``operators`` are those of PyTorch's that it calls.
     """
 
     module: IRModule
@@ -35,6 +46,7 @@ class ImportedModel:
     out_spec: TreeSpec | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
+    operators: tuple[OperatorCall, ...] = ()
 
     def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
         """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.

@@ -252,10 +252,11 @@ class Executable(SurvivesFork):
             "sizes": sizes,
             "updated": ", ".join(signature.updated_inputs),
             "kernels": uses or "none",
+            "operators": ", ".join(f"{use.operator} ({use.calls} calls)" for use in self.report.operators),
             "weights": f"{len(weights)} tensors, {decimal(size)}",
             "state": _listed(signature.state) or "none",
         }
-        lines = [f"  {name:8} {text}" for name, text in rows.items() if text]
+        lines = [f"  {name:9} {text}" for name, text in rows.items() if text]
         return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -335,7 +336,12 @@ class Executable(SurvivesFork):
                 if self._loaded is None:
                     repeatable = self._in_turn is None
                     self._loaded = LoadedCode(
-                        self.code, self.libraries, self.target, self._device, repeatable=repeatable
+                        self.code,
+                        self.libraries,
+                        self.target,
+                        self._device,
+                        repeatable=repeatable,
+                        calls_operators=bool(self.requires.operators),
                     )
                 self._start(self._loaded)
             assert self._launch is not None
@@ -354,7 +360,8 @@ class Executable(SurvivesFork):
             torch.cuda.current_stream(self._device).synchronize()
             order = ThreadStreamOrder if self._in_turn is None else StreamOrder
             self._order = order(self._device)
-            if machine.retaining is not None:
+            # What an operator of PyTorch's allocates while a graph is recorded would not be kept for its replays.
+            if machine.retaining is not None and not self.requires.operators:
                 retaining = _retaining(machines, weights, computed)
                 self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
         self._machines = machines

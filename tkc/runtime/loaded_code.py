@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from tkc.contracts import MAIN, RETAINING_MAIN, USE_DEVICE
-from tkc.errors import InputError, InternalError, OutOfMemoryError
+from tkc.errors import Error, InputError, InternalError, OutOfMemoryError
 from tkc.failures import Circumstances, explained
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
+from tkc.runtime import operators
 from tkc.runtime.parallel import share_threads
 
 _IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
@@ -45,10 +46,12 @@ class LoadedCode:
         device: torch.device,
         *,
         repeatable: bool = False,
+        calls_operators: bool = False,
     ) -> None:
         """Load ``code``, a generated ``model.so``. Raises :class:`InternalError` if it is none.
 
         A call that fails is done again, to see in which function, where it is ``repeatable``: it changes nothing.
+        ``calls_operators`` says that the code calls operators of PyTorch's.
         """
         import tvm
 
@@ -59,6 +62,9 @@ class LoadedCode:
                 native.import_module(_load_library(library.path))
         self._cuda = target.is_cuda
         self._repeatable = repeatable and not self._cuda
+        self._operators_on = device if calls_operators else None
+        if calls_operators:
+            operators.register()
         self._about = {"target": str(target), "kernels": [dict(library.request) for library in libraries]}
         self._device = tvm.device("cuda", device.index) if self._cuda else tvm.cpu()
         if self._cuda:
@@ -80,7 +86,12 @@ class LoadedCode:
 
         def explained_run(*tensors: Any) -> Any:
             try:
-                return run(*tensors)
+                if self._operators_on is None:
+                    return run(*tensors)
+                with operators.running_on(self._operators_on):
+                    return run(*tensors)
+            except Error:
+                raise
             except Exception as error:
                 failed = error
             inputs = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors if hasattr(tensor, "shape")]

@@ -35,6 +35,16 @@ class KernelUse:
 
 
 @dataclass(frozen=True)
+class OperatorUse:
+    """An operator of PyTorch's that the model calls in place, in how many places, at which nodes, and why."""
+
+    operator: str
+    calls: int
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """A subgraph a rule looked at and left alone."""
 
@@ -96,14 +106,15 @@ class Report:
     """Everything above for one compilation; ``print`` it, or take :meth:`to_json`.
 
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
-    whose records chose configurations of the kernels. ``nondeterministic`` is empty unless the same call may not give
-    the same bits twice.
+    whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place.
+    ``nondeterministic`` is empty unless the same call may not give the same bits twice.
     """
 
     target: str
     kernels: str
     uses: tuple[KernelUse, ...] = ()
     uses_measured_on: tuple[str, ...] = ()
+    operators: tuple[OperatorUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
     nondeterministic: tuple[Nondeterministic, ...] = ()
@@ -125,6 +136,8 @@ class Report:
         parts: list[RenderableType] = [_kernels_table(self)]
         if note := _device_note(self):
             parts.append(note)
+        if self.operators:
+            parts.append(_operators_table(self))
         if self.refused:
             parts.append(_refused_table(self))
         if self.nondeterministic:
@@ -172,6 +185,15 @@ def _parameters(use: KernelUse) -> str:
     """All of them for a report that says no more, as those of artifacts that an earlier release wrote."""
     names = use.parameters if use.told is None else use.told
     return " ".join(f"{name}={use.parameters[name]}" for name in names)
+
+
+def _operators_table(report: Report) -> Table:
+    table = Table(title="Called in PyTorch", title_justify="left")
+    for column in ("operator", "calls", "first", "why"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for use in report.operators:
+        table.add_row(use.operator, str(use.calls), use.nodes[0], use.why)
+    return table
 
 
 def _refused_table(report: Report) -> Table:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tkc.runtime import fourier  # noqa: F401, which registers operators of tkc's own
+
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::\w+(\.\w+)?", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 

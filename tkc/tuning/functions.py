@@ -105,7 +105,9 @@ def tuned(
         if not isinstance(model, str | os.PathLike):
             prepare_toolchain(resolved)
             begin("importing the model")
-            imported = import_model(model, example_args, example_kwargs, dynamic_shapes, checked, size_names)
+            imported = import_model(
+                model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=True
+            )
         else:
             begin("loading the compiler")
             background.run(partial(prepare_toolchain, resolved), until)

@@ -13,6 +13,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
+from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called
 from tkc.frontend.torch.weights import STATE_KINDS
 
 _INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
@@ -41,19 +42,23 @@ def check_interface(program: ExportedProgram) -> None:
             )
 
 
-def check_operators(graph: fx.Graph) -> None:
-    """Raises UnsupportedModelError that lists every operator without a converter."""
+def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
+    """Raises UnsupportedModelError that lists every operator without a converter, but for those that a ``fallback``
+    calls in PyTorch."""
     unknown: dict[str, list[str]] = {}
+    callable_ones = [node for node in unknown_operators(graph) if can_be_called(node)]
     for node in unknown_operators(graph):
-        unknown.setdefault(str(node.target), []).append(source_of(node))
+        if not (fallback and node in callable_ones):
+            unknown.setdefault(str(node.target), []).append(source_of(node))
     if unknown:
+        others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
         raise UnsupportedModelError(
             "\n".join(
                 [
                     "TKC cannot compile these operators of the model:",
                     *lines,
-                    "Write them with other operators, or keep that part outside the compiled model.",
+                    f"Write them with other operators, or keep that part outside the compiled model{others}.",
                 ]
             )
         )
@@ -65,9 +70,6 @@ def unknown_operators(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in nodes if node.op == "get_attr" or not _is_known(node)]
 
 
-_READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
-
-
 def _is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
 
@@ -75,7 +77,7 @@ def _is_number(node: fx.Node) -> bool:
 def _is_known(node: fx.Node) -> bool:
     if _is_number(node):
         # Numbers follow from sizes, except those that are read out of a tensor.
-        return str(node.target) not in _READS_ELEMENT
+        return str(node.target) not in READS_ELEMENT
     if str(node.target) in CHECKS or node.target is operator.getitem:
         return True
     return functional_name(node) in CONVERTERS and (not is_in_place(node) or is_unobserved(node))

@@ -58,12 +58,16 @@ def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgr
 
 
 def complex_decompositions() -> dict[torch._ops.OpOverload, Callable[..., torch.Tensor]]:
-    """Decompositions of the operators that make complex tensors of real ones, and of what their magnitude takes.
+    """Decompositions of the operators that make complex tensors of real ones, of Fourier transforms into those of
+    :mod:`tkc.runtime.fourier`, and of what their magnitude takes.
 
     What they make is PyTorch's tensor of a real and an imaginary part, so that each operator that reads one while a
     program is traced becomes operators on these parts.
     """
     from torch._subclasses.complex_tensor import ComplexTensor  # which registers some hundred operators
+    from torch._subclasses.complex_tensor._ops.common import COMPLEX_OPS_TABLE
+
+    from tkc.runtime import fourier  # noqa: F401, which registers the operators that these call
 
     def hypot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The root of the sum of squares, which do not overflow where it does not."""
@@ -72,10 +76,29 @@ def complex_decompositions() -> dict[torch._ops.OpOverload, Callable[..., torch.
         ratio = torch.minimum(x, y) / torch.where(larger == 0, 1, larger)
         return larger * (1 + ratio * ratio).sqrt()
 
+    def of_pairs(pairs: torch.Tensor) -> torch.Tensor:
+        return ComplexTensor(pairs[..., 0], pairs[..., 1])
+
+    def c2r(x: torch.Tensor, *how: Any) -> Any:
+        return torch.ops.tkc.fft_c2r(torch.view_as_real(x), *how)
+
+    def c2c(x: torch.Tensor, *how: Any) -> torch.Tensor:
+        return of_pairs(torch.ops.tkc.fft_c2c(torch.view_as_real(x), *how))
+
+    def to_copy(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+        if x.is_complex() or dtype is None or not dtype.is_complex:
+            return NotImplemented
+        real = x.to(dtype.to_real())
+        return ComplexTensor(real, torch.zeros_like(real))
+
+    COMPLEX_OPS_TABLE.setdefault(aten._fft_c2r, c2r)
+    COMPLEX_OPS_TABLE.setdefault(aten._fft_c2c, c2c)
     return {
         aten.complex.default: ComplexTensor,
         aten.polar.default: lambda length, angle: ComplexTensor(length * angle.cos(), length * angle.sin()),
-        aten.view_as_complex.default: lambda pairs: ComplexTensor(pairs[..., 0], pairs[..., 1]),
+        aten.view_as_complex.default: of_pairs,
+        aten._to_copy.default: to_copy,
+        aten._fft_r2c.default: lambda x, *how: of_pairs(torch.ops.tkc.fft_r2c(x, *how)),
         aten.hypot.default: hypot,
     }
 

@@ -43,6 +43,7 @@ from tkc.frontend.torch.dimensions import (
 )
 from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.mutation import functional_name, is_in_place
+from tkc.frontend.torch.operator_calls import READS_ELEMENT, OperatorCalls, can_be_called
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -58,6 +59,8 @@ def import_torch(
     dynamic_shapes: Any = None,
     checked_in_graph: CheckedInGraph = "none",
     size_names: Mapping[str, str] | None = None,
+    *,
+    fallback: bool = False,
 ) -> ImportedModel:
     """The Relax module, weights and signature of a PyTorch model.
 
@@ -65,7 +68,8 @@ def import_torch(
     them (and in the mode, training or evaluation, that it is in); or an exported program, or the path of a saved one
     (``.pt2``), which are complete in themselves. ``checked_in_graph`` says of which indices the module itself counts
     the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
-    a saved one has lost the names of its dimensions. Parameters are the model's own tensors, not copies; tied ones come
+    a saved one has lost the names of its dimensions. With ``fallback`` operators without a converter become calls of
+    PyTorch's own. Parameters are the model's own tensors, not copies; tied ones come
     once, and unused ones not at all.
 
     Raises:
@@ -88,7 +92,7 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    return _import(simplified(program), names, checked_in_graph)
+    return _import(simplified(program, fallback=fallback), names, checked_in_graph, fallback)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -120,8 +124,8 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dy
         ) from error
 
 
-def simplified(program: ExportedProgram) -> ExportedProgram:
-    """The program over operators that have converters, in functional form.
+def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedProgram:
+    """The program over operators that have converters, in functional form; with ``fallback`` also over others.
 
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
@@ -136,13 +140,17 @@ def simplified(program: ExportedProgram) -> ExportedProgram:
         program = with_decomposable_complex_numbers(program)
         table.update(complex_decompositions())
     try:
-        with torch.no_grad():
-            core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(table)
-            return core
+        core = _decomposed(program, table)
+        if fallback and (whole := _called_whole(program, core)):
+            # A test for an error, say, is no operator that can be called; the one that makes it is.
+            core = _decomposed(program, {op: parts for op, parts in table.items() if op not in whole})
+        return core
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
         if isinstance(error, UnsupportedModelError):
             raise
         if not is_complex:
+            if fallback and all(map(can_be_called, unknown_operators(program.graph))):
+                return program
             names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
             raise UnsupportedModelError(
                 f"TKC cannot compile {'; '.join(names)}: PyTorch has no form of it in its core operators "
@@ -154,6 +162,19 @@ def simplified(program: ExportedProgram) -> ExportedProgram:
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+    with torch.no_grad():
+        core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(dict(table))
+        return core
+
+
+def _called_whole(program: ExportedProgram, core: ExportedProgram) -> set[Any]:
+    """The operators of ``program`` that can be called in place, and whose parts in ``core`` cannot."""
+    parts = [node for node in unknown_operators(core.graph) if not can_be_called(node)]
+    origins = {source.name for node in parts for source in node.meta.get("from_node", ())}
+    return {node.target for node in program.graph.nodes if node.name in origins and can_be_called(node)}
 
 
 def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
@@ -234,8 +255,10 @@ def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
     ]
 
 
-def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph) -> ImportedModel:
-    check_operators(program.graph)
+def _import(
+    program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
+) -> ImportedModel:
+    check_operators(program.graph, fallback=fallback)
     check_interface(program)
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
@@ -254,12 +277,13 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
     uses = IndexUses(builder, named, constants, checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
+    calls = OperatorCalls(program, emitter) if fallback else None
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
-            outputs, updates = _translate(program, emitter, bound)
+            outputs, updates = _translate(program, emitter, calls, bound)
             counts, flags = uses.counted()
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
@@ -268,7 +292,15 @@ def _import(program: ExportedProgram, names: DimensionNames, checked_in_graph: C
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
     values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}
-    return ImportedModel(module, weights.parameters, signature, program.call_spec.out_spec, builder.sources, values)
+    return ImportedModel(
+        module,
+        weights.parameters,
+        signature,
+        program.call_spec.out_spec,
+        builder.sources,
+        values,
+        () if calls is None else calls.calls(),
+    )
 
 
 def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
@@ -277,14 +309,14 @@ def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
 
 
 def _translate(
-    program: ExportedProgram, emitter: Emitter, bound: Mapping[str, relax.Expr]
+    program: ExportedProgram, emitter: Emitter, calls: OperatorCalls | None, bound: Mapping[str, relax.Expr]
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
     """Emit every node; the values that the program returns, and the new ones of what it updates."""
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in bound:
             emitter.bind(node, bound[node.name])
         elif node.op == "call_function" and str(node.target) not in CHECKS:
-            _emit(emitter, node)
+            _emit(emitter, calls, node)
     values = {node.name: value for node, value in emitter.env.items()}
     changes = program_updates(program)
     updated = [*changes.inputs.values(), *changes.state.values()]
@@ -293,27 +325,46 @@ def _translate(
     return [values[name] for name in names], [values[name] for name in updated]
 
 
-def _result(node: fx.Node, source: fx.Node, result: Any) -> Any:
-    """One of the results of ``source``, which its converter may leave out where only a backward pass reads it."""
-    if result is None and node.users:
-        raise UnsupportedModelError(
-            f"{source.target} ({source_of(source)}): the model uses result {node.args[1]}, which is not supported. "
-            "Compute it with other operators."
-        )
-    return result
+def _check_results(node: fx.Node, results: Any) -> None:
+    """Refuse a node of which the model uses a result that its converter leaves out, as one for a backward pass."""
+    for user in node.users if isinstance(results, list) else ():
+        if user.target is operator.getitem and user.users and results[user.args[1]] is None:
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): the model uses result {user.args[1]}, which is not supported. "
+                "Compute it with other operators."
+            )
 
 
-def _emit(emitter: Emitter, node: fx.Node) -> None:
+def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
     if node.target is operator.getitem:
         source, position = arguments
-        emitter.env[node] = _result(node, source, emitter.env[source][position])
-    elif isinstance(value, torch.SymInt | torch.SymFloat):
+        emitter.env[node] = emitter.env[source][position]
+    elif isinstance(value, torch.SymInt | torch.SymFloat) and str(node.target) not in READS_ELEMENT:
         emitter.env[node] = emitter.symbols.size(value)
     elif isinstance(value, int | float | torch.SymBool):
         emitter.env[node] = value
     else:
-        emitter.convert(node, CONVERTERS[functional_name(node)])
+        _convert(emitter, calls, node)
         if is_in_place(node):
             emitter.env[arguments[0]] = emitter.env[node]
+
+
+def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+    """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
+    converter = CONVERTERS.get(functional_name(node))
+    if converter is None:
+        assert calls is not None  # or check_operators would have refused it
+        calls.emit(node, "TKC has no converter of it")
+        return
+    if calls is not None and calls.defines_sizes(node) and can_be_called(node):
+        calls.emit(node, "the size of its result depends on data")
+        return
+    try:
+        emitter.convert(node, converter)
+        _check_results(node, emitter.env[node])
+    except UnsupportedModelError as error:
+        if calls is None or not can_be_called(node):
+            raise
+        calls.emit(node, str(error))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,15 +72,21 @@ class Emitter:
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
-        self.node = node
-        source = f"{node.target} ({source_of(node)})"
-        self._name_source(source)
         expected = node.meta["val"]
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
-        try:
+        with self.converting(node):
             value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
             self.env[node] = self._settle(value, expected)
+
+    @contextmanager
+    def converting(self, node: fx.Node) -> Iterator[None]:
+        """What is emitted stands for ``node``, and what fails names it."""
+        self.node = node
+        source = f"{node.target} ({source_of(node)})"
+        self._name_source(source)
+        try:
+            yield
         except InternalError as error:
             error.nodes = (source,)
             raise

@@ -79,6 +79,16 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
 }
 
 
+_RELATIONS: dict[type[sympy.Basic], Callable[[Size, Size], tirx.PrimExpr]] = {
+    sympy.Eq: tirx.EQ,
+    sympy.Ne: tirx.NE,
+    sympy.Lt: tirx.LT,
+    sympy.Le: tirx.LE,
+    sympy.Gt: tirx.GT,
+    sympy.Ge: tirx.GE,
+}
+
+
 class Symbols:
     """The TVM expression of each sympy symbol; a symbol that is met for the first time (the size of a result that
     depends on data) gets a variable of its own name."""
@@ -93,6 +103,32 @@ class Symbols:
     def is_positive(self, size: Size) -> bool:
         """Whether ``size`` is above zero in every call."""
         return size > 0 if isinstance(size, int) else bool(self._analyzer.can_prove(size > 0))
+
+    def define(self, symbol: sympy.Symbol, *, nonnegative: bool) -> None:
+        """Give ``symbol``, unless it has one, a variable of its own name, of any number or of one that is a size."""
+        kind = tirx.SizeVar if nonnegative else tirx.Var
+        self._known.setdefault(symbol, kind(symbol.name, "int64"))
+
+    def is_certain(self, condition: tirx.PrimExpr) -> bool:
+        """Whether ``condition`` holds in every call."""
+        return bool(self._analyzer.can_prove(condition))
+
+    def condition(self, value: sympy.Basic) -> tirx.PrimExpr:
+        """The TVM expression of a condition; errors are those of :meth:`expression`."""
+        if value in (sympy.true, sympy.false):
+            return tirx.const(value is sympy.true, "bool")
+        if isinstance(value, sympy.And | sympy.Or):
+            combine = tirx.all if isinstance(value, sympy.And) else tirx.any
+            return combine(*map(self.condition, value.args))
+        if isinstance(value, sympy.Not):
+            return tirx.Not(self.condition(value.args[0]))
+        relation = _RELATIONS.get(type(value))
+        if relation is None:
+            raise UnsupportedModelError(f"The model asserts {value}, which TKC cannot check. Assert it of the inputs.")
+        left, right = map(self.expression, value.args)
+        if _is_real(left) or _is_real(right):
+            return relation(_real(left), _real(right))
+        return relation(*(tirx.IntImm("int64", side) if isinstance(side, int) else side for side in (left, right)))
 
     def size(self, value: int | float | torch.SymInt | torch.SymFloat) -> Size:
         """The expression of a size, or of a number computed from sizes."""

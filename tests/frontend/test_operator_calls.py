@@ -1,0 +1,315 @@
+"""Operators without a converter, called in PyTorch: right, named in the report, and compiled around."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import tkc
+
+Arguments = tuple[Any, ...]
+
+
+class Model(nn.Module):
+    """A function of tensors."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """What the function gives."""
+        return self.function(*inputs)
+
+
+def compiled(function: Callable[..., Any], *examples: torch.Tensor, **options: Any) -> tkc.Executable:
+    """The function compiled for the CPU without kernels."""
+    return tkc.compile(Model(function), examples, kernels="none", database=False, **options)
+
+
+def called(executable: tkc.Executable) -> dict[str, int]:
+    """The operators that the report names, with the number of calls."""
+    return {use.operator: use.calls for use in executable.report.operators}
+
+
+def check(executable: tkc.Executable, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    """As PyTorch has it, from the same seed."""
+    torch.manual_seed(0)
+    expected = function(*inputs)
+    torch.manual_seed(0)
+    found = executable(*inputs)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+ROWS = Dim("rows", min=2, max=1000)
+
+# Each between operators that are compiled.
+DATA_DECIDES_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nonzero": lambda x: torch.relu(x)[torch.nonzero(x[:, 0] > 0)[:, 0]] @ torch.ones(4, 3),
+    "nonzero of all axes": lambda x: torch.nonzero(x + 1 > 1) * 2,
+    "nonzero as tuple": lambda x: sum(torch.nonzero(x > 0, as_tuple=True)),
+    "masked_select": lambda x: torch.masked_select(x, x > 0) * 2 + 1,
+    "mask as index": lambda x: (x[x > 0] * 2).sum(),
+    "mask of rows": lambda x: torch.softmax(x[x.sum(1) > 0], -1),
+    "unique": lambda x: torch.unique(x.sign().long()) + 1,
+    "unique with counts": lambda x: torch.unique(x.sign().long(), return_inverse=True, return_counts=True),
+    "unique_consecutive": lambda x: torch.unique_consecutive((x > 0).long().flatten()) * 2,
+    "bincount": lambda x: torch.bincount((x > 0).long().flatten() * 3) + 1,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x * 2, (x[:, 0] > 0).long() * 2, 0) + 1,
+    "two selections": lambda x: x[x > 0].sum() + torch.nonzero(x < 0).float().mean(0),
+    "argwhere": lambda x: torch.argwhere(x > 0.5) + 1,
+}
+
+
+@pytest.mark.parametrize("name", DATA_DECIDES_SIZES)
+def test_one_compilation_serves_every_count(name: str) -> None:
+    """None among them, and all, at several sizes of the input."""
+    function = DATA_DECIDES_SIZES[name]
+    executable = compiled(function, X, dynamic_shapes=(({0: ROWS},),))
+    assert called(executable)
+    for x in (X, torch.randn(9, 4), torch.rand(2, 4) + 0.1, -torch.rand(5, 4) - 0.1, torch.zeros(3, 4)):
+        check(executable, function, x)
+
+
+SAME_SIZES: dict[str, tuple[Callable[..., Any], Arguments]] = {
+    "solve": (lambda a, b: torch.linalg.solve(a @ a.T + torch.eye(4), b) + 1, (torch.randn(4, 4), torch.randn(4, 3))),
+    "svd": (lambda a: torch.linalg.svdvals(a * 2).sum(), (torch.randn(4, 6),)),
+    "eigh": (lambda a: torch.linalg.eigh(a @ a.T)[0] * 2, (torch.randn(4, 4),)),
+    "det": (lambda a: torch.linalg.det(a) + 1, (torch.randn(4, 4),)),
+    "cholesky": (lambda a: torch.linalg.cholesky(a @ a.T + torch.eye(4)) @ a, (torch.randn(4, 4),)),
+    "cdist": (lambda a: torch.cdist(a, a * 2).exp(), (torch.randn(5, 3),)),
+    "lgamma": (lambda a: torch.lgamma(a * 2) + 1, (torch.rand(4, 8) + 1,)),
+    "searchsorted": (lambda a: torch.searchsorted(torch.sort(a)[0], a) + 1, (torch.rand(8),)),
+    "bessel": (lambda a: torch.special.i1(a) * 2, (torch.randn(8),)),
+    "dtype argument": (lambda a: torch.nansum(torch.polygamma(1, a), dtype=torch.float64), (torch.rand(8) + 1,)),
+    "rand": (lambda a: a + torch.rand(3), (torch.rand(3),)),
+    "randn_like twice": (lambda a: torch.randn_like(a) - torch.randn_like(a), (torch.rand(3, 5),)),
+    "randperm": (lambda a: a[torch.randperm(5)], (torch.rand(5),)),
+    "multinomial": (lambda a: torch.multinomial(a.softmax(0), 3), (torch.rand(7),)),
+    "bernoulli": (lambda a: torch.bernoulli(a) * 3, (torch.rand(20),)),
+    "bfloat16": (lambda a: torch.lgamma(a) + 1, (torch.rand(9).bfloat16() + 1,)),
+    "transposed operand": (lambda a: torch.lgamma(a.T) @ a, (torch.rand(4, 3) + 1,)),
+    "rfft": (lambda a: torch.fft.rfft(a * 2).abs(), (torch.randn(4, 9),)),
+    "fft of two axes": (lambda a: torch.fft.fft(torch.fft.fft(a, dim=-1), dim=-2).real, (torch.randn(2, 4, 8),)),
+    "fft2": (lambda a: torch.fft.fft2(a + 1).imag, (torch.randn(4, 8),)),
+    "convolution": (
+        lambda a, b: torch.fft.irfft(torch.fft.rfft(a, 16) * torch.fft.rfft(b, 16), 16),
+        (torch.randn(4, 8), torch.randn(4, 8)),
+    ),
+    "ifft": (lambda a: torch.fft.ifft(torch.fft.fft(a, norm="ortho") * (1 + 2j)).abs(), (torch.randn(4, 8),)),
+    "double ifft": (lambda a: torch.fft.ihfft(a).real + 1, (torch.randn(4, 8).double(),)),
+    "stft": (lambda a: torch.stft(a, 8, window=torch.hann_window(8), return_complex=True).abs(), (torch.randn(40),)),
+    "istft": (
+        lambda a: torch.istft(
+            torch.stft(a, 8, window=torch.hann_window(8), return_complex=True), 8, window=torch.hann_window(8)
+        ),
+        (torch.randn(40),),
+    ),
+    "no elements": (lambda a: torch.lgamma(a) + 1, (torch.rand(0, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", SAME_SIZES)
+def test_results_are_pytorchs(name: str) -> None:
+    """Random ones with PyTorch's own generator."""
+    function, inputs = SAME_SIZES[name]
+    executable = compiled(function, *inputs)
+    assert called(executable) or name == "no elements"
+    check(executable, function, *inputs)
+    check(executable, function, *(x.flip(0) for x in inputs))
+
+
+def test_a_number_of_a_tensor_is_a_size() -> None:
+    """Nothing is computed from one that the model was not exported for."""
+
+    def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        n = count.item()
+        torch._check(n >= 0)
+        torch._check(n <= x.shape[0])
+        return x.narrow(0, 0, n).sum(0) + torch.zeros(n).sum()
+
+    executable = compiled(function, X, torch.tensor(2))
+    for n in (0, 3, 6):
+        check(executable, function, X, torch.tensor(n))
+    for n in (7, -1):
+        with pytest.raises(tkc.InputError, match=rf"is {n}; it was exported for 0 to 6"):
+            executable(X, torch.tensor(n))
+
+
+def test_what_a_model_asserts_of_a_size_is_checked() -> None:
+    """Before anything is computed from it, with the line that asserts it."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        chosen = torch.masked_select(x, x > 0)
+        torch._check(chosen.shape[0] == y.shape[0] * 2)
+        return chosen.reshape(-1, 2) + y[:, None]
+
+    x = torch.tensor([1.0, -1, 2, 3, -2, 4])
+    executable = compiled(function, x, torch.ones(2))
+    check(executable, function, x, torch.ones(2))
+    with pytest.raises(tkc.InputError, match=r"exported for .*does not hold"):
+        executable(x.abs(), torch.ones(2))
+
+
+def test_what_a_converter_refuses_is_called() -> None:
+    """And says why."""
+    executable = compiled(lambda x: torch.cumsum(x, 0) + torch.logcumsumexp(x, 0), X)
+    assert list(called(executable)) == ["aten::logcumsumexp"]
+    (use,) = executable.report.operators
+    assert "no converter" in use.why and "test_operator_calls.py" in use.nodes[0]
+    assert "Called in PyTorch" in str(executable.report) and "aten::logcumsumexp" in repr(executable)
+
+
+def test_without_fallback_each_is_refused_by_name() -> None:
+    """All at once, with the cure."""
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten.lgamma[^$]*aten.nonzero[^$]*fallback=True"):
+        compiled(lambda x: torch.lgamma(x)[torch.nonzero(x)[:, 0]], X, fallback=False)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    """An operator that reads complex numbers: generated code has no tensors of them."""
+    with pytest.raises(tkc.UnsupportedModelError, match="linalg_eig"):
+        compiled(lambda x: torch.linalg.eigvals(x).abs(), torch.randn(4, 4))
+
+
+def test_an_operator_that_fails_is_named() -> None:
+    """With what it was called with; the next call works."""
+    executable = compiled(lambda a: torch.linalg.cholesky(a) + 1, torch.eye(3))
+    with pytest.raises(
+        tkc.OperatorError, match=r"aten::linalg_cholesky.* failed for float32 \[3, 3\].*positive-definite"
+    ):
+        executable(-torch.eye(3))
+    torch.testing.assert_close(executable(torch.eye(3)), torch.eye(3) + 1)
+
+
+@torch.library.custom_op("tkc_tests::keeps", mutates_args=())
+def keeps(x: torch.Tensor, counts: list[int], scale: float, turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two results, one of another layout in memory."""
+    return (x.flip(0) if turned else x.clone()) * scale, x.new_ones(x.shape[::-1]).T * sum(counts)
+
+
+@keeps.register_fake
+def _(x: torch.Tensor, counts: list[int], scale: float, turned: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+def test_operators_of_other_libraries() -> None:
+    """With arguments of several kinds, at a size that is symbolic."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        left, right = torch.ops.tkc_tests.keeps(x + 1, [1, 2], float("inf"), turned=True)
+        return left * right
+
+    executable = compiled(function, X, dynamic_shapes=(({0: ROWS},),))
+    assert called(executable) == {"tkc_tests::keeps": 1}
+    check(executable, function, X)
+    check(executable, function, torch.randn(3, 4))
+
+
+@torch.library.custom_op("tkc_tests::lies", mutates_args=())
+def lies(x: torch.Tensor) -> torch.Tensor:
+    """One row less than it says."""
+    return x[1:].clone()
+
+
+@lies.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_result_of_another_shape_is_an_error() -> None:
+    """Generated code would read past its end."""
+    executable = compiled(lambda x: torch.ops.tkc_tests.lies(x) + 1, X)
+    with pytest.raises(tkc.Error):
+        executable(X)
+
+
+def test_an_artifact_says_what_it_needs(tmp_path: Path) -> None:
+    """It runs where the operator is known, and is refused by its name where it is not."""
+    function = SAME_SIZES["svd"][0]
+    executable = compiled(function, torch.randn(4, 6))
+    loaded = tkc.load(executable.save(tmp_path / "svd.tkc"))
+    check(loaded, function, torch.randn(4, 6))
+    assert called(loaded) == called(executable)
+
+    compiled(lambda x: torch.fft.rfft(x).abs(), X).save(tmp_path / "fft.tkc")
+    call = f"import tkc, torch; print(tkc.load({str(tmp_path / 'fft.tkc')!r})(torch.ones(6, 4))[0, 0].item())"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
+    assert done.stdout == "4.0\n"
+
+    compiled(lambda x: torch.ops.tkc_tests.keeps(x, [], 2.0)[0], X).save(tmp_path / "keeps.tkc")
+    program = textwrap.dedent(f"""
+        import tkc
+        try:
+            tkc.load({str(tmp_path / "keeps.tkc")!r})
+        except tkc.ArtifactError as error:
+            print(error)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "it calls tkc_tests::keeps, which PyTorch does not know here; import what registers it first" in done.stdout
+
+
+def test_threads_call_at_once() -> None:
+    """Each with its own inputs, and its own errors."""
+    executable = compiled(lambda a: torch.linalg.cholesky(a) * 2, torch.eye(3))
+    wrong: list[object] = []
+
+    def work(scale: float) -> None:
+        for _ in range(100):
+            try:
+                found = executable(torch.eye(3) * scale)
+                if scale < 0 or not torch.allclose(found, torch.eye(3) * scale**0.5 * 2):
+                    wrong.append(found)
+            except tkc.OperatorError as error:
+                if scale > 0:
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (1.0, 4.0, -1.0, 9.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["nonzero", "masked_select", "unique", "two selections"])
+def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
+    """On the caller's stream, with no wait but PyTorch's own."""
+    function = DATA_DECIDES_SIZES[name]
+    executable = tkc.compile(Model(function), (X.cuda(),), target="cuda", dynamic_shapes=(({0: ROWS},),))
+    with torch.device("cuda"), torch.cuda.stream(torch.cuda.Stream()):
+        for x in (X.cuda(), torch.randn(9, 4), -torch.rand(5, 4) - 0.1):
+            torch.testing.assert_close(executable(x), function(x))
+
+
+@pytest.mark.speed
+def test_a_call_costs_little_over_pytorchs_own() -> None:
+    """At most 15 µs, the median of many."""
+    import time
+
+    x = torch.rand(8) + 1
+    executable = compiled(lambda a: torch.lgamma(torch.lgamma(torch.lgamma(torch.lgamma(a)))), x)
+    one = compiled(lambda a: torch.lgamma(a), x)
+
+    def median(function: Callable[[], object]) -> float:
+        times = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            function()
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 2]
+
+    own = median(lambda: torch.lgamma(x))
+    assert (median(lambda: executable(x)) - median(lambda: one(x))) / 3 - own < 15e-6

@@ -1,0 +1,239 @@
+"""Operators without a converter as calls of PyTorch's own, in place: the last resort, which the report names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges
+from tvm import relax, tirx
+
+from tkc.contracts import CALL_OPERATOR, CHECK_SIZES
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.model import OperatorCall
+from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.mutation import functional_name
+
+READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
+"""Operators that read a number out of a tensor."""
+
+_NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+
+
+def can_be_called(node: fx.Node) -> bool:
+    """Whether the node's operator can be called in place: it writes into nothing, takes what can be described, and
+    returns tensors of real numbers, or one integer."""
+    operator = _operator(node)
+    if operator is None or operator._schema.is_mutable:
+        return False
+    results = node.meta.get("val")
+    if isinstance(results, torch.SymInt):
+        return str(node.target) in READS_ELEMENT
+    leaves = results if isinstance(results, list | tuple) else [results]
+    if not leaves or not all(leaf is None or _is_real_tensor(leaf) for leaf in leaves):
+        return False
+    inputs = [given.meta.get("val") for given in node.all_input_nodes]
+    return all(_is_real_tensor(part) or not isinstance(part, torch.Tensor) for part in inputs)
+
+
+def _is_real_tensor(value: Any) -> bool:
+    # What the graph holds is dense and of the default device; other kinds TVM has no tensors of.
+    return isinstance(value, torch.Tensor) and not value.is_complex() and value.layout == torch.strided
+
+
+def _operator(node: fx.Node) -> OpOverload | None:
+    """The operator that computes what the node's does, and writes into nothing; ``None`` where PyTorch has none."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    name = functional_name(node)
+    if name == str(node.target):
+        return node.target
+    namespace, base, overload = name.split(".", 2)
+    found = getattr(getattr(getattr(torch.ops, namespace), base, None), overload, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+class OperatorCalls:
+    """Emits calls of operators in one graph, and the checks of the sizes that only they decide."""
+
+    def __init__(self, program: ExportedProgram, emitter: Emitter) -> None:
+        self._emitter = emitter
+        self._ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]] = program.range_constraints
+        self._defined: set[sympy.Symbol] = {
+            symbol for node in program.graph.find_nodes(op="placeholder") for symbol in _symbols(node.meta.get("val"))
+        }
+        self._conditions = [
+            (condition, node) for node in program.graph.nodes if (condition := _condition(node)) is not None
+        ]
+        self._calls: dict[str, list[str]] = {}
+        self._why: dict[str, str] = {}
+
+    def calls(self) -> tuple[OperatorCall, ...]:
+        """What was emitted, by operator."""
+        return tuple(
+            OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name])
+            for name, sources in self._calls.items()
+        )
+
+    def defines_sizes(self, node: fx.Node) -> bool:
+        """Whether only the data decides a size of the node's result, which no converter computes."""
+        results = node.meta.get("val")
+        leaves = results if isinstance(results, list | tuple) else [results]
+        return any(symbol not in self._defined for leaf in leaves for symbol in _symbols(leaf))
+
+    def emit(self, node: fx.Node, why: str) -> None:
+        """Emit a call of the node's operator, which TKC does not compile because ``why``.
+
+        Raises :class:`UnsupportedModelError` where an argument cannot be described.
+        """
+        operator = _operator(node)
+        assert operator is not None
+        name = operator.name()
+        operands: list[relax.Expr] = []
+        arguments, named = self._arguments(node, operator, operands)
+        results = node.meta["val"]
+        description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
+        if isinstance(results, torch.SymInt):
+            description["results"] = self._bounds(results)
+        if torch.Tag.nondeterministic_seeded in operator.tags:
+            description["call"] = node.name  # equal calls give different numbers
+        sinfo = _struct_info(results)
+        call = relax.call_pure_packed(
+            CALL_OPERATOR, relax.StringImm(json.dumps(description)), *operands, sinfo_args=[sinfo]
+        )
+        with self._emitter.converting(node):
+            self._emitter.env[node] = self._settled(self._emitter.builder.emit(call), results, node)
+        self._calls.setdefault(name, []).append(source_of(node))
+        self._why.setdefault(name, why)
+
+    def _arguments(
+        self, node: fx.Node, operator: OpOverload, operands: list[relax.Expr]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The node's arguments as :mod:`tkc.runtime.operators` reads them; tensors and sizes go to ``operands``."""
+        arguments, named = [], {}
+        schema = operator._schema.arguments
+        given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
+        for argument in schema:
+            value = self._emitter.resolve(given.get(argument.name, argument.default_value))
+            described = self._described(value, operands, node)
+            if argument.kwarg_only:
+                named[argument.name] = described
+            else:
+                arguments.append(described)
+        return arguments, named
+
+    def _described(self, value: Any, operands: list[relax.Expr], node: fx.Node) -> Any:
+        if isinstance(value, list | tuple):
+            return [self._described(part, operands, node) for part in value]
+        if isinstance(value, tirx.IntImm | tirx.FloatImm):
+            value = value.value
+        if isinstance(value, relax.Expr | tirx.PrimExpr):
+            is_size = isinstance(value, tirx.PrimExpr)
+            operands.append(relax.PrimValue(value) if is_size else value)
+            return {"size" if is_size else "tensor": len(operands) - 1}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {"float": str(value)}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.device):
+            return {"device": None}
+        for kind, key in _NAMED.items():
+            if isinstance(value, kind):
+                return {key: str(value).removeprefix("torch.")}
+        raise UnsupportedModelError(
+            f"{node.target} ({source_of(node)}): an argument is a {type(value).__name__}, which a compiled model "
+            "cannot hand to PyTorch. Write it with other operators, or keep that part outside the model."
+        )
+
+    def _bounds(self, value: torch.SymInt) -> list[int | None]:
+        """What the integer was exported for."""
+        found = self._ranges.get(value.node.expr)
+        if found is None:
+            return [None, None]
+        least, most = ((int(bound) if abs(bound) < 2**62 else None) for bound in (found.lower, found.upper))
+        return [least, most]
+
+    def _settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
+        """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
+        builder = self._emitter.builder
+        if isinstance(expected, list | tuple):
+            parts = [builder.emit(relax.TupleGetItem(value, i)) for i in range(len(expected))]
+            return [self._settled(part, e, node) for part, e in zip(parts, expected, strict=True)]
+        if expected is None:
+            return None
+        new = {symbol for symbol in _symbols(expected) if symbol not in self._defined}
+        self._defined |= new
+        if isinstance(expected, torch.SymInt):
+            self._define_number(expected)
+            size = self._emitter.symbols.size(expected)
+            self._cast(value, relax.ShapeStructInfo([size]), new)
+            return size
+        shape = relax.ShapeExpr(self._emitter.sizes(expected.shape))
+        return self._cast(value, relax.TensorStructInfo(shape, dtype_name(expected.dtype)), new)
+
+    def _define_number(self, value: torch.SymInt) -> None:
+        """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
+        symbol, (least, _) = value.node.expr, self._bounds(value)
+        if isinstance(symbol, sympy.Symbol):
+            self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
+
+    def _cast(self, value: relax.Expr, sinfo: relax.StructInfo, new: set[sympy.Symbol]) -> relax.Expr:
+        """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts."""
+        builder, symbols = self._emitter.builder, self._emitter.symbols
+        conditions = [
+            (holds, f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call")
+            for condition, node in self._conditions
+            if condition.free_symbols & new and condition.free_symbols <= self._defined
+            if not symbols.is_certain(holds := symbols.condition(condition))
+        ]
+        if conditions:
+            # The sizes are those of what was checked, so that nothing is computed from others.
+            unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
+            seen = value.struct_info
+            builder.match_cast(value, _substituted(sinfo, unchecked))
+            for holds, message in conditions:
+                condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
+                value = builder.emit(
+                    relax.call_pure_packed(
+                        CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
+                    )
+                )
+        return builder.match_cast(value, sinfo)
+
+
+def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) -> relax.StructInfo:
+    shape = sinfo.values if isinstance(sinfo, relax.ShapeStructInfo) else sinfo.shape.values
+    values = [tirx.stmt_functor.substitute(size, sizes) for size in shape]
+    is_shape = isinstance(sinfo, relax.ShapeStructInfo)
+    return relax.ShapeStructInfo(values) if is_shape else relax.TensorStructInfo(values, sinfo.dtype)
+
+
+def _struct_info(results: Any) -> relax.StructInfo:
+    if isinstance(results, torch.SymInt):
+        return relax.ShapeStructInfo(ndim=1)
+    if isinstance(results, torch.Tensor):
+        return relax.TensorStructInfo(dtype=dtype_name(results.dtype), ndim=results.dim())
+    if results is None:
+        return relax.ObjectStructInfo()
+    return relax.TupleStructInfo([_struct_info(result) for result in results])
+
+
+def _symbols(value: Any) -> set[sympy.Symbol]:
+    sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else [value]
+    return {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
+
+
+def _condition(node: fx.Node) -> sympy.Basic | None:
+    """The condition on sizes that a node asserts."""
+    if str(node.target) != "aten._assert_scalar.default" or not isinstance(node.args[0], fx.Node):
+        return None
+    value = node.args[0].meta["val"]
+    return value.node.expr if isinstance(value, torch.SymBool) else None

@@ -1,0 +1,169 @@
+"""PyTorch's operators, called in place by generated code.
+
+Generated code calls :data:`~tkc.contracts.CALL_OPERATOR` with a description of the call, in JSON, and with the tensors
+and sizes that it takes. Tensors are shared by DLPack, not copied. A description is ``{"operator": "aten::sort.stable",
+"arguments": [...], "named": {...}, "results": ...}``. Each argument is a number, text, ``null`` or a list as it is, or
+an object of one key: ``tensor`` or ``size`` with its place among the operands, ``float`` for what JSON lacks,
+``dtype``, ``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on. ``results`` is
+``"tensors"``, or the bounds ``[least, most]`` of the one integer that the operator reads out of a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from tkc.contracts import CALL_OPERATOR, CHECK_SIZES
+from tkc.errors import InputError, OperatorError, OutOfMemoryError
+from tkc.runtime.input_checks import aligned
+
+Operands = Sequence[Any]
+_Value = Callable[[Operands], Any]
+
+
+class _Running(threading.local):
+    """What the calls of this thread's model need to know, and what failed in them."""
+
+    device = torch.device("cpu")
+    error: Exception | None = None
+
+
+_RUNNING = _Running()
+
+
+@contextmanager
+def running_on(device: torch.device) -> Iterator[None]:
+    """Have operators create what they create on ``device``; raises what one of them raised, as it was."""
+    earlier = _RUNNING.device
+    _RUNNING.device, _RUNNING.error = device, None
+    try:
+        yield
+    except Exception:
+        if _RUNNING.error is not None:
+            raise _RUNNING.error from None
+        raise
+    finally:
+        _RUNNING.device, _RUNNING.error = earlier, None
+
+
+@functools.cache
+def register() -> None:
+    """Have generated code find the functions that it calls operators by."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
+    tvm_ffi.register_global_func(CHECK_SIZES, _noting(_checked))
+
+
+def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose exception is noted: TVM hands on its message alone."""
+
+    def noting(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            _RUNNING.error = error
+            raise
+
+    return noting
+
+
+def _call(description: str, *operands: Any) -> Any:
+    return _prepared(str(description))(operands)
+
+
+def _checked(message: str, value: Any, holds: int) -> Any:
+    """``value``, if the condition on sizes ``holds``."""
+    if not holds:
+        raise InputError(str(message))
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def _prepared(description: str) -> Callable[[Operands], Any]:
+    """What makes the call that ``description`` describes."""
+    call = json.loads(description)
+    name: str = call["operator"]
+    operator = _operator(name)
+    arguments = [_value(argument) for argument in call["arguments"]]
+    named = {key: _value(argument) for key, argument in call["named"].items()}
+    bounds = call["results"]
+    results = _tensors if bounds == "tensors" else lambda found, _: _size(found, name, *bounds)
+
+    def run(operands: Operands) -> Any:
+        operands = [from_dlpack(each) if hasattr(each, "__dlpack__") else each for each in operands]
+        try:
+            with torch.no_grad():
+                found = operator(
+                    *[value(operands) for value in arguments], **{k: v(operands) for k, v in named.items()}
+                )
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(f"there is not enough memory for {name}: {error}") from error
+        except Exception as error:
+            shapes = ", ".join(
+                f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}"
+                if isinstance(each, torch.Tensor)
+                else str(each)
+                for each in operands
+            )
+            raise OperatorError(f"PyTorch's {name}, which the model calls, failed for {shapes}: {error}") from error
+        return results(found, operands)
+
+    return run
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    return found
+
+
+def _value(argument: Any) -> _Value:
+    """What makes an argument, as it is described, of the operands."""
+    if isinstance(argument, list):
+        parts = [_value(part) for part in argument]
+        return lambda operands: [part(operands) for part in parts]
+    if not isinstance(argument, dict):
+        return lambda _: argument
+    ((kind, given),) = argument.items()
+    if kind in ("tensor", "size"):
+        return lambda operands: operands[given]
+    if kind == "device":
+        return lambda _: _RUNNING.device
+    constant = float(given) if kind == "float" else getattr(torch, given)
+    return lambda _: constant
+
+
+def _tensors(found: Any, operands: Operands) -> Any:
+    """Results as generated code takes them, in memory that no operand has."""
+    if isinstance(found, torch.Tensor):
+        return _own(found, operands)
+    return [_own(each, operands) if isinstance(each, torch.Tensor) else each for each in found]
+
+
+def _own(tensor: torch.Tensor, operands: Operands) -> torch.Tensor:
+    storage = tensor.untyped_storage().data_ptr()
+    if any(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() == storage for each in operands):
+        # Generated code may write something else there, once nothing reads the operand any more.
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return aligned(tensor.detach().resolve_conj())
+
+
+def _size(found: Any, name: str, least: int | None, most: int | None) -> Any:
+    import tvm_ffi
+
+    value = int(found)
+    if (least is not None and value < least) or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
+        raise InputError(
+            f"a number that the model reads out of a tensor ({name}) is {value}; it was exported for {bounds}"
+        )
+    return tvm_ffi.Shape((value,))
