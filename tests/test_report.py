@@ -7,7 +7,7 @@ import dataclasses
 from tkc.compiler import parameters_told
 from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
-from tkc.runtime.report import KernelUse, Report
+from tkc.runtime.report import KernelUse, OperatorUse, Report
 
 
 def test_parameters_at_their_defaults_are_not_printed() -> None:
@@ -25,3 +25,14 @@ def test_parameters_at_their_defaults_are_not_printed() -> None:
     (normalization,) = (line for line in lines if "normalization" in line)
     assert "packed=True" in swiglu and "float8" not in swiglu and "None" not in swiglu
     assert "epsilon=0.0" in normalization and "weight=False" in normalization
+
+
+def test_the_verdict_comes_last() -> None:
+    """Whether PyTorch computes a part of the model, and which."""
+    assert str(Report("cpu", "all")).rstrip().endswith("Verdict: compiled whole.")
+    uses = (
+        OperatorUse("aten::nonzero", 2, ("node 'a'", "node 'b'"), "why"),
+        OperatorUse("aten::lgamma", 1, ("c",), "why"),
+    )
+    printed = str(Report("cpu", "all", operators=uses))
+    assert printed.rstrip().endswith("with 3 calls of operators in PyTorch: aten::nonzero (2), aten::lgamma (1).")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 
@@ -54,6 +55,11 @@ class Comparison:
             "nodes": [asdict(node) for node in self.nodes],
             "outputs": [asdict(node) for node in self.outputs],
         }
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=140).print(self)
+        return text.getvalue()
 
     def __rich__(self) -> RenderableType:
         outputs = [

@@ -146,7 +146,16 @@ class Report:
             parts += [_scheduled_table(self), _coverage_table(self)]
         if self.stages:
             parts.append(_stages_table(self))
-        return Group(*parts)
+        return Group(*parts, f"Verdict: {self.verdict}.")
+
+    @property
+    def verdict(self) -> str:
+        """How the model compiles, in one line."""
+        if not self.operators:
+            return "compiled whole"
+        calls = sum(use.calls for use in self.operators)
+        named = ", ".join(f"{use.operator} ({use.calls})" for use in self.operators)
+        return f"compiled, with {calls} call{'s' if calls > 1 else ''} of operators in PyTorch: {named}"
 
     def __str__(self) -> str:
         text = io.StringIO()
