@@ -147,6 +147,33 @@ def test_a_number_of_a_tensor_is_a_size() -> None:
             executable(X, torch.tensor(n))
 
 
+def test_a_float_of_a_tensor_is_an_argument() -> None:
+    """As Python's float that it is, of no dtype of its own."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        factor = y.item()
+        return (torch.arange(4) * factor + torch.clamp(x, max=factor)).exp()
+
+    y = torch.tensor(0.3, dtype=torch.float64)
+    executable = compiled(function, torch.randn(6, 4), y)
+    assert "read out of a tensor" in executable.report.operators[0].why
+    check(executable, function, X, y)
+    check(executable, function, X, y - 1)
+
+
+@pytest.mark.parametrize("name", ["cond", "while_loop"])
+def test_control_flow_is_refused_by_name(name: str) -> None:
+    """Not by what PyTorch says of TKC's own classes."""
+    functions: dict[str, Callable[..., Any]] = {
+        "cond": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        "while_loop": lambda x: torch._higher_order_ops.while_loop(
+            lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x)
+        ),
+    }
+    with pytest.raises(tkc.UnsupportedModelError, match=rf"cannot compile these operators of the model:\s+{name}:"):
+        compiled(functions[name], X)
+
+
 def test_what_a_model_asserts_of_a_size_is_checked() -> None:
     """Before anything is computed from it, with the line that asserts it."""
 

@@ -3,9 +3,10 @@
 Generated code calls :data:`~tkc.contracts.CALL_OPERATOR` with a description of the call, in JSON, and with the tensors
 and sizes that it takes. Tensors are shared by DLPack, not copied. A description is ``{"operator": "aten::sort.stable",
 "arguments": [...], "named": {...}, "results": ...}``. Each argument is a number, text, ``null`` or a list as it is, or
-an object of one key: ``tensor`` or ``size`` with its place among the operands, ``float`` for what JSON lacks,
-``dtype``, ``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on. ``results`` is
-``"tensors"``, or the bounds ``[least, most]`` of the one integer that the operator reads out of a tensor.
+an object of one key: ``tensor`` or ``size`` with its place among the operands, ``number`` for the one element of such a
+tensor, ``float`` for what JSON lacks, ``dtype``, ``layout`` or ``memory_format`` by its name, ``device`` for the one
+that the model runs on. ``results`` is ``"tensors"``, or the bounds ``[least, most]`` of the one integer that the
+operator reads out of a tensor.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ def _value(argument: Any) -> _Value:
     ((kind, given),) = argument.items()
     if kind in ("tensor", "size"):
         return lambda operands: operands[given]
+    if kind == "number":
+        return lambda operands: operands[given].item()
     if kind == "device":
         return lambda _: _RUNNING.device
     constant = float(given) if kind == "float" else getattr(torch, given)

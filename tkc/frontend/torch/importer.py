@@ -43,7 +43,14 @@ from tkc.frontend.torch.dimensions import (
 )
 from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.mutation import functional_name, is_in_place
-from tkc.frontend.torch.operator_calls import READS_ELEMENT, OperatorCalls, can_be_called
+from tkc.frontend.torch.operator_calls import (
+    READS_ELEMENT,
+    Element,
+    OperatorCalls,
+    can_be_called,
+    reads_float,
+    takes_read_float,
+)
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -341,6 +348,8 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
     if node.target is operator.getitem:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
+    elif reads_float(node):
+        emitter.env[node] = Element(emitter.env[arguments[0]])
     elif isinstance(value, torch.SymInt | torch.SymFloat) and str(node.target) not in READS_ELEMENT:
         emitter.env[node] = emitter.symbols.size(value)
     elif isinstance(value, int | float | torch.SymBool):
@@ -357,6 +366,14 @@ def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> No
     if converter is None:
         assert calls is not None  # or check_operators would have refused it
         calls.emit(node, "TKC has no converter of it")
+        return
+    if takes_read_float(node):
+        if calls is None or not can_be_called(node):
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a number that is read out of a tensor is no argument of it; hand "
+                "it the tensor."
+            )
+        calls.emit(node, "one of its numbers is read out of a tensor")
         return
     if calls is not None and calls.defines_sizes(node) and can_be_called(node):
         calls.emit(node, "the size of its result depends on data")

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -35,13 +36,38 @@ def can_be_called(node: fx.Node) -> bool:
     if operator is None or operator._schema.is_mutable:
         return False
     results = node.meta.get("val")
-    if isinstance(results, torch.SymInt):
-        return str(node.target) in READS_ELEMENT
+    if isinstance(results, torch.SymInt | torch.SymFloat):
+        return str(node.target) in READS_ELEMENT and not _is_computed_on(node)
     leaves = results if isinstance(results, list | tuple) else [results]
     if not leaves or not all(leaf is None or _is_real_tensor(leaf) for leaf in leaves):
         return False
     inputs = [given.meta.get("val") for given in node.all_input_nodes]
     return all(_is_real_tensor(part) or not isinstance(part, torch.Tensor) for part in inputs)
+
+
+def _is_computed_on(node: fx.Node) -> bool:
+    """Whether Python computes with the float that the node reads out of a tensor, which is then no such any more."""
+    return isinstance(node.meta["val"], torch.SymFloat) and any(
+        not isinstance(user.target, OpOverload) or isinstance(user.meta.get("val"), torch.SymFloat | torch.SymBool)
+        for user in node.users
+    )
+
+
+@dataclass(frozen=True)
+class Element:
+    """A number that is read out of ``tensor``, of one element, where an operator takes it."""
+
+    tensor: relax.Expr
+
+
+def reads_float(node: fx.Node) -> bool:
+    """Whether the node reads a float out of a tensor, for which an :class:`Element` stands."""
+    return isinstance(node.meta.get("val"), torch.SymFloat) and str(node.target) in READS_ELEMENT
+
+
+def takes_read_float(node: fx.Node) -> bool:
+    """Whether an argument of the node is such a float, which converters do not take."""
+    return any(map(reads_float, node.all_input_nodes))
 
 
 def _is_real_tensor(value: Any) -> bool:
@@ -135,6 +161,9 @@ class OperatorCalls:
             return [self._described(part, operands, node) for part in value]
         if isinstance(value, tirx.IntImm | tirx.FloatImm):
             value = value.value
+        if isinstance(value, Element):
+            operands.append(value.tensor)
+            return {"number": len(operands) - 1}
         if isinstance(value, relax.Expr | tirx.PrimExpr):
             is_size = isinstance(value, tirx.PrimExpr)
             operands.append(relax.PrimValue(value) if is_size else value)

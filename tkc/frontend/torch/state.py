@@ -166,6 +166,8 @@ def unchanged_tensors() -> Iterator[None]:
 class _Keep(TorchDispatchMode):
     """Notes the value of each real tensor before an operator writes into it."""
 
+    supports_higher_order_operators = True  # they only call others
+
     def __init__(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's has no types
         self._kept = kept
@@ -173,8 +175,7 @@ class _Keep(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        schema = func._schema
-        if schema.is_mutable:
+        if isinstance(func, OpOverload) and func._schema.is_mutable:
             for value in pytree.arg_tree_leaves(*args, **(kwargs or {})):
                 if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
                     with unset_fake_temporarily():
