@@ -273,7 +273,10 @@ def test_a_program_with_custom_operators_names_what_to_import(tmp_path: Path) ->
     assert "nowhere" in tkc("explain", program, "--import", "nowhere", code=2).stderr
     known = {"cwd": tmp_path, "capture_output": True, "text": True}
     command = [*COMMAND, "explain", str(program), "--import", "doubling"]
-    assert "tkc_test.unknown" in subprocess.run(command, **known).stderr.replace("\n", "")  # now as an operator
+    refused = subprocess.run([*command, "--no-fallback"], **known)
+    assert refused.returncode == 2 and "tkc_test.unknown" in refused.stderr.replace("\n", "")  # now as an operator
+    called = subprocess.run(command, **known)  # by default
+    assert called.returncode == 0 and "tkc_test::unknown (1)" in called.stdout
 
 
 def test_errors_are_one_message_and_an_exit_code(model: Path, artifact: Path, tmp_path: Path) -> None:

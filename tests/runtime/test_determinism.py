@@ -150,6 +150,7 @@ def test_generated_cuda_has_no_atomics() -> None:
     compiler.prepare_toolchain(target)
     settings = compiler.CompileOptions(
         kernels="none",
+        fallback=False,
         database=None,
         batch_invariant=False,
         dump=None,

@@ -115,7 +115,9 @@ def option_form(function: Callable[..., Any], name: str) -> Form:
             "command line; give it one, or a place in NOT_ON_THE_COMMAND_LINE"
         )
     metavar = {"rpc": "HOST:PORT"}.get(name)
-    made = _parameter(name, kind, parameter.default, text, metavar=metavar)
+    flag = name.replace("_", "-")
+    both = f"--{flag}/--no-{flag}" if parameter.default is True else None
+    made = _parameter(name, kind, parameter.default, text, both, metavar)
     return Form((made,), lambda value: value)
 
 

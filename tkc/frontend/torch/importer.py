@@ -29,7 +29,7 @@ from tkc.frontend.torch.complex import (
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
 from tkc.frontend.torch.dimensions import (
     DimensionNames,
@@ -381,6 +381,8 @@ def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> No
     try:
         emitter.convert(node, converter)
         _check_results(node, emitter.env[node])
+    except FaultyModelError:
+        raise
     except UnsupportedModelError as error:
         if calls is None or not can_be_called(node):
             raise

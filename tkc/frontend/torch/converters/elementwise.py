@@ -90,7 +90,7 @@ def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> rela
 def _divisor(b: Emitter, y: Any) -> relax.Expr:
     """``y`` in the result's dtype, noted where integers are divided."""
     if isinstance(y, int) and y == 0 and not _is_floating(b.dtype):
-        raise b.unsupported("integers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
+        raise b.faulty("integers are divided by the constant 0, which PyTorch refuses. Correct the divisor.")
     divisor = b.tensor(y, b.dtype)
     if not _is_floating(b.dtype):
         b.note_divisor(divisor, y)

@@ -20,6 +20,11 @@ Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
 
+
+class FaultyModelError(UnsupportedModelError):
+    """What a model does that PyTorch refuses in every call; it is not called there either."""
+
+
 _LOW_PRECISION = frozenset({"float16", "bfloat16"})
 
 
@@ -217,6 +222,10 @@ class Emitter:
     def unsupported(self, reason: str) -> UnsupportedModelError:
         """The error for a use of the node's operator that its converter cannot express."""
         return UnsupportedModelError(f"{self.node.target} ({source_of(self.node)}): {reason}")
+
+    def faulty(self, reason: str) -> FaultyModelError:
+        """The error for a use of the node's operator that PyTorch refuses in every call."""
+        return FaultyModelError(f"{self.node.target} ({source_of(self.node)}): {reason}")
 
     def resolve(self, argument: Any) -> Any:
         """An argument of a node with every node in it replaced by its value."""
