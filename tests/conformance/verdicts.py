@@ -12,6 +12,7 @@ import torch
 
 import tkc
 from tkc.errors import InternalError, KernelBuildError
+from tkc.runtime.report import OperatorUse
 
 from . import ties
 from .comparison import Expected
@@ -154,7 +155,18 @@ def _attempt(group: Sequence[Sample], expected: dict[int, Expected], case: Case)
         results = executable(*(tensor.clone() for sample in group for tensor in sample.tensors))
     except Exception as error:
         raise _Failed("internal", f"at the call: {described(error)}") from error
+    if any(map(_is_random, executable.report.operators)):
+        for sample in group:
+            expected[sample.index].random = True  # the database seeds PyTorch's own call, and no other
     return [_compared(sample, expected[sample.index], result) for sample, result in zip(group, results, strict=True)]
+
+
+def _is_random(use: OperatorUse) -> bool:
+    """Whether the operator, which the model calls in PyTorch, draws from its generator."""
+    namespace, _, name = use.operator.partition("::")
+    base, _, overload = name.partition(".")
+    called = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    return torch.Tag.nondeterministic_seeded in called.tags
 
 
 def _compared(sample: Sample, expected: Expected, result: Any) -> Verdict:

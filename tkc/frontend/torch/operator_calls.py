@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ _NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "me
 def can_be_called(node: fx.Node) -> bool:
     """Whether the node's operator can be called in place: it writes into nothing, takes what can be described, and
     returns tensors of real numbers, or one integer."""
-    operator = _operator(node)
-    if operator is None or operator._schema.is_mutable:
+    called = _operator(node)
+    if called is None or called._schema.is_mutable:
         return False
     results = node.meta.get("val")
     if isinstance(results, torch.SymInt | torch.SymFloat):
@@ -120,16 +121,16 @@ class OperatorCalls:
 
         Raises :class:`UnsupportedModelError` where an argument cannot be described.
         """
-        operator = _operator(node)
-        assert operator is not None
-        name = operator.name()
+        called = _operator(node)
+        assert called is not None
+        name = called.name()
         operands: list[relax.Expr] = []
-        arguments, named = self._arguments(node, operator, operands)
+        arguments, named = self._arguments(node, called, operands)
         results = node.meta["val"]
         description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
         if isinstance(results, torch.SymInt):
             description["results"] = self._bounds(results)
-        if torch.Tag.nondeterministic_seeded in operator.tags:
+        if torch.Tag.nondeterministic_seeded in called.tags:
             description["call"] = node.name  # equal calls give different numbers
         sinfo = _struct_info(results)
         call = relax.call_pure_packed(
@@ -141,11 +142,11 @@ class OperatorCalls:
         self._why.setdefault(name, why)
 
     def _arguments(
-        self, node: fx.Node, operator: OpOverload, operands: list[relax.Expr]
+        self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]
     ) -> tuple[list[Any], dict[str, Any]]:
         """The node's arguments as :mod:`tkc.runtime.operators` reads them; tensors and sizes go to ``operands``."""
         arguments, named = [], {}
-        schema = operator._schema.arguments
+        schema = called._schema.arguments
         given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
         for argument in schema:
             value = self._emitter.resolve(given.get(argument.name, argument.default_value))
@@ -194,8 +195,12 @@ class OperatorCalls:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
         builder = self._emitter.builder
         if isinstance(expected, list | tuple):
-            parts = [builder.emit(relax.TupleGetItem(value, i)) for i in range(len(expected))]
-            return [self._settled(part, e, node) for part, e in zip(parts, expected, strict=True)]
+            # Of results that nothing reads, PyTorch may state sizes that they do not have.
+            read = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+            return [
+                self._settled(builder.emit(relax.TupleGetItem(value, i)), each, node) if i in read else None
+                for i, each in enumerate(expected)
+            ]
         if expected is None:
             return None
         new = {symbol for symbol in _symbols(expected) if symbol not in self._defined}
