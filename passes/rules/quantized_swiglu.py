@@ -14,7 +14,7 @@ from typing import Literal
 from tvm import relax
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
-from tkc.kernels.swiglu.parameters import FP8_MAX, QUANTIZATION_BLOCK, Fp8
+from tkc.kernels.fp8 import FP8_MAX, QUANTIZATION_BLOCK, Fp8
 from tkc.passes.graph.bindings import Graph, dtype, shape, static
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.layout import as_matrix, kernel_call

@@ -13,6 +13,7 @@ from tests.kernels.built_kernel import POISON, BuiltKernel
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -23,7 +24,7 @@ from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.spec import TensorType
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 _GUARD_BYTES = 4096  # before and after each tensor; a multiple of every alignment
 _TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
