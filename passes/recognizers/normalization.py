@@ -51,7 +51,7 @@ def normalization(graph: Graph, var: relax.Var) -> Found | Refusal | None:
     parameters = parameter_dtype(graph, found, name)
     if isinstance(parameters, Refusal):
         return parameters
-    terms = _terms(graph, x)
+    terms = sum_terms(graph, x)
     keeps_sum = terms is not None and not serves_only(graph, x, var)
     kernel = NormalizationParameters(
         channels=channels,
@@ -99,7 +99,7 @@ def parameter_dtype(graph: Graph, found: Normalized, name: KernelFloat) -> Kerne
     return own if is_kernel_float(own) else unfit_dtype(own)
 
 
-def _terms(graph: Graph, x: relax.Expr) -> tuple[relax.Expr, ...] | None:
+def sum_terms(graph: Graph, x: relax.Expr) -> tuple[relax.Expr, ...] | None:
     """The two tensors that ``x`` is the sum of, if it is one, and neither is broadcast."""
     call = graph.call(x, "relax.add")
     if call is None or not all(has_known_shape(term) for term in call.args):

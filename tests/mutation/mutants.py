@@ -149,16 +149,16 @@ RULES = (
     ),
     _rule(
         "swiglu: scales divided by another limit",
-        "rules/quantized_swiglu",
-        "if not isclose(scale.factor, 1 / limit, rel_tol=1e-6):",
-        "if False:",
+        "recognizers/fp8_quantization",
+        "if isclose(self.scale.factor, 1 / limit, rel_tol=1e-6):",
+        "if True:",
         "test_swiglu_rule.py::test_other_quantization_is_refused_and_leaves_plain_swiglu",
     ),
     _rule(
         "swiglu: scales without a lower bound are accepted",
         "rules/quantized_swiglu",
-        "return None if scale.minimum > 0 else",
-        "return None if scale.minimum >= 0 else",
+        "if scale.minimum <= 0:",
+        "if scale.minimum < 0:",
         "test_swiglu_rule.py::test_other_quantization_is_refused_and_leaves_plain_swiglu",
     ),
     _rule(
