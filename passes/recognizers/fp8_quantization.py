@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isclose
 from typing import Literal
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 
 from tkc.kernels.fp8 import FP8_MAX, QUANTIZATION_BLOCK, Fp8
@@ -99,17 +99,22 @@ class Quantization:
         )
 
     def shared(self, graph: Graph) -> Literal["token", "group", "block", "channel"] | None:
-        """What shares a scale, ``base`` having been viewed as ``values``; ``None`` where it is none of these."""
+        """What shares a scale, ``base`` having been viewed as ``values``; ``None`` where it is none of these.
+
+        A view keeps the elements' order. So its rows are the tokens where they are as long, and groups where they have
+        128 elements and these divide a token.
+        """
         whole, dims = shape(self.base), shape(self.values)
         reduced = reduced_axes(graph.value(self.scale.amax))
         last = len(dims) - 1
-        if graph.same_shape(whole, dims):
-            if reduced == {last}:
-                return "token"
-            if reduced == set(range(last)):
-                return "channel"
+        if not whole or not dims:
+            return None
+        if reduced == {last} and graph.equal(whole[-1], dims[-1]):
+            return "token"
+        if reduced == set(range(last)) and graph.same_shape(whole, dims):
+            return "channel"
         in_groups = static(dims[-1]) == QUANTIZATION_BLOCK
-        if in_groups and reduced == {last} and graph.same_shape(whole[:-1], dims[:-2]):
+        if in_groups and reduced == {last} and graph.equal(tirx.floormod(whole[-1], QUANTIZATION_BLOCK), 0):
             return "group"
         in_blocks = in_groups and len(whole) == 2 and len(dims) == 4 and static(dims[1]) == QUANTIZATION_BLOCK
         return "block" if in_blocks and reduced == {1, 3} else None
