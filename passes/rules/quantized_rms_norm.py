@@ -110,14 +110,18 @@ def _static(graph: Graph, cast: FP8Cast) -> Iterator[_Static]:
     for values, scale in [call.args, call.args[::-1]] if multiplies else [call.args]:
         if not (has_known_shape(values) and has_known_shape(scale) and graph.equal(product(shape(scale)), 1)):
             continue
-        inverse = graph.call(graph.through(scale, *SHAPE_CHANGES), "relax.divide") if multiplies else None
-        by_division = inverse is not None and graph.constant(inverse.args[0]) == 1
-        yield _Static(
-            cast,
-            graph.through_views_and_casts(values),
-            inverse.args[1] if inverse is not None and by_division else scale,
-            reciprocal=multiplies and not by_division,
-        )
+        base, divisor = graph.through_views_and_casts(values), _inverted(graph, scale) if multiplies else scale
+        yield _Static(cast, base, scale if divisor is None else divisor, reciprocal=divisor is None)
+
+
+def _inverted(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
+    """``x`` where ``expr`` is ``1 / x``, which PyTorch may write as ``1 / x * 1``."""
+    expr = graph.through(expr, *SHAPE_CHANGES)
+    if (call := graph.call(expr, "relax.multiply")) is not None:
+        inner = [left for left, right in (call.args, call.args[::-1]) if graph.constant(right) == 1]
+        return _inverted(graph, inner[0]) if inner else None
+    call = graph.call(expr, "relax.divide")
+    return call.args[1] if call is not None and graph.constant(call.args[0]) == 1 else None
 
 
 def _scale_parameters(

@@ -216,5 +216,7 @@ CHECKED = {
     "gate": _case("gate"),
     "combine": _case("combine"),
     "rms": _case("rms"),
+    "quantized rms, a scale per token": _case("quantized rms, a scale per token"),
+    "quantized rms, a scale per group": _case("quantized rms, a scale per group"),
     "rotary": _case("rotary"),
 }
