@@ -6,6 +6,7 @@ from .mutant import Mutant
 
 _SIZES = "kernels/test_extreme_sizes.py::test_any_size_on_the_cpu"
 _VALUES = "kernels/test_extreme_values.py::test_values_that_are_not_finite_on_the_cpu"
+_QUANTIZED_NORM = "test_quantized_rms_norm_rule.py::test_other_quantization_leaves_plain_normalization"
 _ORDER = "kernels/test_synchronization.py::test_all_is_ordered"
 
 
@@ -160,6 +161,34 @@ RULES = (
         "if scale.minimum <= 0:",
         "if scale.minimum < 0:",
         "test_swiglu_rule.py::test_other_quantization_is_refused_and_leaves_plain_swiglu",
+    ),
+    _rule(
+        "quantized normalization: a static scale without a clamp is accepted",
+        "rules/quantized_rms_norm",
+        "if not self.cast.bounds:",
+        "if False:",
+        f"{_QUANTIZED_NORM}[static, not clamped]",
+    ),
+    _rule(
+        "quantized normalization: what lies between is not consumed",
+        "rules/quantized_rms_norm",
+        "consumed = between(graph, x, *replaces)",
+        "consumed = frozenset()",
+        f"{_QUANTIZED_NORM}[the normalized values too]",
+    ),
+    _rule(
+        "quantized normalization: another dynamic scale is taken for an equal one",
+        "rules/quantized_rms_norm",
+        "return left.shared(graph) == right.shared(graph) and same_form(left.scale, right.scale)",
+        "return True",
+        f"{_QUANTIZED_NORM}[two quantizations]",
+    ),
+    _rule(
+        "quantized normalization: another offset than one",
+        "rules/quantized_rms_norm",
+        "if graph.constant(one) == 1 and",
+        "if graph.constant(one) is not None and",
+        "test_quantized_rms_norm_rule.py::test_a_weight_plus_another_number_stays_outside",
     ),
     _rule(
         "permute: descending order is accepted",
@@ -422,6 +451,13 @@ KERNELS = (
         f"{_VALUES}[swiglu, a scale per token]",
     ),
     _kernel(
+        "quantized normalization loses the weight's offset",
+        "quantized_rms_norm/definition",
+        "return T.float32(1.0) + stored if p.weight_offset else stored",
+        "return stored",
+        "kernels/test_quantized_rms_norm.py::test_agrees_with_the_reference",
+    ),
+    _kernel(
         "latent attention accepts a scale that is not positive",
         "attention/latent_spec",
         "if not p.scale > 0:",
@@ -591,6 +627,13 @@ SYNCHRONIZATION = (
         "T.wait_wgmma(s.parts - 1 - part)",
         "T.wait_wgmma(s.parts - part)",
         "latent, alternating",
+    ),
+    _order(
+        "quantized normalization: maxima of warps are read before they are written",
+        "kernels/quantized_rms_norm/definition.py",
+        "        T.sync_threads()\n        for warp",
+        "        for warp",
+        "quantized rms, a scale per token",
     ),
     _order(
         "builder: no fence between threads' reads and the next bulk load",
