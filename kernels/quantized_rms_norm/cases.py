@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 _case = of("quantized_rms_norm")
 _HIDDEN = (2048, 4096, 5120, 7168, 8192)
-_SCALES: tuple[Literal["group", "token", "tensor"], ...] = ("group", "token", "tensor")
+_Scale = Literal["group", "token", "tensor"]
+_BENCHMARKED: dict[_Scale, tuple[int, ...]] = {"group": _HIDDEN, "token": (4096, 7168), "tensor": (4096, 7168)}
 
 
-def _layer(channels: int, scale: Literal["group", "token", "tensor"], after_sum: bool) -> QuantizedRMSNormParameters:
-    """What stands before a projection; ``after_sum``: with the addition of the residual stream."""
+def _layer(channels: int, scale: _Scale, after_sum: bool = True) -> QuantizedRMSNormParameters:
+    """What stands before a projection; ``after_sum``: with the addition to the residual stream, which is kept."""
     return QuantizedRMSNormParameters(
         channels, "bfloat16", 1e-6, scale, weight_dtype="bfloat16", residual=after_sum, keeps_sum=after_sum
     )
@@ -35,21 +36,17 @@ def _input(
 
 CASES = FamilyCases(
     benchmarked=tuple(
-        _case(_layer(c, scale, after_sum=True), {"tokens": t})
-        for scale in _SCALES
-        for c in _HIDDEN
-        for t in (16, 128, 4096, 16384)
+        _case(_layer(c, scale), {"tokens": t})
+        for scale, hidden in _BENCHMARKED.items()
+        for c in hidden
+        for t in (128, 4096, 16384)
     ),
     tuned=tuple(
-        _case(_layer(c, scale, after_sum), {"tokens": t})
-        for scale in _SCALES
-        for after_sum in (False, True)
-        for c in _HIDDEN
-        for t in (16, 2048, 65536)
+        _case(_layer(c, scale), {"tokens": t}) for scale in _BENCHMARKED for c in _HIDDEN for t in (16, 2048, 65536)
     ),
     checked=(
         _case(QuantizedRMSNormParameters(24, "float32", 1e-5, "token"), {"tokens": 5}),
-        _case(_layer(256, "group", after_sum=True), {"tokens": 3}),
+        _case(_layer(256, "group"), {"tokens": 3}),
         _case(_layer(40, "tensor", after_sum=False), {"tokens": 3}),
     ),
     told=("dtype", "scale", "residual", "channels"),

@@ -179,20 +179,18 @@ def _found(
             replaces |= dict.fromkeys(scales, 1)
     terms = sum_terms(graph, x)
     keeps_sum = terms is not None and not serves_only(graph, x, *replaces)
-    consumed = between(graph, x, *replaces)
-    first = graph.variable(graph.value(x))
-    if terms is None or keeps_sum:
-        consumed -= {first}
+    # A cast or a view of the sum may be computed for others too.
+    source = graph.through_views_and_casts(x)
+    between_them = between(graph, x, *replaces)
+    consumed = frozenset(var for var in between_them if not graph.same(graph.through_views_and_casts(var), source))
     if keeps_sum:
-        replaces[first] = 1 if isinstance(quantized, _Static) else 2
+        replaces[graph.variable(graph.value(x))] = 1 if isinstance(quantized, _Static) else 2
     inputs = dict(zip(("x", "residual"), terms or (x,), strict=False))
     if weight.vector is not None:
         inputs["weight"] = weight.vector
     if isinstance(quantized, _Static):
         inputs["static_scale"] = relax.op.reshape(as_dtype(quantized.scale, "float32"), (1,))
-    return Found(
-        replace(parameters, residual=terms is not None, keeps_sum=keeps_sum), inputs, replaces, frozenset(consumed)
-    )
+    return Found(replace(parameters, residual=terms is not None, keeps_sum=keeps_sum), inputs, replaces, consumed)
 
 
 def _equal_quantizations(

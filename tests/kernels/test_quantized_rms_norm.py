@@ -61,7 +61,7 @@ def named(parameters: QuantizedRMSNormParameters, outputs: tuple[torch.Tensor, .
 
 
 def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
-    """Sums to the bit; scales to the rounding of the mean; of FP8 codes one in two hundred may be the next one."""
+    """Sums to the bit; scales to the rounding of the mean; of FP8 codes one in a thousand may be the next one."""
     p = kernel.request.parameters
     found, expected = named(p, kernel(*inputs)), named(p, quantized_rms_norm(p, *inputs))
     if p.keeps_sum:
@@ -81,7 +81,7 @@ def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
     same = ((numbers & 0x7F == 0) & (wanted_numbers & 0x7F == 0)) | wanted.float().isnan()
     apart = torch.where(same, 0, (numbers - wanted_numbers).abs())
     assert apart.numel() == 0 or apart.max() <= 1
-    assert (apart > 0).sum() <= apart.numel() // 200 + 1
+    assert (apart > 0).sum() <= apart.numel() // 1000 + 1
 
 
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
@@ -92,7 +92,7 @@ def test_agrees_with_the_reference(builder: KernelBuilder, parameters: Quantized
         assert_agrees(kernel, inputs_for(parameters, tokens))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     case=st.sampled_from(["token", "group", "group-unbounded", "tensor"]),
     tokens=st.integers(0, 64),

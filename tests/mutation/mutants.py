@@ -172,8 +172,8 @@ RULES = (
     _rule(
         "quantized normalization: what lies between is not consumed",
         "rules/quantized_rms_norm",
-        "consumed = between(graph, x, *replaces)",
-        "consumed = frozenset()",
+        "between_them = between(graph, x, *replaces)",
+        "between_them = frozenset()",
         f"{_QUANTIZED_NORM}[the normalized values too]",
     ),
     _rule(

@@ -237,6 +237,19 @@ def test_takes_the_sum_before_it(kept: bool, quantize: Callable[[Tensor], tuple[
     assert call.parameters.residual and call.parameters.keeps_sum == kept
 
 
+def test_a_cast_of_the_sum_may_be_read_elsewhere() -> None:
+    """It is computed of the sum that the kernel returns."""
+
+    def block(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        wide = (x + y).float()
+        out = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPSILON) * weight
+        return (*per_token(out), wide * 2)
+
+    inputs = (*(normal(5, CHANNELS, seed=seed, dtype=torch.bfloat16) for seed in (0, 1)), normal(CHANNELS, seed=2))
+    (call,) = found(block, *inputs)
+    assert call.parameters.dtype == "bfloat16" and call.parameters.keeps_sum
+
+
 def test_the_sum_with_a_static_scale() -> None:
     """The kernel has two outputs then, no scales between them."""
 
