@@ -80,8 +80,10 @@ def _recognize(site: Site) -> Found | Refusal | None:
         return Refusal(reason)
     parameters = _scale_parameters(graph, quantized, QuantizedRMSNormParameters(channels, name, norm.epsilon, "tensor"))
     weight = _weight(graph, norm, name)
-    if isinstance(parameters, Refusal) or isinstance(weight, Refusal):
-        return parameters if isinstance(parameters, Refusal) else weight
+    if isinstance(parameters, Refusal):
+        return parameters
+    if isinstance(weight, Refusal):
+        return weight
     parameters = replace(parameters, weight_dtype=weight.dtype, weight_offset=weight.offset)
     return _found(graph, quantized, graph.before_widening(x, name), weight, parameters)
 
