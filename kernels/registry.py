@@ -36,8 +36,8 @@ SPECS: dict[str, KernelSpec[Any, Any]] = {
         BatchedMatmul(),
         ScaledMatmul(),
         Normalization(),
-        Rotary(),
         QuantizedRMSNorm(),
+        Rotary(),
     )
 }
 """Every kernel's spec, by the kernel's name."""
