@@ -629,13 +629,6 @@ SYNCHRONIZATION = (
         "latent, alternating",
     ),
     _order(
-        "quantized normalization: maxima of warps are read before they are written",
-        "kernels/quantized_rms_norm/definition.py",
-        "        T.sync_threads()\n        for warp",
-        "        for warp",
-        "quantized rms, a scale per token",
-    ),
-    _order(
         "builder: no fence between threads' reads and the next bulk load",
         "tkc/builder/async_proxy.py",
         "                ordered.append(tvm.tirx.Evaluate(T.fence_proxy_async()))\n",
