@@ -113,9 +113,9 @@ def normalized(graph: Graph, expr: relax.Expr) -> Normalized | None:
         return _operator(graph, call)
     if (call := graph.call(expr, "relax.add")) is not None:
         for inner, bias in (call.args, reversed(call.args)):
-            if _is_row(graph, bias, call):
-                found = _weighted(graph, graph.through_casts(inner))
-                return None if found is None else replace(found, bias=bias)
+            # Of one token, the normalized values are a row too.
+            if _is_row(graph, bias, call) and (found := _weighted(graph, graph.through_casts(inner))) is not None:
+                return replace(found, bias=bias)
         return None
     return _weighted(graph, expr)
 
@@ -142,9 +142,8 @@ def _weighted(graph: Graph, expr: relax.Expr) -> Normalized | None:
     call = graph.call(expr, "relax.multiply")
     if call is not None:
         for inner, weight in (call.args, reversed(call.args)):
-            if _is_row(graph, weight, call):
-                found = _scaled(graph, graph.through_casts(inner))
-                return None if found is None else replace(found, weight=weight)
+            if _is_row(graph, weight, call) and (found := _scaled(graph, graph.through_casts(inner))) is not None:
+                return replace(found, weight=weight)
     return _scaled(graph, expr)
 
 
