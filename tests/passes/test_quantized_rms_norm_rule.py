@@ -183,6 +183,14 @@ def test_every_dynamic_scale(quantize: Callable[[Tensor], tuple[Tensor, Tensor]]
     assert_equal(call.parameters, expected(**DYNAMIC[quantize]))
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_one_token_that_is_known_when_compiling(norm: str) -> None:
+    """As a decode step has; each value and the weight are rows then."""
+    function, options = NORMS[norm]
+    (call,) = found(lambda x, w: per_group(function(x, w)), normal(1, CHANNELS), normal(CHANNELS, seed=1), symbolic=())
+    assert_equal(call.parameters, expected(scale="group", **options))
+
+
 STATIC: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "divided": (lambda y, s: (y / s).clamp(-448, 448).to(FP8), False),
     "divided in float32": (lambda y, s: (y.float() / s.float()).clamp(min=-448, max=448).to(FP8), False),
