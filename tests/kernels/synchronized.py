@@ -217,6 +217,5 @@ CHECKED = {
     "combine": _case("combine"),
     "rms": _case("rms"),
     "quantized rms, a scale per token": _case("quantized rms, a scale per token"),
-    "quantized rms, a scale per group": _case("quantized rms, a scale per group"),
     "rotary": _case("rotary"),
 }
