@@ -14,6 +14,7 @@ from tkc.kernels.moe_combine.spec import MoeCombine
 from tkc.kernels.moe_gate.spec import MoeGate
 from tkc.kernels.moe_permute.spec import MoePermute
 from tkc.kernels.normalization.spec import Normalization
+from tkc.kernels.quantized_rms_norm.spec import QuantizedRMSNorm
 from tkc.kernels.rotary.spec import Rotary
 from tkc.kernels.scaled_matmul.spec import ScaledMatmul
 from tkc.kernels.spec import KernelSpec
@@ -35,6 +36,7 @@ SPECS: dict[str, KernelSpec[Any, Any]] = {
         BatchedMatmul(),
         ScaledMatmul(),
         Normalization(),
+        QuantizedRMSNorm(),
         Rotary(),
     )
 }

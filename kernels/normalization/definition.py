@@ -1,8 +1,9 @@
 """Normalization in TileLang: a token's values stay in registers between their statistics and the result."""
 
 import tilelang.language as T
-from tvm.tirx import Buffer, PrimFunc
+from tvm.tirx import PrimFunc
 
+from tkc.kernels.lanes import sum_of_lanes
 from tkc.kernels.moe_combine.weighted_sum import add_rows, add_whole_rows, find_rows
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.normalization.parameters import NormalizationParameters
@@ -85,7 +86,7 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
                 total[0] = 0.0
                 for i in T.unroll(per_lane * width):
                     total[0] += values[i]
-                _sum_of_lanes(c, total, warp_totals, 0)
+                sum_of_lanes(c.lanes, total, warp_totals, 0)
                 mean = total[0] / p.channels
                 for i in T.unroll(per_lane):
                     # What lies past the channels stays zero.
@@ -95,7 +96,7 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
             total[0] = 0.0
             for i in T.unroll(per_lane * width):
                 total[0] += values[i] * values[i]
-            _sum_of_lanes(c, total, warp_totals, 1)
+            sum_of_lanes(c.lanes, total, warp_totals, 1)
             factor = T.rsqrt(total[0] / p.channels + T.float32(p.epsilon))
             for i in T.unroll(per_lane):
                 channel = (i * c.lanes + lane) * width
@@ -112,22 +113,6 @@ def _cuda(p: NormalizationParameters, c: NormalizationConfiguration) -> PrimFunc
                         out[token, channel + e] = T.cast(values[i * width + e], p.dtype)
 
     return normalization
-
-
-@T.macro
-def _sum_of_lanes(c: NormalizationConfiguration, total: Buffer, warp_totals: Buffer, use: int) -> None:
-    """Makes ``total[0]`` the sum over the lanes of a token. Each ``use`` has its own part of ``warp_totals``."""
-    for step in T.unroll(min(c.lanes, WARP).bit_length() - 1):
-        total[0] += T.shfl_xor(total[0], 1 << step)
-    if c.lanes > WARP:
-        thread = T.get_thread_binding()
-        row = thread // c.lanes
-        if thread % WARP == 0:
-            warp_totals[use, row, thread % c.lanes // WARP] = total[0]
-        T.sync_threads()
-        total[0] = 0.0
-        for warp in T.unroll(c.lanes // WARP):
-            total[0] += warp_totals[use, row, warp]
 
 
 def _cpu(p: NormalizationParameters) -> PrimFunc:

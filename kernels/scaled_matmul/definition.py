@@ -6,6 +6,7 @@ import math
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
@@ -13,7 +14,6 @@ from tkc.kernels.raster import RASTER_BAND
 from tkc.kernels.scaled_matmul import persistent
 from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmul, ScaledTiling
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 

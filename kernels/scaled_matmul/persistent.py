@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.hopper.ring import Ring, ring
 from tkc.kernels.hopper.store import Staging, stage, staging
@@ -19,7 +20,6 @@ from tkc.kernels.instruction_order import stay_before_wait
 from tkc.kernels.matmul.tiling import STORES_IN_FLIGHT
 from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledMatmul, ScaledTiling
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.kernels.tensor_types import tensor_types
 
 _UNDER_WAY = 2  # slices that a warpgroup multiplies at a time

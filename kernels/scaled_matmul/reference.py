@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 
 if TYPE_CHECKING:
     from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from tkc.kernels.devices import MULTIPROCESSORS
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import Tiling, fitting, loadable_by_tma
 from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
 from tkc.kernels.spec import SERIAL_ON_CPU, KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from tkc.kernels.cases import FamilyCases, of
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 _case = of("swiglu")
 

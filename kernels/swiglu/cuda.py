@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.nan_max import NAN_MAX, nan_max
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.swiglu.quantization import scale_of, swiglu_types, tile_shape
 from tkc.kernels.swiglu.spec import SwiGLUConfiguration, vector_width
 from tkc.kernels.target import WARP

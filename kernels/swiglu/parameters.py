@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-QUANTIZATION_BLOCK = 128
-Fp8 = Literal["float8_e4m3fn", "float8_e5m2"]
-FP8_MAX: dict[Fp8, float] = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-SMALLEST_AMAX = 1e-30  # divided by any FP8_MAX, a normal number in float32
+from tkc.kernels.fp8 import Fp8
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import tilelang.language as T
 from tvm.tirx import PrimExpr
 
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
-from tkc.kernels.swiglu.spec import FP8_MAX, SwiGLU
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
+from tkc.kernels.fp8_scales import fp8_scale, larger_or_nan
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
+from tkc.kernels.swiglu.spec import SwiGLU
 from tkc.kernels.tensor_types import tensor_types
 
 
@@ -22,18 +23,8 @@ def tile_shape(p: SwiGLUParameters) -> tuple[int, int]:
     return tokens, QUANTIZATION_BLOCK if p.scale in ("group", "block") else p.channels
 
 
-def _maximum(x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """The larger one, or ``x`` where that is NaN."""
-    return T.if_then_else(x < y, y, x)
-
-
 def scale_of(
-    p: SwiGLUParameters, amax: PrimExpr, maximum: Callable[[PrimExpr, PrimExpr], PrimExpr] = _maximum
+    p: SwiGLUParameters, amax: PrimExpr, maximum: Callable[[PrimExpr, PrimExpr], PrimExpr] = larger_or_nan
 ) -> PrimExpr:
     """The scale for values of at most ``amax`` in magnitude; NaN for NaN, which ``maximum`` must keep."""
-    scale = maximum(amax, T.float32(p.minimum_amax)) / T.float32(FP8_MAX[p.quantized_dtype])
-    if not p.power_of_two_scales:
-        return scale
-    # Anything in the mantissa carries into the exponent, which for NaN would overflow.
-    rounded = T.reinterpret((T.reinterpret(scale, "uint32") + T.uint32(0x7FFFFF)) & T.uint32(0xFF800000), "float32")
-    return T.if_then_else(T.isnan(amax), amax, rounded)
+    return fp8_scale(amax, p.quantized_dtype, p.minimum_amax, p.power_of_two_scales, maximum)

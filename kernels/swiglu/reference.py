@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tkc.kernels.swiglu.parameters import FP8_MAX, QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.fp8 import FP8_MAX, QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 
 def swiglu(parameters: SwiGLUParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

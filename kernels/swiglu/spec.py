@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK, SMALLEST_AMAX
 from tkc.kernels.spec import KernelSpec, TensorType, Work, without_elements
-from tkc.kernels.swiglu.parameters import FP8_MAX as FP8_MAX
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SMALLEST_AMAX, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.target import Target
 
 if TYPE_CHECKING:

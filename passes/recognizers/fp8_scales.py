@@ -110,6 +110,11 @@ def variables_of(graph: Graph, scale: Scale) -> list[relax.Var]:
 
 def _same(left: Scale, right: Scale) -> bool:
     """Whether two scales are equal, but for what rounding may have done to their constants."""
-    exact = replace(left, factor=right.factor, minimum=right.minimum)
+    return left.amax == right.amax and left.inverted == right.inverted and same_form(left, right)
+
+
+def same_form(left: Scale, right: Scale) -> bool:
+    """Whether two scales, or their reciprocals, come alike from maxima, but for the rounding of constants."""
+    exact = replace(left, amax=right.amax, inverted=right.inverted, factor=right.factor, minimum=right.minimum)
     numbers = ((left.factor, right.factor), (left.minimum, right.minimum))
     return exact == right and all(isclose(*pair, rel_tol=1e-6) for pair in numbers)

@@ -51,7 +51,7 @@ def normalization(graph: Graph, var: relax.Var) -> Found | Refusal | None:
     parameters = parameter_dtype(graph, found, name)
     if isinstance(parameters, Refusal):
         return parameters
-    terms = _terms(graph, x)
+    terms = sum_terms(graph, x)
     keeps_sum = terms is not None and not serves_only(graph, x, var)
     kernel = NormalizationParameters(
         channels=channels,
@@ -99,7 +99,7 @@ def parameter_dtype(graph: Graph, found: Normalized, name: KernelFloat) -> Kerne
     return own if is_kernel_float(own) else unfit_dtype(own)
 
 
-def _terms(graph: Graph, x: relax.Expr) -> tuple[relax.Expr, ...] | None:
+def sum_terms(graph: Graph, x: relax.Expr) -> tuple[relax.Expr, ...] | None:
     """The two tensors that ``x`` is the sum of, if it is one, and neither is broadcast."""
     call = graph.call(x, "relax.add")
     if call is None or not all(has_known_shape(term) for term in call.args):
@@ -113,9 +113,9 @@ def normalized(graph: Graph, expr: relax.Expr) -> Normalized | None:
         return _operator(graph, call)
     if (call := graph.call(expr, "relax.add")) is not None:
         for inner, bias in (call.args, reversed(call.args)):
-            if _is_row(graph, bias, call):
-                found = _weighted(graph, graph.through_casts(inner))
-                return None if found is None else replace(found, bias=bias)
+            # Of one token, the normalized values are a row too.
+            if _is_row(graph, bias, call) and (found := _weighted(graph, graph.through_casts(inner))) is not None:
+                return replace(found, bias=bias)
         return None
     return _weighted(graph, expr)
 
@@ -142,9 +142,8 @@ def _weighted(graph: Graph, expr: relax.Expr) -> Normalized | None:
     call = graph.call(expr, "relax.multiply")
     if call is not None:
         for inner, weight in (call.args, reversed(call.args)):
-            if _is_row(graph, weight, call):
-                found = _scaled(graph, graph.through_casts(inner))
-                return None if found is None else replace(found, weight=weight)
+            if _is_row(graph, weight, call) and (found := _scaled(graph, graph.through_casts(inner))) is not None:
+                return replace(found, weight=weight)
     return _scaled(graph, expr)
 
 

@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from tvm import relax, tirx
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.scaled_matmul.parameters import OPERAND_DTYPE, ScaledMatmulParameters
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, is_floating, shape, static
 from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.index_expressions import IndexExpressions

@@ -15,6 +15,7 @@ from tkc.passes.rules.moe_gate import MOE_GATE
 from tkc.passes.rules.moe_permute import MOE_PERMUTE
 from tkc.passes.rules.normalization import NORMALIZATION
 from tkc.passes.rules.normalized_combine import NORMALIZED_COMBINE
+from tkc.passes.rules.quantized_rms_norm import QUANTIZED_RMS_NORM
 from tkc.passes.rules.quantized_swiglu import QUANTIZED_SWIGLU
 from tkc.passes.rules.rotary import ROTARY
 from tkc.passes.rules.rule import Rule, ordered
@@ -44,6 +45,7 @@ RULES: tuple[Rule[Any], ...] = ordered(
         SCALED_MATMUL,
         MERGED_MATMUL,
         MATMUL,
+        QUANTIZED_RMS_NORM,
         NORMALIZATION,
     )
 )

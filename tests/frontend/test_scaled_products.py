@@ -70,3 +70,42 @@ def test_agrees_with_pytorch(block: int, kernel: str) -> None:
         expected = model(x)
         # A value on the border between two FP8 numbers may be rounded to either.
         assert (executable(x) - expected).norm() <= 1e-2 * expected.norm()
+
+
+class Projections(nn.Module):
+    """Two residual additions, each with an RMS normalization and scaled layers that read its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ParameterList(torch.rand(HIDDEN) + 0.5 for _ in range(2))
+        self.query, self.key = (ScaledLinear(HIDDEN, HIDDEN, 128) for _ in range(2))
+        self.out = ScaledLinear(HIDDEN, OUTPUT, 128)
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """``x`` and ``residual [batch, tokens, hidden]`` to ``[batch, tokens, output]``, and the last sum."""
+        residual = residual + x
+        normed = self.norm(residual, 0)
+        residual = residual + self.query(normed) * self.key(normed)
+        return self.out(self.norm(residual, 1)), residual
+
+    def norm(self, x: Tensor, number: int) -> Tensor:
+        """As Llama writes it."""
+        return self.norms[number] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def test_normalizations_quantize_for_scaled_products() -> None:
+    """One kernel adds, normalizes and quantizes for all layers that read the result, each of which says it again."""
+    torch.manual_seed(0)
+    model = Projections().eval()
+    tokens = torch.export.Dim("tokens", max=64)
+    example = torch.randn(2, 4, HIDDEN), torch.randn(2, 4, HIDDEN)
+    shapes = {"x": {1: tokens}, "residual": {1: tokens}}
+    executable = tkc.compile(model, example, kernels="all", dynamic_shapes=shapes)
+    calls = {use.kernel: 0 for use in executable.report.uses}
+    for use in executable.report.uses:
+        calls[use.kernel] += use.calls
+    assert calls == {"quantized_rms_norm": 2, "matmul.scaled": 3}
+    for size in TOKENS:
+        inputs = torch.randn(2, size, HIDDEN), torch.randn(2, size, HIDDEN)
+        for found, expected in zip(executable(*inputs), model(*inputs), strict=True):
+            assert (found - expected).norm() <= 1e-2 * expected.norm()

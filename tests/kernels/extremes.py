@@ -13,6 +13,7 @@ from tests.kernels.built_kernel import POISON, BuiltKernel
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -20,10 +21,11 @@ from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.quantized_rms_norm.parameters import QuantizedRMSNormParameters
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.spec import TensorType
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 _GUARD_BYTES = 4096  # before and after each tensor; a multiple of every alignment
 _TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 2e-2}
@@ -153,6 +155,23 @@ CASES = {
         {"copies": 80, "tokens": 40},
         {"copies": (0, 1), "tokens": (0, 1, 129)},
     ),
+    "quantized rms, a scale per token": Case(
+        "quantized_rms_norm",
+        QuantizedRMSNormParameters(
+            1032, "bfloat16", 1e-6, "token", "bfloat16", residual=True, keeps_sum=True, minimum_amax=0.0
+        ),
+        {"tokens": 40},
+        _TOKENS,
+    ),
+    "quantized rms, a scale per group": Case(
+        "quantized_rms_norm",
+        QuantizedRMSNormParameters(384, "bfloat16", 1e-6, "group", "float32", weight_offset=True),
+        {"tokens": 40},
+        _TOKENS,
+    ),
+    "quantized rms, a static scale": Case(
+        "quantized_rms_norm", QuantizedRMSNormParameters(72, "float32", 1e-6, "tensor"), {"tokens": 40}, _TOKENS
+    ),
     "rotary": Case(
         "rotary",
         RotaryParameters(4, 64, "bfloat16", key_heads=2, epsilon=1e-6, weight=True),
@@ -196,6 +215,9 @@ ODD_CASES = {
     ),
     "latent, odd": Case(
         "attention.latent_decode", LatentParameters(3, 37, 5, "float16", 0.1), {"batch": 1, "keys": 13}
+    ),
+    "quantized rms, odd": Case(
+        "quantized_rms_norm", QuantizedRMSNormParameters(131, "float16", 1e-6, "token", "float32"), {"tokens": 7}
     ),
     "swiglu, odd": Case(
         "swiglu", SwiGLUParameters(131, "bfloat16", scale="group", power_of_two_scales=True), {"tokens": 7}

@@ -216,5 +216,6 @@ CHECKED = {
     "gate": _case("gate"),
     "combine": _case("combine"),
     "rms": _case("rms"),
+    "quantized rms, a scale per token": _case("quantized rms, a scale per token"),
     "rotary": _case("rotary"),
 }

@@ -16,6 +16,7 @@ from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.quantized_rms_norm.parameters import QuantizedRMSNormParameters
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
@@ -146,6 +147,7 @@ def _check_experts(kernel: BuiltKernel, experts: torch.Tensor) -> None:
         ("attention.latent_decode", LatentParameters(0, 64, 64, "bfloat16", 1.0)),
         ("swiglu", SwiGLUParameters(0, "bfloat16")),
         ("normalization", NormalizationParameters(0, "bfloat16", "rms", 1e-6)),
+        ("quantized_rms_norm", QuantizedRMSNormParameters(0, "bfloat16", 1e-6, "group")),
         ("rotary", RotaryParameters(0, 64, "bfloat16")),
         ("moe.permute", MoePermuteParameters(0)),
     ],
@@ -187,7 +189,7 @@ def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> N
     "name",
     [
         *("matmul, three outputs", "matmul, float32", "gated", "scaled", "swiglu", "rms", "layer", "gate", "rotary"),
-        *("combine", "decode"),
+        *("combine", "decode", "quantized rms, a scale per token", "quantized rms, a scale per group"),
     ],
 )
 def test_more_elements_than_32_bits_count_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:

@@ -107,3 +107,11 @@ def test_scales_come_from_maxima_that_keep_nan(name: str) -> None:
     source = cuda_source(request)
     assert "max.ftz.NaN.f32" in source and "tkc_nan_max(amax" in source
     assert "= max(" not in source and "fmaxf" not in source
+
+
+@pytest.mark.parametrize("name", ["quantized rms, a scale per token", "quantized rms, a scale per group"])
+def test_magnitudes_are_compared_as_integers(name: str) -> None:
+    """Which keeps NaN above infinity."""
+    (request, *_) = requests(CASES[name], HOPPER)
+    source = cuda_source(request)
+    assert " int largest[1]" in source and "largest[0] = max(largest[0], " in source and "fmaxf" not in source

@@ -27,6 +27,7 @@ from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.quantized_rms_norm.parameters import QuantizedRMSNormParameters
 from tkc.kernels.records import KernelRecord, RecordedChoices, read_records
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
@@ -59,6 +60,11 @@ KERNELS: dict[str, tuple[str, Any, bool]] = {
     "decode": ("attention.decode", AttentionParameters(32, 8, 128, 128, "bfloat16", 128**-0.5), True),
     "latent": ("attention.latent_decode", LatentParameters(128, 512, 64, "bfloat16", 0.1), True),
     "norm": ("normalization", NormalizationParameters(4096, "bfloat16", "rms", 1e-5, residual=True), True),
+    "quantized norm": (
+        "quantized_rms_norm",
+        QuantizedRMSNormParameters(7168, "bfloat16", 1e-6, "group", "bfloat16", residual=True),
+        True,
+    ),
     "gate": ("moe.topk_gate", MoeGateParameters(256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4), True),
     "permute": ("moe.permute", MoePermuteParameters(256), False),
     "combine": ("moe.combine", MoeCombineParameters(7168, 8, "bfloat16", "float32"), False),
@@ -247,6 +253,7 @@ _ON_A_GPU: dict[str, tuple[str, Any]] = {
     "FP8": ("matmul.scaled", ScaledMatmulParameters(512, 1088)),
     "heads": ("matmul.batched", BatchedMatmulParameters(512, 192, "bfloat16")),
     "norm": ("normalization", NormalizationParameters(4096, "bfloat16", "layer", 1e-5, bias=True, residual=True)),
+    "quantized norm": ("quantized_rms_norm", QuantizedRMSNormParameters(1536, "bfloat16", 1e-6, "token", "bfloat16")),
     "gate": ("moe.topk_gate", MoeGateParameters(256, 8, "softmax", normalize=True)),
     "SwiGLU": ("swiglu", SwiGLUParameters(1536, "bfloat16", scale="token")),
     "rotary": ("rotary", RotaryParameters(8, 128, "bfloat16", key_heads=2, epsilon=1e-6, weight=True)),

@@ -10,9 +10,10 @@ import torch
 from tests.kernels.built_kernel import build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.scaled_matmul.spec import ScaledTiling
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 SPEC = SPECS["matmul.scaled"]
 HOPPER = Target.parse("cuda:sm_90a")

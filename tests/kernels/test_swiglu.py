@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.kernels.built_kernel import BuiltKernel, build, build_for, gpu_requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.fp8 import FP8_MAX, QUANTIZATION_BLOCK
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.swiglu.reference import swiglu
-from tkc.kernels.swiglu.spec import FP8_MAX
 
 CASES = {
     "plain": SwiGLUParameters(768, "float32"),

@@ -61,6 +61,7 @@ SPARE: dict[str, dict[str, int]] = {
     "permute": {"__syncthreads": 3},
     "swiglu, a scale per block": {},
     "rms": {},
+    "quantized rms, a scale per token": {},
 }
 
 

@@ -6,6 +6,7 @@ from .mutant import Mutant
 
 _SIZES = "kernels/test_extreme_sizes.py::test_any_size_on_the_cpu"
 _VALUES = "kernels/test_extreme_values.py::test_values_that_are_not_finite_on_the_cpu"
+_QUANTIZED_NORM = "test_quantized_rms_norm_rule.py::test_other_quantization_leaves_plain_normalization"
 _ORDER = "kernels/test_synchronization.py::test_all_is_ordered"
 
 
@@ -149,17 +150,45 @@ RULES = (
     ),
     _rule(
         "swiglu: scales divided by another limit",
-        "rules/quantized_swiglu",
-        "if not isclose(scale.factor, 1 / limit, rel_tol=1e-6):",
-        "if False:",
+        "recognizers/fp8_quantization",
+        "if isclose(self.scale.factor, 1 / limit, rel_tol=1e-6):",
+        "if True:",
         "test_swiglu_rule.py::test_other_quantization_is_refused_and_leaves_plain_swiglu",
     ),
     _rule(
         "swiglu: scales without a lower bound are accepted",
         "rules/quantized_swiglu",
-        "return None if scale.minimum > 0 else",
-        "return None if scale.minimum >= 0 else",
+        "if scale.minimum <= 0:",
+        "if scale.minimum < 0:",
         "test_swiglu_rule.py::test_other_quantization_is_refused_and_leaves_plain_swiglu",
+    ),
+    _rule(
+        "quantized normalization: a static scale without a clamp is accepted",
+        "rules/quantized_rms_norm",
+        "if not self.cast.bounds:",
+        "if False:",
+        f"{_QUANTIZED_NORM}[static, not clamped]",
+    ),
+    _rule(
+        "quantized normalization: what lies between is not consumed",
+        "rules/quantized_rms_norm",
+        "between_them = between(graph, x, *replaces)",
+        "between_them = frozenset()",
+        f"{_QUANTIZED_NORM}[the normalized values too]",
+    ),
+    _rule(
+        "quantized normalization: another dynamic scale is taken for an equal one",
+        "rules/quantized_rms_norm",
+        "return left.shared(graph) == right.shared(graph) and same_form(left.scale, right.scale)",
+        "return True",
+        f"{_QUANTIZED_NORM}[two quantizations]",
+    ),
+    _rule(
+        "quantized normalization: another offset than one",
+        "rules/quantized_rms_norm",
+        "if graph.constant(one) == 1 and",
+        "if graph.constant(one) is not None and",
+        "test_quantized_rms_norm_rule.py::test_a_weight_plus_another_number_stays_outside",
     ),
     _rule(
         "permute: descending order is accepted",
@@ -420,6 +449,13 @@ KERNELS = (
         'return T.reinterpret(value, "int32") & 0x7FFFFFFF',
         'return T.reinterpret(T.if_then_else(T.isnan(value), 0.0, value), "int32") & 0x7FFFFFFF',
         f"{_VALUES}[swiglu, a scale per token]",
+    ),
+    _kernel(
+        "quantized normalization loses the weight's offset",
+        "quantized_rms_norm/definition",
+        "return T.float32(1.0) + stored if p.weight_offset else stored",
+        "return stored",
+        "kernels/test_quantized_rms_norm.py::test_agrees_with_the_reference",
     ),
     _kernel(
         "latent attention accepts a scale that is not positive",

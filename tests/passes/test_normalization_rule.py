@@ -65,6 +65,17 @@ def test_one_kernel_for_every_way_to_write_it(form: str, shape: tuple[int, ...])
     assert found.parameters == NormalizationParameters(CHANNELS, "float32", kind, 1e-6)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "layer"])  # that operator has a bias of its own
+@pytest.mark.parametrize("shape", [(1, CHANNELS), (1, 1, CHANNELS)], ids=["matrix", "sequence"])
+def test_one_token_that_is_known_when_compiling(form: str, shape: tuple[int, ...]) -> None:
+    """Its normalized values have the shape of a weight, and are none."""
+    function, kind = FORMS[form]
+    inputs = normal(*shape), normal(CHANNELS, seed=1), normal(CHANNELS, seed=2)
+    module = imported(lambda x, w, b: b + function(x, w), *inputs, symbolic=())
+    (found,) = checked_substitutions(module, *inputs, rules=RULES)
+    assert found.parameters == NormalizationParameters(CHANNELS, "float32", kind, 1e-6, bias=True)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("form", "parameter_dtype"), [(transformers_rms, None), (gemma_rms, "float32")])
 def test_sixteen_bits_are_read_and_written(
     form: Callable[[Tensor, Tensor], Tensor], parameter_dtype: str | None

@@ -218,6 +218,38 @@ def test_quantized(function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) 
     assert call.parameters == SwiGLUParameters(**{**vars(expected), "minimum_amax": call.parameters.minimum_amax})
 
 
+def per_token_of_a_matrix(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """One scale a token, whose other axes are flattened before."""
+    values = (F.silu(gate) * up).float().view(-1, 256)
+    scale = amax_scale(values, (-1,))
+    return quantized(values, scale), scale
+
+
+def per_group_of_a_matrix(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """One scale a row of 128, which are all rows of one matrix."""
+    values = (F.silu(gate) * up).float()
+    groups = values.view(-1, 128)
+    scale = amax_scale(groups, (-1,))
+    return quantized(groups, scale).view_as(values), scale
+
+
+@pytest.mark.parametrize(("function", "scale"), [(per_token_of_a_matrix, "token"), (per_group_of_a_matrix, "group")])
+def test_views_of_the_same_rows(function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], scale: str) -> None:
+    """Tokens and groups are found in a view of any rank."""
+    gate, up = uniform(6, 4, 256), uniform(6, 4, 256).flip(0)
+    (call,) = checked_substitutions(imported(function, gate, up), gate, up, rules=RULES, rtol=0.08)
+    assert (call.rule, call.parameters.scale) == ("quantized_swiglu", scale)
+
+
+def test_groups_that_cross_tokens_are_refused() -> None:
+    """Rows of 128 of tokens of 192."""
+    gate, up = uniform(4, 192), uniform(4, 192).flip(0)
+    module = imported(lambda gate, up: per_group_of_a_matrix(gate, up)[0], gate, up, symbolic=())
+    _, report = substituted(module, RULES)
+    assert [call.parameters for call in report.substitutions] == [SwiGLUParameters(192, "float32")]
+    assert any("share scales along the axes [1]" in refused.reason for refused in report.refusals)
+
+
 def unbounded(gate: Tensor, up: Tensor) -> Tensor:
     """Zeros would be divided by zero."""
     values = F.silu(gate) * up

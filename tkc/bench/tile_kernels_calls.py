@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.moe_combine.parameters import MoeCombineParameters
 from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
-from tkc.kernels.swiglu.parameters import QUANTIZATION_BLOCK, SwiGLUParameters
+from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.measure.prepared_case import Prepared
 
 Tensors = Sequence[torch.Tensor]

@@ -1,0 +1,1 @@
+"""RMS normalization quantized to FP8."""
