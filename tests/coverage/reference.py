@@ -1,8 +1,8 @@
 """What a model's results are compared with, by the bound of :mod:`tests.conformance.comparison`.
 
-The reference is the model in float64. A result may be off by what PyTorch's own float32 result is off by, and by how
-far the float64 result moves when every weight and every input moves by float32's precision, in random directions
-(times a factor). Models whose code does not run in float64 are measured in float32.
+The reference is the model in float64. An element of a result may be off by the most that PyTorch's own float32 result
+is off by, or by the most that the float64 result moves when every weight and every input moves by float32's precision,
+in random directions (times a factor). Models whose code does not run in float64 are measured in float32.
 """
 
 from __future__ import annotations
@@ -57,7 +57,14 @@ class Reference:
         if not eager.dtype.is_floating_point:
             wrong = value != eager
             return example(wrong, value, eager) if wrong.any() else None
-        return compare(value, eager, exact, torch.zeros(()) if spread is None else spread)
+        # The largest of the result, not each element's own: which element a normalization or a softmax puts the most
+        # error into is chance, and PyTorch's largest is 10 times its average.
+        most = torch.zeros((), dtype=torch.float64)
+        if exact is not None:
+            most = torch.maximum(most, (eager.double() - exact).abs().nan_to_num(0, 0, 0).max())
+        if spread is not None:
+            most = torch.maximum(most, spread.max())
+        return compare(value, eager, exact, most)
 
     def _measured(self) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Each leaf in float64, and how far it moves."""
