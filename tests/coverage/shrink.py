@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 LAYERS, WIDTH, HEADS, KEY_VALUE_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, EXPERTS = 2, 64, 4, 2, 16, 128, 128, 4
@@ -21,7 +20,8 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"num_experts_per_tok|moe_k|moe_top_?k|top_k_experts|num_selected_experts|moe_topk", 2),
     (r"n_group|topk_group|num_expert_groups?", 1),
     (r"(q|kv|o)_lora_rank", 32),
-    (r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|qk_head_dim|.*head_dim|d_kv|kv_channels|head_size", HEAD_DIM),
+    (r"qk_head_dim", 2 * HEAD_DIM),
+    (r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|.*head_dim|d_kv|kv_channels|head_size", HEAD_DIM),
     (r"(num_|n_)(kv|key_value)_heads|num_kv_heads|.*num_key_value_heads|multi_query_group_num", KEY_VALUE_HEADS),
     (r"(.*_)?(num_|n_)(.*attention_)?heads?|(encoder|decoder)_attention_heads|num_attention_heads", HEADS),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size|mlp_dim|intermediate_dim)", HIDDEN),
@@ -36,25 +36,56 @@ _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 
 
 def configurations(default: Any) -> Iterator[Any]:
-    """Candidates in the order in which they are to be tried: all sizes small, then only the number of layers and words.
+    """Candidates in the order in which they are to be tried: all sizes small; with heads as wide as by default; with few
+    layers and words alone. The last two keep widths that depend on one another, which no rule knows.
 
-    The second keeps widths that depend on one another, which no rule knows.
+    Raises what the configuration's class raises where it takes none of them.
     """
-    yield from _made(default, shrunk(default.to_dict()))
-    yield from _made(default, shrunk(default.to_dict(), widths=False))
+    fields = default.to_dict()
+    errors: list[Exception] = []
+    count = 0
+    for small in (shrunk(fields), shrunk(_wide_heads(fields)), shrunk(fields, widths=False)):
+        for make in (_anew, _in_place):
+            try:
+                config = make(default, small)
+            except Exception as error:
+                errors.append(error)
+                continue
+            count += 1
+            yield config
+    if not count:
+        raise errors[0]
 
 
-def _made(default: Any, small: dict[str, Any]) -> list[Any]:
-    """Built anew, so that what follows from fields is computed again; then with the fields changed in place."""
+def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` with the default width of a head under a name that no rule shrinks, and a width made of such heads."""
+    parts = {name: _wide_heads(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    heads, width = parts.get("num_attention_heads"), parts.get("hidden_size")
+    if isinstance(heads, int) and isinstance(width, int) and heads > HEADS:
+        head = parts.get("head_dim") or width // heads
+        return {
+            **parts,
+            "hidden_size": _Kept(HEADS * head),
+            **({"head_dim": _Kept(head)} if "head_dim" in parts else {}),
+        }
+    return parts
+
+
+class _Kept(int):
+    """A number that is not shrunk."""
+
+
+def _anew(default: Any, small: dict[str, Any]) -> Any:
+    """Built from the fields, so that what follows from them is computed again."""
     skipped = {"transformers_version", "_name_or_path", "model_type"}
-    made = []
-    with suppress(Exception):  # not every configuration takes what it writes
-        made.append(type(default)(**{key: value for key, value in small.items() if key not in skipped}))
-    with suppress(Exception):  # nor lets fields be changed one by one
-        config = copy.deepcopy(default)
-        _assign(config, small)
-        made.append(config)
-    return made
+    return type(default)(**{key: value for key, value in small.items() if key not in skipped})
+
+
+def _in_place(default: Any, small: dict[str, Any]) -> Any:
+    """The default with its fields changed: not every configuration takes what it writes."""
+    config = copy.deepcopy(default)
+    _assign(config, small)
+    return config
 
 
 def _assign(config: Any, small: dict[str, Any]) -> None:
@@ -85,7 +116,14 @@ def shrunk(fields: dict[str, Any], widths: bool = True) -> dict[str, Any]:
             small[name] = _number(name, value, len(kept) or LAYERS, widths)
         else:
             small[name] = value
-    return _images(small) if widths else small
+    if not widths:
+        return small
+    heads = [fields.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
+    if heads[0] is not None and heads[0] == heads[1]:  # no grouped queries
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    if "head_dim" in fields and fields["head_dim"] is None:
+        small["head_dim"] = HEAD_DIM
+    return _images(small)
 
 
 def _count(fields: dict[str, Any], name: str) -> bool:
@@ -96,8 +134,8 @@ def _count(fields: dict[str, Any], name: str) -> bool:
 def _number(name: str, value: int, layers: int, widths: bool) -> int:
     if _LAYERS.search(name) and not _NO_LAYERS.search(name):
         return min(value, layers)
-    if not widths and not name.endswith("vocab_size"):
-        return value
+    if isinstance(value, _Kept) or (not widths and not name.endswith("vocab_size")):
+        return int(value)
     for pattern, limit in _NUMBERS:
         if pattern.match(name):
             return min(value, limit)
@@ -117,7 +155,7 @@ def _kept_layers(fields: dict[str, Any], layers: int) -> list[int]:
 def _rope(rope: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Sections of the rotary dimension are to add up to half a head."""
     sections = rope.get("mrope_section")
-    if not isinstance(sections, list):
+    if not isinstance(sections, list) or isinstance(fields.get("hidden_size"), _Kept):
         return {key: _rope(v, fields) if isinstance(v, dict) else v for key, v in rope.items()}
     half, total = HEAD_DIM // 2, sum(sections)
     scaled = [max(1, part * half // total) for part in sections]

@@ -25,7 +25,7 @@ GENERATING = (
 )
 """Where a model type's generating class is looked for."""
 
-MOST_WEIGHTS = 24_000_000
+MOST_WEIGHTS = 48_000_000
 """A model that shrinking leaves larger than this is not made."""
 
 BATCH, LENGTH, SAMPLES = 2, 8, 4096
@@ -74,7 +74,7 @@ class Transformers:
         except Exception as error:
             raise NotConstructibleError(f"no default configuration: {_line(error)}") from error
         first: Exception | None = None
-        for config in configurations(default):
+        for config in _all(default):
             if variant != "base" and getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder:
                 config.is_decoder = True  # encoders that also generate
             try:
@@ -98,6 +98,13 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     program: torch.export.ExportedProgram
     program, _ = DynamoExporter().export_program(model, kwargs, DynamoConfig())  # type: ignore[arg-type]
     return program
+
+
+def _all(default: Any) -> list[Any]:
+    try:
+        return list(configurations(default))
+    except Exception as error:
+        raise NotConstructibleError(f"no small configuration: {_line(error)}") from error
 
 
 def _line(error: BaseException) -> str:
@@ -177,7 +184,7 @@ def _candidates(model: Any) -> Iterator[dict[str, Any]]:
     decoder = [n for n in ("decoder_input_ids",) if n in names]
     modal = [n for n in ("input_ids", "pixel_values", "input_features", "input_values") if n in names]
     sets = [least, least + decoder, least + modal, least + modal + decoder, modal[:1], modal[:1] + decoder]
-    sets += [least + [n for n in names if n in _MAKERS]]
+    sets += [least + [n for n in names if n in _MAKERS and n != "inputs_embeds"]]
     if getattr(model.config, "is_encoder_decoder", False) and decoder:
         sets.insert(0, sets.pop(1))
     seen = []
@@ -217,16 +224,17 @@ def _pixels(config: Any) -> torch.Tensor:
 
 
 def _features(config: Any) -> torch.Tensor:
-    bins = _found(config, "num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", default=80)
+    bins = _found(config, "input_dim", "num_mel_bins", "feature_size", "input_feat_per_channel", default=80)
     length = 2 * _found(config, "max_source_positions", default=64)
     rows_last = getattr(config, "model_type", "") in ("whisper", "voxtral", "qwen2_audio", "moonshine")
     return torch.randn((BATCH, bins, length) if rows_last else (BATCH, length, bins))
 
 
 def _hidden(config: Any) -> torch.Tensor:
-    if (steps := _found(config, "temporal_patch_size", default=None)) and isinstance(config.patch_size, int):
+    steps, patch = (_found(config, name, default=None) for name in ("temporal_patch_size", "patch_size"))
+    if isinstance(steps, int) and isinstance(patch, int):
         channels = _found(config, "in_channels", "in_chans", "num_channels", default=3)
-        return torch.randn(16, channels * steps * config.patch_size**2)  # flattened patches
+        return torch.randn(16, channels * steps * patch**2)  # flattened patches
     return torch.randn(BATCH, LENGTH, _found(config, "hidden_size", "d_model", default=64))
 
 
