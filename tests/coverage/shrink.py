@@ -18,7 +18,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size", VOCABULARY),
     (r"(num_|n_)?(local_|routed_|moe_)?(num_)?experts|moe_num_experts|n_routed_experts", EXPERTS),
     (r"num_experts_per_tok|moe_k|moe_top_?k|top_k_experts|num_selected_experts|moe_topk", 2),
-    (r"n_group|topk_group|num_expert_groups?", 1),
+    (r"n_groups|n_group|topk_group|num_expert_groups?", 1),
     (r"(q|kv|o)_lora_rank", 32),
     (r"qk_head_dim", 2 * HEAD_DIM),
     (r"qk_nope_head_dim|qk_rope_head_dim|v_head_dim|.*head_dim|d_kv|kv_channels|head_size", HEAD_DIM),
@@ -36,7 +36,7 @@ _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 
 
 def configurations(default: Any) -> Iterator[Any]:
-    """Candidates in the order in which they are to be tried: all sizes small; with heads as wide as by default; with few
+    """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with few
     layers and words alone. The last two keep widths that depend on one another, which no rule knows.
 
     Raises what the configuration's class raises where it takes none of them.
@@ -121,6 +121,8 @@ def shrunk(fields: dict[str, Any], widths: bool = True) -> dict[str, Any]:
     heads = [fields.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
     if heads[0] is not None and heads[0] == heads[1]:  # no grouped queries
         small["num_key_value_heads"] = small["num_attention_heads"]
+    if isinstance(fields.get("expand"), int) and _count(small, "num_heads") and _count(small, "head_dim"):
+        small["head_dim"] = fields["expand"] * small["hidden_size"] // small["num_heads"]  # Mamba's inner width
     if "head_dim" in fields and fields["head_dim"] is None:
         small["head_dim"] = HEAD_DIM
     return _images(small)
