@@ -42,7 +42,7 @@ def main() -> int:
         chosen = [case for case in chosen if case in known and repeated & set(known[case].counts)]
     elif options.resume:
         chosen = [case for case in chosen if case not in known or known[case].version != code_version()]
-    elif known and not options.only and not options.slice:
+    elif known and options.seconds > 0 and not options.only and not options.slice:
         sys.exit(f"{options.results} exists; --resume goes on with it, --failed repeats what failed")
     total: Counter[str] = Counter()
     end = time.monotonic() + options.seconds

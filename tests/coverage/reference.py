@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,10 +90,8 @@ class Reference:
             for _ in range(DIRECTIONS):
                 with torch.no_grad():
                     for weight, was in zip(module.parameters(), weights, strict=True):
-                        weight.copy_(_moved(was, generator))
-                call = pytree.tree_map_only(
-                    torch.Tensor, lambda t, g=generator: _moved(t, g), copy.deepcopy((args, kwargs))
-                )
+                        weight.copy_(_moved(generator, was))
+                call = pytree.tree_map_only(torch.Tensor, partial(_moved, generator), copy.deepcopy((args, kwargs)))
                 for own, leaf, moved in zip(spread, exact, self._floats(_run(module, call)[1]), strict=True):
                     if own is not None and leaf is not None and moved is not None:
                         torch.maximum(own, (moved - leaf).abs().nan_to_num(0, 0, 0), out=own)
@@ -132,7 +131,7 @@ def _in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
 
 
-def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _moved(generator: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.dtype.is_floating_point:
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype) * 2 - 1

@@ -38,10 +38,11 @@ class Result:
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Result:
         """What :meth:`to_json` gave."""
-        verdicts = tuple(
-            Verdict(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+        rows: list[dict[str, Any]] = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
             for row in line["variants"]
-        )
+        ]
+        verdicts = tuple(Verdict(**row) for row in rows)
         return cls(Case(line["source"], line["name"]), line["version"], line["seconds"], verdicts)
 
 

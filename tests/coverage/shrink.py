@@ -59,7 +59,9 @@ def configurations(default: Any) -> Iterator[Any]:
 
 def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
     """``fields`` with the default width of a head under a name that no rule shrinks, and a width made of such heads."""
-    parts = {name: _wide_heads(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    parts: dict[str, Any] = {
+        name: _wide_heads(value) if isinstance(value, dict) else value for name, value in fields.items()
+    }
     heads, width = parts.get("num_attention_heads"), parts.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int) and heads > HEADS:
         head = parts.get("head_dim") or width // heads

@@ -179,10 +179,10 @@ def _candidates(model: Any) -> Iterator[dict[str, Any]]:
     parameters = inspect.signature(model.forward).parameters
     names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
-    main = [model.main_input_name] if model.main_input_name in names else []
-    least = [*dict.fromkeys(required + main)] or names[:1]
-    decoder = [n for n in ("decoder_input_ids",) if n in names]
-    modal = [n for n in ("input_ids", "pixel_values", "input_features", "input_values") if n in names]
+    main: list[str] = [model.main_input_name] if model.main_input_name in names else []
+    least: list[str] = [*dict.fromkeys(required + main)] or names[:1]
+    decoder: list[str] = [n for n in ("decoder_input_ids",) if n in names]
+    modal: list[str] = [n for n in ("input_ids", "pixel_values", "input_features", "input_values") if n in names]
     sets = [least, least + decoder, least + modal, least + modal + decoder, modal[:1], modal[:1] + decoder]
     sets += [least + [n for n in names if n in _MAKERS and n != "inputs_embeds"]]
     if getattr(model.config, "is_encoder_decoder", False) and decoder:
