@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test conformance fuzz mutation architectures docs lint clean
+.PHONY: demo test conformance coverage fuzz mutation architectures docs lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
@@ -19,6 +19,10 @@ conformance: $(VENV)/.installed
 	$(BIN)/python -m tests.conformance --most 12 --resume --jobs 2 --record
 	$(BIN)/python -m tests.conformance --fallback --most 12 --resume --jobs 2 --record
 	$(BIN)/python -m tests.conformance.onnx_nodes --all
+
+# Hours, too: every model type of transformers and PyTorch's own layers, in parts that resume.
+coverage: $(VENV)/.installed
+	$(BIN)/python -m tests.coverage --resume --record
 
 MINUTES ?= 10
 SEED ?= 0

@@ -92,10 +92,9 @@ def _options() -> argparse.Namespace:
 
 
 def _part(text: str) -> tuple[int, int]:
-    number, parts = (int(each) for each in text.split("/"))
-    if not 1 <= number <= parts:
-        raise argparse.ArgumentTypeError(f"{text}: the first of three parts is 1/3")
-    return number, parts
+    from .results import part_of  # loads PyTorch
+
+    return part_of(text)
 
 
 if __name__ == "__main__":

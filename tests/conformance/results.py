@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections import Counter
@@ -9,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from .verdicts import FAULTS, Case, Kind, Verdict
 
 ROOT = Path(__file__).parents[2]
+Item = TypeVar("Item")
 _SOURCES = ("tkc", "passes", "schedules", "kernels")
 
 
@@ -73,13 +75,28 @@ def read(paths: Iterable[Path]) -> dict[Case, Result]:
     return found
 
 
-def append(path: Path, result: Result) -> None:
+class Line(Protocol):
+    """A result that can be written as a line."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields."""
+
+
+def append(path: Path, result: Line) -> None:
     """Add a line; it is on disk before the next case is begun."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(result.to_json()) + "\n")
 
 
-def part(cases: Sequence[Case], number: int, parts: int) -> list[Case]:
+def part(cases: Sequence[Item], number: int, parts: int) -> list[Item]:
     """Every ``parts``-th case, the first at ``number`` (from 1)."""
     return list(cases[number - 1 :: parts])
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """``1/3`` as two numbers: the first of three parts."""
+    number, parts = (int(each) for each in text.split("/"))
+    if not 1 <= number <= parts:
+        raise argparse.ArgumentTypeError(f"{text}: the first of three parts is 1/3")
+    return number, parts

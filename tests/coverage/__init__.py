@@ -1,0 +1,1 @@
+"""Which real architectures compile: model types of transformers and other sources, compared with PyTorch."""

@@ -1,0 +1,57 @@
+"""Cases through the process pool, as results."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import zlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+import tkc
+from tests.conformance.pool import Limits, Pool
+from tests.conformance.results import code_version
+from tkc.builder import KernelBuilder
+
+from .results import Result
+from .sources import sources
+from .verdicts import Case, fallen, judge
+
+LIMITS = Limits(seconds=240.0, patience=4.0, memory=8 << 30)
+"""For each variant of a model."""
+
+DAYS = 56
+
+
+def cases() -> list[Case]:
+    """All models of all sources."""
+    return [Case(source, name) for source, each in sources().items() for name in each.names()]
+
+
+def slice_of(day: datetime.date, among: Sequence[Case]) -> list[Case]:
+    """The cases of a day, in an order of that day; every case has its day within ``DAYS`` days."""
+    share = [
+        case for case in among if zlib.crc32(f"{case.source} {case.name}".encode()) % DAYS == day.toordinal() % DAYS
+    ]
+    return sorted(share, key=lambda case: zlib.crc32(f"{case.name} {day}".encode()))
+
+
+def load() -> None:
+    """Load what cases need before anything is forked."""
+    torch.set_num_threads(1)
+    import transformers.exporters.exporter_dynamo
+
+    transformers.logging.set_verbosity_error()
+    # TileLang is loaded ahead of time for models that have kernels; in this process it would not survive a fork.
+    KernelBuilder.load = lambda self: None  # type: ignore[method-assign]  # in this process alone
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softsign())
+    tkc.compile(torch.export.export(model, (torch.randn(2, 4),), strict=False), target="cpu")
+    gc.collect()
+    gc.freeze()  # what is not looked at by collections stays one memory of all processes
+
+
+def run(chosen: Sequence[Case], jobs: int = 1, limits: Limits = LIMITS) -> Iterator[Result]:
+    """The result of each case as it is done."""
+    for case, verdicts, seconds in Pool(judge, fallen, jobs, limits).run(chosen):
+        yield Result(case, code_version(), seconds, tuple(verdicts))
