@@ -224,7 +224,7 @@ def test_models_of_the_day(tmp_path: Path) -> None:
     }
     path = tmp_path / "models.jsonl"
     day = datetime.date.today().isoformat()
-    command = [sys.executable, "-m", "tests.coverage", "--slice", day, "--seconds", "30", "--results", str(path)]
+    command = [sys.executable, "-m", "tests.coverage", "--slice", day, "--seconds", "8", "--results", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert path.exists(), done.stdout + done.stderr
     faults = [
