@@ -68,6 +68,7 @@ DATA_DECIDES_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "bincount": lambda x: torch.bincount((x > 0).long().flatten() * 3) + 1,
     "repeat_interleave": lambda x: torch.repeat_interleave(x * 2, (x[:, 0] > 0).long() * 2, 0) + 1,
     "two selections": lambda x: x[x > 0].sum() + torch.nonzero(x < 0).float().mean(0),
+    "two selections of one size": lambda x: torch.nonzero(x > 0)[:, 0] + torch.nonzero(x > 0)[:, 1] * 2,
     "argwhere": lambda x: torch.argwhere(x > 0.5) + 1,
 }
 

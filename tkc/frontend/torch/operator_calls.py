@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,11 +207,10 @@ class OperatorCalls:
         self._defined |= new
         if isinstance(expected, torch.SymInt):
             self._define_number(expected)
-            size = self._emitter.symbols.size(expected)
-            self._cast(value, relax.ShapeStructInfo([size]), new)
-            return size
-        shape = relax.ShapeExpr(self._emitter.sizes(expected.shape))
-        return self._cast(value, relax.TensorStructInfo(shape, dtype_name(expected.dtype)), new)
+            self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new)
+            return self._emitter.symbols.size(expected)
+        dtype = dtype_name(expected.dtype)
+        return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new)
 
     def _define_number(self, value: torch.SymInt) -> None:
         """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
@@ -219,8 +218,11 @@ class OperatorCalls:
         if isinstance(symbol, sympy.Symbol):
             self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
 
-    def _cast(self, value: relax.Expr, sinfo: relax.StructInfo, new: set[sympy.Symbol]) -> relax.Expr:
-        """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts."""
+    def _cast(self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol]) -> relax.Expr:
+        """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts.
+
+        A new size that is asserted to be equal to a known one is that one from there on.
+        """
         builder, symbols = self._emitter.builder, self._emitter.symbols
         conditions = [
             (holds, f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call")
@@ -232,7 +234,7 @@ class OperatorCalls:
             # The sizes are those of what was checked, so that nothing is computed from others.
             unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
             seen = value.struct_info
-            builder.match_cast(value, _substituted(sinfo, unchecked))
+            builder.match_cast(value, _substituted(sinfo(), unchecked))
             for holds, message in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
                 value = builder.emit(
@@ -240,7 +242,17 @@ class OperatorCalls:
                         CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
                     )
                 )
-        return builder.match_cast(value, sinfo)
+        for condition, _ in self._conditions:
+            for symbol, other in _equal_sizes(condition):
+                if symbol in new and other.free_symbols <= self._defined - new:
+                    symbols.replace(symbol, symbols.expression(other))
+        return builder.match_cast(value, sinfo())
+
+
+def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
+    """The sizes that ``condition`` says are equal to something."""
+    pairs = [condition.args, condition.args[::-1]] if isinstance(condition, sympy.Eq) else []
+    return [(left, right) for left, right in pairs if isinstance(left, sympy.Symbol)]
 
 
 def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) -> relax.StructInfo:

@@ -95,7 +95,7 @@ class Symbols:
 
     def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr], least: Mapping[tirx.Var, int]) -> None:
         """``known`` are the symbols of inputs, whose variables have a ``least`` value each."""
-        self._known = dict(known)
+        self._known: dict[sympy.Symbol, Size] = dict(known)
         self._analyzer = arith.Analyzer()
         for variable, minimum in least.items():
             self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
@@ -108,6 +108,10 @@ class Symbols:
         """Give ``symbol``, unless it has one, a variable of its own name, of any number or of one that is a size."""
         kind = tirx.SizeVar if nonnegative else tirx.Var
         self._known.setdefault(symbol, kind(symbol.name, "int64"))
+
+    def replace(self, symbol: sympy.Symbol, size: Size) -> None:
+        """Let ``symbol`` be ``size`` from now on."""
+        self._known[symbol] = size
 
     def is_certain(self, condition: tirx.PrimExpr) -> bool:
         """Whether ``condition`` holds in every call."""
