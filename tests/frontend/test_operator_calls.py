@@ -69,6 +69,10 @@ DATA_DECIDES_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "repeat_interleave": lambda x: torch.repeat_interleave(x * 2, (x[:, 0] > 0).long() * 2, 0) + 1,
     "two selections": lambda x: x[x > 0].sum() + torch.nonzero(x < 0).float().mean(0),
     "two selections of one size": lambda x: torch.nonzero(x > 0)[:, 0] + torch.nonzero(x > 0)[:, 1] * 2,
+    "write at what was found": lambda x: (x * 1).index_put(
+        (torch.nonzero(x > 0)[:, 0], torch.nonzero(x > 0)[:, 1]), torch.tensor(5.0)
+    ),
+    "selections one behind the other": lambda x: torch.cat([x[x > 0], x[x < 0] * 2]) + 1,
     "argwhere": lambda x: torch.argwhere(x > 0.5) + 1,
 }
 
@@ -146,6 +150,25 @@ def test_a_number_of_a_tensor_is_a_size() -> None:
     for n in (7, -1):
         with pytest.raises(tkc.InputError, match=rf"is {n}; it was exported for 0 to 6"):
             executable(X, torch.tensor(n))
+
+
+@pytest.mark.parametrize("name", ["read", "written", "added"])
+def test_sizes_of_data_that_do_not_fit_are_an_error(name: str) -> None:
+    """As PyTorch has it: nothing is read past the end of the shorter one."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = torch.nonzero(x > 0)[:, 0], torch.nonzero(x < 0)[:, 1]
+        if name == "read":
+            return x[rows, columns] * 2
+        return (x * 1).index_put((rows, columns), torch.tensor(5.0)) if name == "written" else rows + columns
+
+    fits, unfit = torch.tensor([[1.0, -1], [-2, 3]]), torch.tensor([[1.0, 1], [2, -3], [1, 1], [1, -1]])
+    with pytest.raises((IndexError, RuntimeError)):
+        function(unfit)
+    executable = compiled(function, fits, dynamic_shapes=(({0: ROWS},),))
+    check(executable, function, fits)
+    with pytest.raises(tkc.Error):
+        executable(unfit)
 
 
 def test_a_float_of_a_tensor_is_an_argument() -> None:

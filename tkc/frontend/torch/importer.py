@@ -378,6 +378,9 @@ def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> No
     if calls is not None and calls.defines_sizes(node) and can_be_called(node):
         calls.emit(node, "the size of its result depends on data")
         return
+    if calls is not None and calls.mixes_sizes(node) and can_be_called(node):
+        calls.emit(node, "its operands have several sizes that depend on data")
+        return
     try:
         emitter.convert(node, converter)
         _check_results(node, emitter.env[node])

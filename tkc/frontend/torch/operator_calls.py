@@ -97,6 +97,7 @@ class OperatorCalls:
         self._defined: set[sympy.Symbol] = {
             symbol for node in program.graph.find_nodes(op="placeholder") for symbol in _symbols(node.meta.get("val"))
         }
+        self._of_data: set[sympy.Symbol] = set()
         self._conditions = [
             (condition, node) for node in program.graph.nodes if (condition := _condition(node)) is not None
         ]
@@ -115,6 +116,15 @@ class OperatorCalls:
         results = node.meta.get("val")
         leaves = results if isinstance(results, list | tuple) else [results]
         return any(symbol not in self._defined for leaf in leaves for symbol in _symbols(leaf))
+
+    def mixes_sizes(self, node: fx.Node) -> bool:
+        """Whether the node takes tensors of several sizes that only the data decides.
+
+        PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
+        """
+        values = (given.meta.get("val") for given in node.all_input_nodes)
+        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in _symbols(value)}
+        return len(found & self._of_data) > 1
 
     def emit(self, node: fx.Node, why: str) -> None:
         """Emit a call of the node's operator, which TKC does not compile because ``why``.
@@ -242,10 +252,12 @@ class OperatorCalls:
                         CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
                     )
                 )
+        self._of_data |= new
         for condition, _ in self._conditions:
             for symbol, other in _equal_sizes(condition):
                 if symbol in new and other.free_symbols <= self._defined - new:
                     symbols.replace(symbol, symbols.expression(other))
+                    self._of_data.discard(symbol)
         return builder.match_cast(value, sinfo())
 
 
