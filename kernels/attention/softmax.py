@@ -7,6 +7,7 @@ what they are multiplied by is the cap.
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
@@ -19,6 +20,11 @@ LOG2_E = math.log2(math.e)
 FAST_EXPONENTIAL = "--use_fast_math"
 
 
+# (tanh(x) / x - 1) / x**2 for |x| below _TANH_NEAR as a polynomial of x**2, from the highest power down.
+_TANH_TERMS = (-5.704988e-3, 2.063909e-2, -5.373972e-2, 1.333144e-1, -3.333328e-1)
+_TANH_NEAR = 0.625
+
+
 def unit(p: AttentionParameters) -> float:
     """What a score, as kernels hold it before the mask, is to be multiplied by."""
     return p.scale if p.softcap is None else p.softcap
@@ -29,11 +35,18 @@ def tanh_score(
 ) -> PrimExpr:
     """The hyperbolic tangent of a scaled score over the cap, by ``power`` of the base in which log of e is given.
 
-    As ``1 - 2 / (1 + e**2x)``, whose error is absolute, and below 1e-6: so much of the cap is an error of the score.
-    Powers that overflow or vanish give the right limits.
+    As ``1 - 2 / (1 + e**2x)``, whose error is absolute, and below 1e-6: so much of the cap is an error of the score,
+    which is little beside the rounding of 16-bit queries and keys. In float32 it is not, so that numbers near 0 are
+    computed by a polynomial there (Moshier's Cephes, ``tanhf``). Powers that overflow or vanish give the right limits.
     """
     assert p.softcap is not None
-    return 1.0 - 2.0 / (1.0 + power(score * (2 * p.scale / p.softcap * log_base_e)))
+    far = 1.0 - 2.0 / (1.0 + power(score * (2 * p.scale / p.softcap * log_base_e)))
+    if p.dtype != "float32":
+        return far
+    x = score * (p.scale / p.softcap)
+    square = x * x
+    terms = reduce(lambda total, factor: total * square + T.float32(factor), _TANH_TERMS, T.float32(0.0))
+    return T.if_then_else(square < _TANH_NEAR**2, x + x * square * terms, far)
 
 
 @T.macro

@@ -22,20 +22,28 @@ def without_cuda() -> Iterator[None]:
 def capability_of_the_driver() -> Iterator[None]:
     """Inside, the GPU's compute capability comes from its driver, which needs no context.
 
-    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there is Triton, for
-    which its import asks the GPU too, matters to none of its samples.
+    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there are Triton and
+    cuDNN, for which its import asks the GPU too, matters to none of its samples.
     """
     with (
         patch.object(torch.cuda, "get_device_capability", _capability),
         patch.object(torch.utils._triton, "has_triton", lambda: False),
     ):
+        from torch.testing._internal import common_cuda  # which asks for the capability
+
+        with patch.object(common_cuda, "TEST_CUDNN", False):
+            yield
+
+
+@contextmanager
+def no_context() -> Iterator[None]:
+    """What initializes CUDA inside raises :class:`RuntimeError`, with a traceback that says what it was."""
+    with patch.object(torch.cuda, "_lazy_init", _refuse):
         yield
 
 
-def check() -> None:
-    """Raise :class:`RuntimeError` if this process has a CUDA context, with which no forked one could use a GPU."""
-    if torch.cuda.is_initialized():
-        raise RuntimeError("something initialized CUDA in the process that is to fork; find it by patching _cuda_init")
+def _refuse() -> None:
+    raise RuntimeError("CUDA must not be initialized in a process that is to fork")
 
 
 def _capability(device: object = None) -> tuple[int, int]:

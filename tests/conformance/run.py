@@ -23,13 +23,12 @@ def load(device: str) -> None:
     torch.set_num_threads(1)
     # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
     KernelBuilder.load = lambda self: None  # type: ignore[method-assign]  # in this process alone
-    with before_forks.capability_of_the_driver() if device == "cuda" else nullcontext():
+    with before_forks.no_context(), before_forks.capability_of_the_driver() if device == "cuda" else nullcontext():
         operators()
-    with before_forks.without_cuda():
+    with before_forks.no_context(), before_forks.without_cuda():
         for name in ("nn.functional.softsign", "nn.functional.huber_loss"):  # the second is decomposed
             sample = samples(name, "float32", "cpu")[0]
             tkc.compile(torch.export.export(Packed([sample]), sample.tensors, strict=False), target="cpu")
-    before_forks.check()
     gc.collect()
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
 

@@ -165,6 +165,22 @@ def test_any_lengths(builder: KernelBuilder, batch: int, queries: int, keys: int
     check(builder, request(PREFILL, kind, CPU), {"batch": batch, "queries": queries, "keys": keys})
 
 
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_capped_scores_keep_their_digits(builder: KernelBuilder, spread: float) -> None:
+    """A wide cap bends scores little: what float32 loses is what PyTorch loses, for small scores and large ones."""
+    p = parameters((2, 2), (32, 32), softcap=50.0)
+    wanted = request(PREFILL, p, CPU)
+    generator = torch.Generator().manual_seed(26)
+    q, k, v = (torch.randn(1, 200, 2, 32, generator=generator) for _ in range(3))
+    q *= spread
+    out = torch.empty(1, 200, 2, 32)
+    tvm_ffi.load_module(str(builder.build([wanted])[wanted].path))[wanted.symbol](q, k, v, out)
+    scores = 50.0 * torch.tanh(torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) * p.scale / 50.0)
+    exact = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double())
+    (float32,) = PREFILL.reference(p, q, k, v)
+    assert (out - exact).abs().max() <= 2 * (float32 - exact).abs().max()
+
+
 def test_a_row_that_sees_nothing_is_zero(builder: KernelBuilder) -> None:
     """Of three queries before one key, only the last sees it."""
     wanted = request(PREFILL, CPU_PREFILL["grouped, bottom right, head first"], CPU)
