@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 # The CPU build of this release is what `torch==2.13.0` resolves to where only that is offered.
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test conformance coverage fuzz mutation architectures docs lint clean
+.PHONY: demo test test-all conformance coverage fuzz mutation architectures docs lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/tkc demo
 
-test: $(VENV)/.installed
+# Of the longest tests each day has a part of the cases; test-all runs every case.
+test: export TKC_TEST_DAY = $(shell date +%F)
+test test-all: $(VENV)/.installed
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --durations 20 -m "not speed"
 	$(BIN)/python -m pytest -q -m speed
 

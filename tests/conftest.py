@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -56,14 +58,32 @@ def lasting_server() -> Iterator[None]:
         each.end()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, with the reason; leave out what is another day's."""
     no_gpu = None if torch.cuda.is_available() else "needs a CUDA GPU, and this machine has none"
     no_nvcc = _missing_nvcc()
     for item in items:
         for marker, reason in (("gpu", no_gpu), ("nvcc", no_nvcc)):
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    if (day := os.environ.get("TKC_TEST_DAY")) and (others := _other_days(items, datetime.date.fromisoformat(day))):
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item]:
+    """Of each ``daily`` test of N parts, all cases but every N-th, counted from one that the day decides."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("daily"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    others = set()
+    for every in cases.values():
+        marker = every[0].get_closest_marker("daily")
+        assert marker is not None
+        (parts,) = marker.args
+        others.update(item for place, item in enumerate(every) if place % parts != day.toordinal() % parts)
+    return others
 
 
 def _missing_nvcc() -> str | None:

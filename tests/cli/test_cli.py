@@ -191,6 +191,7 @@ def test_doctor_says_what_is_there() -> None:
     assert all(finding["found"] for finding in findings)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Path, sent: signal.Signals) -> None:
     """``Ctrl-C`` ends it and its builders with 130; after either, nothing is half written and the next works."""

@@ -79,6 +79,7 @@ def assert_gated(report: tkc.Report, case: models.Case) -> None:
     assert "swiglu" not in rules
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", models.CASES, ids=lambda case: case.name)
 def test_sixteen_bit_models_are_scheduled_for_a_gpu(case: models.Case) -> None:
     """Every architecture in bfloat16, with nothing left to one thread of the GPU."""

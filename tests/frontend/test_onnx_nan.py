@@ -37,6 +37,7 @@ def inputs_of(family: str, dtype: Any) -> dict[str, Array]:
 FLOATS = {"UNARY": UNARY, "BINARY": BINARY, "REDUCTIONS": REDUCTIONS, "POOLING": POOLING, "GRID": GRID}
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize(
     "family, kind", [(family, kind) for family in FLOATS for kind in TYPES if family != "GRID" or kind != "bfloat16"]
 )

@@ -31,6 +31,7 @@ def selected_cases() -> list[TestCase]:
     return [case for cases in by_operator.values() for case in cases[:CASES_PER_OPERATOR]]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("constants", [False, True], ids=["inputs", "constants"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_operator_gives_a_wrong_result(part: int, constants: bool) -> None:
@@ -53,6 +54,7 @@ def test_no_operator_gives_a_wrong_result(part: int, constants: bool) -> None:
     assert not wrong
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -125,6 +125,7 @@ SAME_SIZES: dict[str, tuple[Callable[..., Any], Arguments]] = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", SAME_SIZES)
 def test_results_are_pytorchs(name: str) -> None:
     """Random ones with PyTorch's own generator."""

@@ -14,7 +14,7 @@ import tkc
 from tests.frontend import execution
 from tkc.frontend.torch.importer import import_torch
 
-SECONDS = 10
+SECONDS = 30.0
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,6 +68,7 @@ def check(chain: Chain, x: torch.Tensor) -> None:
     assert (found.double() - exact).abs().max() <= allowed
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_eight_steps(name: str, dtype: torch.dtype) -> None:

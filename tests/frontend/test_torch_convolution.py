@@ -79,6 +79,7 @@ def _transposed(rank: int) -> dict[str, Function]:
     }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_every_option(rank: int) -> None:
     """Padding by name and by numbers, strides, dilations, groups; one image too; a batch known at the call."""
@@ -108,6 +109,7 @@ def test_sizes_known_at_the_call_and_empty_batches() -> None:
     compare(functions, *calls, dynamic_shapes=[{0: Dim("batch", max=8), 2: height, 3: width}])
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_reaches_what_reads_it(rank: int, value: float) -> None:

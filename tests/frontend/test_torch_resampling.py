@@ -70,14 +70,13 @@ def test_dtypes(dtype: torch.dtype) -> None:
     compare(functions, (image.to(dtype),), tolerance=1e-13 if dtype == torch.float64 else 2e-6)
 
 
-def _sampled(rank: int, paddings: tuple[str, ...], modes: tuple[str, ...]) -> dict[str, Function]:
+def _sampled(paddings: tuple[str, ...], modes: tuple[str, ...]) -> dict[str, Function]:
     options = itertools.product(modes, paddings, (False, True))
     return {
         f"{mode} {padding} {corners}": lambda x, grid, mode=mode, padding=padding, corners=corners: F.grid_sample(
             x, grid, mode, padding, corners
         )
         for mode, padding, corners in options
-        if rank == 2 or mode != "bicubic"
     }
 
 
@@ -89,14 +88,17 @@ def _grid(rank: int, coordinates: list[float]) -> torch.Tensor:
     return points.reshape(1, rank, *[1] * (rank - 2), len(coordinates), rank)
 
 
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("rank", [2, 3])
-def test_points_of_a_grid(rank: int) -> None:
-    """Every mode, padding and place of the corners, with points on pixels, between them and outside."""
+def test_points_of_a_grid(rank: int, padding: str, mode: str) -> None:
+    """Both places of the corners, with points on pixels, between them and outside."""
+    if rank == 3 and mode == "bicubic":
+        pytest.skip("PyTorch has no tricubic sampling")
     x = torch.randn(1, 2, *(5, 6, 4)[:rank])
     grid = _grid(rank, [0.0, 1.0, -1.0, 0.99, -1.2, 1.7, -3.3, 5.1, 21.0, -40.0])
-    compare(
-        _sampled(rank, ("zeros", "border", "reflection"), ("bilinear", "nearest", "bicubic")), (x, grid), tolerance=2e-5
-    )
+    compare(_sampled((padding,), (mode,)), (x, grid), tolerance=2e-5)
 
 
 @pytest.mark.parametrize("rank", [2, 3])
@@ -104,5 +106,5 @@ def test_points_that_are_no_numbers(rank: int) -> None:
     """Where PyTorch's loops agree on what these are; elsewhere they have a NaN, the first pixel, or the last one."""
     x = torch.randn(1, 2, *(5, 6, 4)[:rank])
     infinite = _grid(rank, [math.inf, -math.inf, 1e10, -1e30])
-    compare(_sampled(rank, ("border",), ("bilinear", "nearest")), (x, infinite))
-    compare(_sampled(rank, ("zeros",), ("nearest",)), (x, _grid(rank, [math.nan, math.inf, -math.inf, 1e10, -1e30])))
+    compare(_sampled(("border",), ("bilinear", "nearest")), (x, infinite))
+    compare(_sampled(("zeros",), ("nearest",)), (x, _grid(rank, [math.nan, math.inf, -math.inf, 1e10, -1e30])))

@@ -35,6 +35,7 @@ def check(kernel: BuiltKernel, case: Case) -> None:
         assert_same(call(kernel, inputs, sizes), expected, about)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", CASES)
 def test_any_size_on_the_cpu(builder: KernelBuilder, name: str) -> None:
     """Nothing is read or written beyond the tensors, and all of the outputs is written."""

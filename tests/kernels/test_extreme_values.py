@@ -73,6 +73,7 @@ def _where_weighed(
     return [torch.where(free, want, out)], expected
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_that_are_not_finite_on_the_cpu(builder: KernelBuilder, name: str) -> None:
     """Where the reference has NaN or infinities, and nowhere else."""

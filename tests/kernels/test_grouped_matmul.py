@@ -199,6 +199,7 @@ def test_work_reads_no_more_weights_than_rows_can_use() -> None:
     assert (gated.flops, gated.bytes) == (2 * many.flops, many.bytes + 2 * 8 * 8)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("arch", "gated"), [("sm_80", None), ("sm_89", "silu"), ("sm_90a", None), ("sm_90a", "silu"), ("sm_120", None)]

@@ -161,6 +161,7 @@ CUDA_BUILDS = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(3)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(("arch", "index", "change"), CUDA_BUILDS.values(), ids=CUDA_BUILDS)
 def test_cuda_kernels_build_without_a_gpu(

@@ -503,6 +503,7 @@ def test_what_needs_the_host_is_refused() -> None:
         ScheduleModule(HOPPER, tvm_target(HOPPER))(module)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("arch", CUDA_ARCHITECTURES)
 def test_compiles_to_machine_code(arch: str, tmp_path: Path) -> None:

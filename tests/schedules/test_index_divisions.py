@@ -33,6 +33,7 @@ def test_flat_rows_of_a_sum(name: str) -> None:
         torch.testing.assert_close(executable(x), CASES[name](x))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", CASES)
 def test_flat_rows_of_a_sum_compile_for_a_gpu(name: str) -> None:
     """The same for CUDA."""

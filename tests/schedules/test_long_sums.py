@@ -113,6 +113,7 @@ CASES = {
 }
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", CASES)
 def test_long_sums_are_accurate(name: str) -> None:
     """The result is that of float64, to some roundings."""
@@ -163,6 +164,7 @@ def scheduled_by_rules(shape: tuple[int, int], body: BodyOf, target: Target) -> 
         return schedule_by_rules(function, target, tvm_target(target)).scheduled
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("rows", [64, 128, 129, 512, 1000])
 @pytest.mark.parametrize("unknown", [(), (0,)], ids=["known", "symbolic"])
 def test_squares_that_round_the_same_way(unknown: Sequence[int], rows: int) -> None:

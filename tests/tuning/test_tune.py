@@ -89,6 +89,7 @@ def test_a_killed_job_loses_nothing_and_goes_on(model: Path, tmp_path: Path) -> 
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Path, tmp_path: Path) -> None:
     """``Ctrl-C``, a request to end or a closed terminal end it at once, with the exit code that shells expect."""
