@@ -12,6 +12,7 @@ from tkc.frontend.onnx.converters import (
     ordering,
     pooling,
     quantization,
+    recurrent,
     reductions,
     resize,
     shapes,
@@ -34,6 +35,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         grid_sample.CONVERTERS,
         attention.CONVERTERS,
         quantization.CONVERTERS,
+        recurrent.CONVERTERS,
     )
     for name, converter in table.items()
 } | {(MICROSOFT_DOMAIN, name): converter for name, converter in indexing.MICROSOFT_CONVERTERS.items()}
