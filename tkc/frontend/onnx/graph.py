@@ -25,6 +25,7 @@ from tkc.runtime.signature import Flag
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 MICROSOFT_DOMAIN = "com.microsoft"
+ML_DOMAIN = "ai.onnx.ml"
 
 # Names in Apache TVM's converter table, which knows no domains, that are ONNX Runtime's operators.
 _MICROSOFT_CONVERTERS = frozenset(

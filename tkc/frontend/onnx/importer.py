@@ -50,7 +50,7 @@ CONSTANT_BYTES = 1024
 ALIGNMENT = 64
 
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
-_BETTER_EXPANDED = frozenset({"AffineGrid", "HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
+_BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
 

@@ -25,7 +25,7 @@ _UNFOLDABLE = frozenset(
         *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
         # What computes much, or takes much memory on the way, in ONNX's reference implementation.
         *("Attention", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DFT", "Einsum", "GRU", "GridSample"),
-        *("ImageDecoder", "LSTM", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "Resize", "RNN", "RoiAlign"),
+        *("ImageDecoder", "LSTM", "NonMaxSuppression", "QLinearConv", "Resize", "RNN", "RoiAlign"),
         *("STFT", "Upsample", "AveragePool", "LpPool", "MaxPool", "MaxUnpool", "MaxRoiPool", "Col2Im"),
     }
 )
@@ -393,10 +393,13 @@ _FILLERS: dict[str, Callable[..., float]] = {
     "BlackmanWindow": lambda size: float(size),
     "HammingWindow": lambda size: float(size),
     "HannWindow": lambda size: float(size),
+    "MelWeightMatrix": lambda mels, length, *_: (float(length) // 2 + 1) * float(mels),
     "OneHot": lambda indices, depth, _: indices.size * float(depth.ravel()[0]),
     "Pad": lambda data, pads, *_: (
         math.prod(data.shape) + math.prod(size + max(0, int(np.abs(pads).sum())) for size in data.shape)
     ),
-    "Range": lambda start, limit, delta: (float(limit) - float(start)) / float(delta) if delta else math.inf,
+    "Range": lambda start, limit, delta: (
+        (float(limit.item()) - float(start.item())) / float(delta.item()) if delta.item() else math.inf
+    ),
     "Tile": lambda data, repeats, *_: data.size * math.prod(repeats.ravel().tolist()),
 }

@@ -10,14 +10,18 @@ from tkc.frontend.onnx.converters import (
     indexing,
     normalization,
     ordering,
+    placement,
     pooling,
     quantization,
+    recurrent,
     reductions,
     resize,
     shapes,
+    signal,
+    windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
-from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN
+from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", name): converter
@@ -34,7 +38,15 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         grid_sample.CONVERTERS,
         attention.CONVERTERS,
         quantization.CONVERTERS,
+        recurrent.CONVERTERS,
+        signal.CONVERTERS,
+        windows.CONVERTERS,
+        placement.CONVERTERS,
     )
     for name, converter in table.items()
-} | {(MICROSOFT_DOMAIN, name): converter for name, converter in indexing.MICROSOFT_CONVERTERS.items()}
+} | {
+    (domain, name): converter
+    for domain, table in ((MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS), (ML_DOMAIN, placement.ML_CONVERTERS))
+    for name, converter in table.items()
+}
 """The converter of each operator, by domain and name."""

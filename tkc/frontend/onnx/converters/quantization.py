@@ -130,7 +130,23 @@ def _qlinear_conv(node: Node) -> Converted:
     return _quantized(node, result, 6, 7, 1)
 
 
+def _conv_integer(node: Node) -> Converted:
+    """The convolution of whole numbers less their zero points, in int32, which wraps around."""
+    operands = [_shifted(node, i, 2 + i, axis) for i, axis in ((0, 1), (1, 0))]
+    return with_inputs(node, operands).stock("Conv")
+
+
+def _shifted(node: Node, data: int, zero: int, axis: int) -> relax.Expr:
+    """Numbers less their zero point, as int32."""
+    wide = node.emit(relax.op.astype(node.tensor(data), "int32"))
+    if not node.has(zero):
+        return wide
+    offset = relax.op.astype(_along(node, node.tensor(zero), node.rank(data), axis), "int32")
+    return node.emit(relax.op.subtract(wide, offset))
+
+
 CONVERTERS: dict[str, Converter] = {
+    "ConvInteger": _conv_integer,
     "DynamicQuantizeLinear": _dynamic_quantize_linear,
     "DequantizeLinear": _dequantize_linear,
     "QLinearConv": _qlinear_conv,

@@ -142,7 +142,41 @@ def _lp_normalization(node: Node) -> Converted:
     return relax.op.astype(node.emit(relax.op.divide(data, safe)), dtype)
 
 
+def _scan(function: Callable[..., relax.Expr]) -> Converter:
+    """A converter of CumSum or CumProd; along an axis that only the running model has, of all axes the one chosen."""
+
+    def convert(node: Node) -> Converted:
+        rank, dtype = node.rank(0), node.dtype(0)
+        if node.sizes(1) is not None:
+            given = node.constant(1, "its axis")
+            axes = [0 if given is None else normalized_axis(int(given.item()), rank)]
+        else:
+            axes = list(range(rank))
+        inner = _inner_dtype(node.proto.op_type, dtype)
+        data = node.emit(relax.op.astype(node.tensor(0), inner)) if inner != dtype else node.tensor(0)
+        exclusive, backwards = bool(node.attribute("exclusive", 0)), bool(node.attribute("reverse", 0))
+        result = None
+        for axis in axes:
+            ordered = node.emit(relax.op.flip(data, axis)) if backwards else data
+            scanned = node.emit(function(ordered, axis, inner, exclusive))
+            scanned = node.emit(relax.op.flip(scanned, axis)) if backwards else scanned
+            if result is None:
+                result = scanned
+                continue
+            chosen = node.emit(relax.op.reshape(node.tensor(1), ()))
+            chosen = node.emit(relax.op.astype(chosen, "int64"))
+            counted = (scalar(axis, "int64"), scalar(axis - rank, "int64"))
+            meant = relax.op.logical_or(*(node.emit(relax.op.equal(chosen, number)) for number in counted))
+            result = node.emit(relax.op.where(meant, scanned, result))
+        assert result is not None
+        return relax.op.astype(result, dtype) if inner != dtype else result
+
+    return convert
+
+
 CONVERTERS: dict[str, Converter] = {
+    "CumProd": _scan(relax.op.cumprod),
+    "CumSum": _scan(relax.op.cumsum),
     **dict.fromkeys(_REDUCTIONS, _reduce),
     "LpNormalization": _lp_normalization,
 }

@@ -43,6 +43,8 @@ def _reshape(node: Node) -> Converted:
         others = node.algebra.product([size for i, size in enumerate(result) if i != open_axis])
         total = node.algebra.product(shape)
         result[open_axis] = _quotient(node, total, others)
+    if keep_zero and any(is_number(size, 0) for size in result):  # which Relax takes for the size that the axis has
+        return relax.op.zeros(result, node.dtype(0))
     return relax.op.reshape(node.tensor(0), result)
 
 
