@@ -17,6 +17,9 @@ from torch.utils import _pytree as pytree
 
 import tkc
 from tests.frontend.whole_models import Model, compiled, same
+from tkc.diagnosis.reference import run_source
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 Pair = namedtuple("Pair", "left right")
 
@@ -115,3 +118,12 @@ def test_arrays_in_arrays_and_numbers_out() -> None:
     executable = compiled(function, torch.ones(6, 4), dynamic_shapes=(({0: rows},),))
     array, number, total = executable(torch.ones(5, 4).numpy())
     assert (type(array).__name__, number, total) == ("ndarray", 15, 20.0)
+
+
+def test_what_compares_with_pytorch_knows_numbers(tmp_path: Path) -> None:
+    """``tkc.debug`` and ``tkc run --compare``."""
+    model = Model(lambda x: (x * 2, x.shape[0], x.max().item(), x.shape[0] / 2, 3, x.exp()))
+    program = torch.export.export(model, (X,), dynamic_shapes=(({0: Dim("rows", min=2, max=100)},),))
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert [tuple(output.shape) for output in run_source(tmp_path / "model.pt2", [X])] == [(6, 4), (), (), (6, 4)]
+    assert not any(row.differs for row in tkc.debug(program, kernels="none").outputs)

@@ -49,7 +49,7 @@ def program_outputs(program: ExportedProgram, dimensions: Dimensions) -> Program
     constants: list[tuple[int, Constant]] = []
     leaves = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
     for position, leaf in enumerate(leaves):
-        value = values.get(leaf.name)
+        value: Any = values.get(leaf.name)
         if isinstance(leaf, TensorArgument):
             outputs.append(TensorSpec(leaf.name, named_shape(value.shape, dimensions), dtype_name(value.dtype)))
         elif isinstance(leaf, ConstantArgument):
