@@ -181,7 +181,7 @@ def test_a_float_of_a_tensor_is_an_argument() -> None:
 
     y = torch.tensor(0.3, dtype=torch.float64)
     executable = compiled(function, torch.randn(6, 4), y)
-    assert "read out of a tensor" in executable.report.operators[0].why
+    assert called(executable) == {}  # generated code reads it
     check(executable, function, X, y)
     check(executable, function, X, y - 1)
 

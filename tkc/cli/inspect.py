@@ -33,6 +33,8 @@ def artifact_table(artifact: Artifact) -> RenderableType:
             call.add_row("updated input" if updated else "input", leaf.name, leaf.dtype, _shape(leaf))
     for output in manifest.signature.outputs:
         call.add_row("output", output.name, output.dtype, _shape(output))
+    for _, formula in manifest.signature.size_outputs:
+        call.add_row("output", formula, "number", "")
     for spec in manifest.signature.state:
         call.add_row("state", spec.name, spec.dtype, _shape(spec))
     for name, bounds in manifest.signature.sizes.items():

@@ -137,7 +137,12 @@ def _run_program(program: ExportedProgram, example: Any, seed: int) -> _Source:
     with torch.no_grad():
         interpreter.run(*placeholders)
     values = interpreter.values
-    outputs = [values[spec.name] for spec in signature.outputs]
+    outputs = [
+        values[spec.name]
+        if spec.name in values
+        else torch.tensor(interpreter.numbers[spec.name], dtype=getattr(torch, spec.dtype))
+        for spec in signature.outputs
+    ]
     return _Source(program, inputs, outputs, values, interpreter.own_errors)
 
 
@@ -147,11 +152,14 @@ class _Recording(torch.fx.Interpreter):
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.values: dict[str, torch.Tensor] = {}
+        self.numbers: dict[str, bool | int | float] = {}
         self.own_errors: dict[str, float] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Compute ``n``."""
         result = super().run_node(n)
+        if isinstance(result, bool | int | float):
+            self.numbers[n.name] = result
         if isinstance(result, torch.Tensor):
             self.values[n.name] = result.detach().clone()
             if n.op == "call_function" and result.dtype in (torch.float32, torch.bfloat16, torch.float16):

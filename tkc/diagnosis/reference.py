@@ -29,11 +29,18 @@ def _run_exported(program: torch.export.ExportedProgram, inputs: Sequence[torch.
     from tkc.frontend.torch.importer import exported_signature
 
     remaining = iter(inputs)
-    leaves = [leaf.value if hasattr(leaf, "value") else next(remaining) for leaf in exported_signature(program).leaves]
+    signature = exported_signature(program)
+    leaves = [leaf.value if hasattr(leaf, "value") else next(remaining) for leaf in signature.leaves]
     args, kwargs = pytree.tree_unflatten(leaves, program.call_spec.in_spec)
     with torch.no_grad():
         result = program.module()(*args, **kwargs)
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    known = {position for position, _ in (*signature.constant_outputs, *signature.size_outputs)}
+    computed = [leaf for position, leaf in enumerate(pytree.tree_leaves(result)) if position not in known]
+    dtypes = (getattr(torch, spec.dtype) for spec in signature.outputs)
+    return [
+        leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, dtype=dtype)
+        for leaf, dtype in zip(computed, dtypes, strict=True)
+    ]
 
 
 def _run_onnx(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -353,6 +353,7 @@ def _validated(manifest: Manifest) -> Manifest:
         for spec in (*signature.inputs, *signature.outputs, *signature.state, *manifest.parameters):
             _check_spec(spec)
         formulas = [size for spec in signature.inputs for size in spec.shape if isinstance(size, str)]
+        formulas += [formula for _, formula in signature.size_outputs]
         if strange := {size for text in formulas for size in Formula(text).names} - signature.sizes.keys():
             raise ValueError(f"entry {name} has sizes that are not there ({', '.join(sorted(strange))})")
         if len({spec.name for spec in signature.inputs}) != len(signature.inputs):

@@ -28,6 +28,7 @@ from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, fo
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Constant, Signature, TensorSpec
+from tkc.runtime.sizes import Formula
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
 from tkc.runtime.tensors import from_torch, from_torch_as, to_torch
@@ -101,6 +102,14 @@ class Executable(SurvivesFork):
         """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
         (see :mod:`tkc.runtime.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
         inputs = [spec.name for spec in signature.inputs]
+        self._size_outputs = [(position, Formula(text)) for position, text in signature.size_outputs]
+        self._axes = {
+            size: (position, axis)
+            for position, spec in enumerate(signature.inputs)
+            for axis, size in enumerate(spec.shape)
+            if isinstance(size, str) and self._size_outputs
+        }
+        self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._loading = threading.RLock()
@@ -120,7 +129,8 @@ class Executable(SurvivesFork):
         Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
         had to be copied for the run is copied back. Inputs of an ONNX model are given in its order or by name, also
         names that are no identifiers (``exe(**{"input.1": x})``). Returns what the model returns, with tensors of the
-        first input's kind; what the model returns of its state or of an updated input is that tensor itself. Raises
+        first input's kind; what the model returns of its state or of an updated input is that tensor itself, and its
+        numbers are Python's (on a GPU, the call waits for those that are computed from data). Raises
         :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
         a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
         it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
@@ -128,7 +138,10 @@ class Executable(SurvivesFork):
         values = self._tensors(args, kwargs)
         outputs = self.run_flat(values)
         restore = from_torch_as(values[0]) if values else from_torch
-        return self._result([restore(output) for output in outputs])
+        results = [
+            output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
+        ]
+        return self._result(results, values)
 
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
@@ -248,7 +261,7 @@ class Executable(SurvivesFork):
         )
         rows = {
             "inputs": _listed(signature.leaves),
-            "outputs": _listed(signature.outputs),
+            "outputs": ", ".join([_listed(signature.outputs), *(text for _, text in signature.size_outputs)]),
             "sizes": sizes,
             "updated": ", ".join(signature.updated_inputs),
             "kernels": uses or "none",
@@ -432,9 +445,14 @@ class Executable(SurvivesFork):
             )
         return flat
 
-    def _result(self, outputs: list[Any]) -> Any:
-        for position, constant in self.signature.constant_outputs:
-            outputs.insert(position, constant.value)
+    def _result(self, outputs: list[Any], inputs: Sequence[Any]) -> Any:
+        """The outputs that are computed, with those that are not, in the model's structure."""
+        others = [(position, constant.value) for position, constant in self.signature.constant_outputs]
+        if self._size_outputs:
+            sizes = {name: int(inputs[position].shape[axis]) for name, (position, axis) in self._axes.items()}
+            others += [(position, formula(sizes)) for position, formula in self._size_outputs]
+        for position, value in sorted(others, key=lambda other: other[0]):
+            outputs.insert(position, value)
         if self._out_spec is not None:
             return pytree.tree_unflatten(outputs, self._out_spec)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)

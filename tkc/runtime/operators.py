@@ -80,9 +80,9 @@ def _call(description: str, *operands: Any) -> Any:
     return _prepared(str(description))(operands)
 
 
-def _checked(message: str, value: Any, holds: int) -> Any:
-    """``value``, if the condition on sizes ``holds``."""
-    if not holds:
+def _checked(message: str, value: Any, holds: Any) -> Any:
+    """``value``, if the condition on sizes, or on other numbers, ``holds``: a number, or a tensor of one."""
+    if not (from_dlpack(holds).item() if hasattr(holds, "__dlpack__") else holds):
         raise InputError(str(message))
     return value
 

@@ -67,8 +67,11 @@ class Signature:
     which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
     them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
     tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
-    position among its leaves (``None`` for attention weights that were not asked for). ``conditions`` must hold between
-    the sizes of a call, as :class:`~tkc.runtime.sizes.Formula` reads them: the model was exported under them.
+    position among its leaves (``None`` for attention weights that were not asked for). ``size_outputs`` are those that
+    follow from the sizes of a call, in the same form: each a :class:`~tkc.runtime.sizes.Formula`. ``number_outputs``
+    are the positions among ``outputs`` of those that the model returns as numbers of Python's, and the compiled
+    function as tensors of no axes. ``conditions`` are formulas that must hold between the sizes of a call: the model
+    was exported under them.
 
     A call may change what it was given: ``updated_inputs`` names the inputs whose tensors it writes into, ``state`` the
     parameters that it changes and that the next call finds changed. ``returned`` lists the outputs that are such a
@@ -87,6 +90,8 @@ class Signature:
     in_spec: str | None = None
     out_spec: str | None = None
     constant_outputs: tuple[tuple[int, Constant], ...] = ()
+    size_outputs: tuple[tuple[int, str], ...] = ()
+    number_outputs: tuple[int, ...] = ()
     conditions: tuple[str, ...] = ()
     updated_inputs: tuple[str, ...] = ()
     state: tuple[TensorSpec, ...] = ()
@@ -102,6 +107,9 @@ class Signature:
         for output, update in self.returned:
             if not (0 <= output < len(self.outputs) and 0 <= update < updated):
                 raise ValueError(f"output {output} cannot be update {update} of {updated}")
+        for output in self.number_outputs:
+            if not (0 <= output < len(self.outputs) and self.outputs[output].shape == ()):
+                raise ValueError(f"output {output} is no tensor of one number")
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:

@@ -14,6 +14,7 @@ from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called
+from tkc.frontend.torch.outputs import NUMBERS
 from tkc.frontend.torch.weights import STATE_KINDS
 
 _INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
@@ -35,10 +36,10 @@ def check_interface(program: ExportedProgram) -> None:
                 f"The program returns {spec.arg.name!r} as {spec.kind.name.lower()}; only a forward pass can be "
                 "compiled. Export the model without a loss and its gradients."
             )
-        if not isinstance(spec.arg, TensorArgument | ConstantArgument):
+        if not isinstance(spec.arg, TensorArgument | ConstantArgument | NUMBERS):
             raise UnsupportedModelError(
-                f"Output {spec.arg.name!r} is computed from sizes; only tensors and constants can be returned. "
-                "Return it as a tensor."
+                f"Output {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors, numbers and constants can be "
+                "returned. Leave it out of what the model returns."
             )
 
 

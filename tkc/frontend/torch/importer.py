@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
 
@@ -36,7 +36,6 @@ from tkc.frontend.torch.dimensions import (
     Dimensions,
     dimension_names,
     input_dimensions,
-    named_shape,
     names_in_program,
     renamed,
     size_conditions,
@@ -45,12 +44,11 @@ from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.mutation import functional_name, is_in_place
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
-    Element,
     OperatorCalls,
     can_be_called,
     reads_float,
-    takes_read_float,
 )
+from tkc.frontend.torch.outputs import program_outputs, returned_updates
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -186,9 +184,8 @@ def _called_whole(program: ExportedProgram, core: ExportedProgram) -> set[Any]:
 
 def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
     """How a compiled ``program`` is called; ``names`` are those that the user gave its dimensions."""
-    graph_signature = program.graph_signature
     dimensions = _dimensions(program, names or {})
-    outputs = [spec for spec in graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    returned = program_outputs(program, dimensions)
     values, changes = _values(program), program_updates(program)
     return Signature(
         leaves=tuple(
@@ -197,25 +194,20 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
             else TensorSpec(spec.arg.name, shape, dtype_name(values[spec.arg.name].dtype))
             for spec, shape in zip(_user_inputs(program), dimensions.shapes, strict=True)
         ),
-        outputs=tuple(
-            TensorSpec(name, named_shape(values[name].shape, dimensions), dtype_name(values[name].dtype))
-            for name in (spec.arg.name for spec in outputs if isinstance(spec.arg, TensorArgument))
-        ),
+        outputs=returned.outputs,
         sizes=dimensions.sizes,
         in_spec=_written(program.call_spec.in_spec),
         out_spec=_written(program.call_spec.out_spec),
-        constant_outputs=tuple(
-            (position, _constant(spec))
-            for position, spec in enumerate(outputs)
-            if isinstance(spec.arg, ConstantArgument)
-        ),
+        constant_outputs=returned.constant_outputs,
+        size_outputs=returned.size_outputs,
+        number_outputs=returned.number_outputs,
         conditions=size_conditions(dimensions, _asserted(program)),
         updated_inputs=tuple(changes.inputs),
         state=tuple(
             TensorSpec(name, tuple(values[node].shape), dtype_name(values[node].dtype))
             for name, node in changes.state.items()
         ),
-        returned=changes.returned,
+        returned=returned_updates(returned.outputs, [*changes.inputs.values(), *changes.state.values()]),
     )
 
 
@@ -228,7 +220,7 @@ def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
                 yield condition.node.expr
 
 
-def _constant(spec: InputSpec | OutputSpec) -> Constant:
+def _constant(spec: InputSpec) -> Constant:
     argument: Any = spec.arg
     return Constant(argument.name, argument.value)
 
@@ -290,7 +282,7 @@ def _import(
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
-            outputs, updates = _translate(program, emitter, calls, bound)
+            outputs, updates = _translate(program, emitter, calls, bound, signature.outputs)
             counts, flags = uses.counted()
             result = builder.emit_output(relax.Tuple([*outputs, *([] if counts is None else [counts]), *updates]))
         builder.emit_func_output(result)
@@ -316,9 +308,13 @@ def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
 
 
 def _translate(
-    program: ExportedProgram, emitter: Emitter, calls: OperatorCalls | None, bound: Mapping[str, relax.Expr]
+    program: ExportedProgram,
+    emitter: Emitter,
+    calls: OperatorCalls | None,
+    bound: Mapping[str, relax.Expr],
+    outputs: Sequence[TensorSpec],
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
-    """Emit every node; the values that the program returns, and the new ones of what it updates."""
+    """Emit every node; the values of ``outputs``, and the new ones of what the program updates."""
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in bound:
             emitter.bind(node, bound[node.name])
@@ -327,9 +323,8 @@ def _translate(
     values = {node.name: value for node, value in emitter.env.items()}
     changes = program_updates(program)
     updated = [*changes.inputs.values(), *changes.state.values()]
-    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
-    names = [output.name for output in outputs if isinstance(output, TensorArgument) and output.name not in updated]
-    return [values[name] for name in names], [values[name] for name in updated]
+    returned = [emitter.tensor(values[spec.name], spec.dtype) for spec in outputs if spec.name not in updated]
+    return returned, [values[name] for name in updated]
 
 
 def _check_results(node: fx.Node, results: Any) -> None:
@@ -349,10 +344,18 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
     elif reads_float(node):
-        emitter.env[node] = Element(emitter.env[arguments[0]])
-    elif isinstance(value, torch.SymInt | torch.SymFloat) and str(node.target) not in READS_ELEMENT:
-        emitter.env[node] = emitter.symbols.size(value)
-    elif isinstance(value, int | float | torch.SymBool):
+        assert calls is not None  # or check_operators would have refused it
+        calls.read_float(node)
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and str(node.target) not in READS_ELEMENT:
+        if isinstance(value, torch.SymBool) and all(str(user.target) in CHECKS for user in node.users):
+            return  # what is asserted is checked where its numbers are read
+        number = emitter.symbols.size(value)
+        if isinstance(value, torch.SymInt) and emitter.depends_on_read_float(number):
+            assert calls is not None
+            calls.read_integer(node)
+        else:
+            emitter.env[node] = number
+    elif isinstance(value, int | float):
         emitter.env[node] = value
     else:
         _convert(emitter, calls, node)
@@ -367,8 +370,8 @@ def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> No
         assert calls is not None  # or check_operators would have refused it
         calls.emit(node, "TKC has no converter of it")
         return
-    if takes_read_float(node):
-        if calls is None or not can_be_called(node):
+    if calls is not None and calls.takes_read_float(node):
+        if not can_be_called(node):
             raise UnsupportedModelError(
                 f"{node.target} ({source_of(node)}): a number that is read out of a tensor is no argument of it; hand "
                 "it the tensor."

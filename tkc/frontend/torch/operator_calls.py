@@ -7,7 +7,6 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -27,6 +26,8 @@ from tkc.frontend.torch.mutation import functional_name
 READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 """Operators that read a number out of a tensor."""
 
+_ITEM = "aten::_local_scalar_dense"
+
 _NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 
@@ -37,8 +38,8 @@ def can_be_called(node: fx.Node) -> bool:
     if called is None or called._schema.is_mutable:
         return False
     results = node.meta.get("val")
-    if isinstance(results, torch.SymInt | torch.SymFloat):
-        return str(node.target) in READS_ELEMENT and not _is_computed_on(node)
+    if isinstance(results, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return str(node.target) in READS_ELEMENT
     leaves = results if isinstance(results, list | tuple) else [results]
     if not leaves or not all(leaf is None or _is_real_tensor(leaf) for leaf in leaves):
         return False
@@ -46,29 +47,24 @@ def can_be_called(node: fx.Node) -> bool:
     return all(_is_real_tensor(part) or not isinstance(part, torch.Tensor) for part in inputs)
 
 
-def _is_computed_on(node: fx.Node) -> bool:
-    """Whether Python computes with the float that the node reads out of a tensor, which is then no such any more."""
-    return isinstance(node.meta["val"], torch.SymFloat) and any(
-        not isinstance(user.target, OpOverload) or isinstance(user.meta.get("val"), torch.SymFloat | torch.SymBool)
-        for user in node.users
-    )
-
-
-@dataclass(frozen=True)
-class Element:
-    """A number that is read out of ``tensor``, of one element, where an operator takes it."""
-
-    tensor: relax.Expr
-
-
 def reads_float(node: fx.Node) -> bool:
-    """Whether the node reads a float out of a tensor, for which an :class:`Element` stands."""
+    """Whether the node reads a float out of a tensor."""
     return isinstance(node.meta.get("val"), torch.SymFloat) and str(node.target) in READS_ELEMENT
 
 
-def takes_read_float(node: fx.Node) -> bool:
-    """Whether an argument of the node is such a float, which converters do not take."""
-    return any(map(reads_float, node.all_input_nodes))
+_TAKE_NUMBERS = frozenset(
+    f"aten.{name}.{overload}"
+    for names, overloads in (
+        (("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge"), ("Tensor", "Scalar")),
+        (("pow",), ("Tensor_Scalar", "Scalar")),
+        (("where",), ("self", "ScalarSelf", "ScalarOther", "Scalar")),
+        (("clamp", "clamp_min", "clamp_max", "scalar_tensor", "full", "full_like", "new_full"), ("default",)),
+        (("fill", "masked_fill"), ("Scalar",)),
+    )
+    for name in names
+    for overload in overloads
+)
+"""Operators whose converters take numbers that only data decides."""
 
 
 def _is_real_tensor(value: Any) -> bool:
@@ -140,6 +136,8 @@ class OperatorCalls:
         description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
         if isinstance(results, torch.SymInt):
             description["results"] = self._bounds(results)
+        if isinstance(results, torch.SymBool):
+            description["results"] = [0, 1]
         if torch.Tag.nondeterministic_seeded in called.tags:
             description["call"] = node.name  # equal calls give different numbers
         sinfo = _struct_info(results)
@@ -148,8 +146,63 @@ class OperatorCalls:
         )
         with self._emitter.converting(node):
             self._emitter.env[node] = self._settled(self._emitter.builder.emit(call), results, node)
-        self._calls.setdefault(name, []).append(source_of(node))
-        self._why.setdefault(name, why)
+        self._note(name, node, why)
+
+    def _note(self, operator: str, node: fx.Node, why: str) -> None:
+        self._calls.setdefault(operator, []).append(source_of(node))
+        self._why.setdefault(operator, why)
+
+    def takes_read_float(self, node: fx.Node) -> bool:
+        """Whether an argument of the node depends on a float that was read out of a tensor, and its converter, as most,
+        takes no such."""
+        values = (self._emitter.env[given] for given in node.all_input_nodes)
+        return functional_name(node) not in _TAKE_NUMBERS and any(map(self._emitter.depends_on_read_float, values))
+
+    def read_float(self, node: fx.Node) -> None:
+        """Emit how the node reads a float out of a tensor, with the checks of what the model asserts of it."""
+        emitter, symbols = self._emitter, self._emitter.symbols
+        symbol = node.meta["val"].node.expr
+        (tensor,) = node.all_input_nodes
+        with emitter.converting(node):
+            number = emitter.emit(emitter.reshape(emitter.cast(emitter.env[tensor], "float64"), []))
+            emitter.read_float(symbol, number)
+            self._defined.add(symbol)
+            for message, condition in self._checks({symbol}):
+                holds = emitter.tensor(condition, "bool")
+                number = emitter.builder.emit(
+                    relax.call_pure_packed(
+                        CHECK_SIZES, relax.StringImm(message), number, holds, sinfo_args=[number.struct_info]
+                    )
+                )
+                self._note(_ITEM, node, "the model asserts something of a number that it reads out of a tensor")
+            emitter.read_float(symbol, number)
+            emitter.env[node] = symbols.expression(symbol)
+
+    def read_integer(self, node: fx.Node) -> None:
+        """Emit how an integer that is computed from floats of tensors becomes one that sizes can be computed from."""
+        emitter = self._emitter
+        value = node.meta["val"]
+        with emitter.converting(node):
+            number = emitter.tensor(emitter.symbols.size(value), "int64")
+            description = {
+                "operator": _ITEM,
+                "arguments": [{"tensor": 0}],
+                "named": {},
+                "results": [None, None],
+            }
+            shape = emitter.builder.emit(
+                relax.call_pure_packed(
+                    CALL_OPERATOR,
+                    relax.StringImm(json.dumps(description)),
+                    number,
+                    sinfo_args=[relax.ShapeStructInfo(ndim=1)],
+                )
+            )
+            variable = tirx.Var(node.name, "int64")
+            emitter.builder.match_cast(shape, relax.ShapeStructInfo([variable]))
+            emitter.symbols.replace(value.node.expr, variable)
+            emitter.env[node] = variable
+        self._note(_ITEM, node, "a number is computed from one that is read out of a tensor")
 
     def _arguments(
         self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]
@@ -172,8 +225,8 @@ class OperatorCalls:
             return [self._described(part, operands, node) for part in value]
         if isinstance(value, tirx.IntImm | tirx.FloatImm):
             value = value.value
-        if isinstance(value, Element):
-            operands.append(value.tensor)
+        if isinstance(value, tirx.PrimExpr) and value.dtype != "int64":  # the virtual machine has integers alone
+            operands.append(self._emitter.tensor(value, value.dtype))
             return {"number": len(operands) - 1}
         if isinstance(value, relax.Expr | tirx.PrimExpr):
             is_size = isinstance(value, tirx.PrimExpr)
@@ -215,6 +268,12 @@ class OperatorCalls:
             return None
         new = {symbol for symbol in _symbols(expected) if symbol not in self._defined}
         self._defined |= new
+        if isinstance(expected, torch.SymBool):
+            (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
+            self._emitter.symbols.define(symbol, nonnegative=True)
+            number = self._emitter.symbols.expression(symbol)
+            self._cast(value, lambda: relax.ShapeStructInfo([number]), new)
+            return self._emitter.symbols.size(expected)
         if isinstance(expected, torch.SymInt):
             self._define_number(expected)
             self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new)
@@ -228,24 +287,28 @@ class OperatorCalls:
         if isinstance(symbol, sympy.Symbol):
             self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
 
+    def _checks(self, new: set[sympy.Symbol]) -> list[tuple[str, tirx.PrimExpr]]:
+        """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails."""
+        return [
+            (f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call", holds)
+            for condition, node in self._conditions
+            if condition.free_symbols & new and condition.free_symbols <= self._defined
+            if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
+        ]
+
     def _cast(self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol]) -> relax.Expr:
         """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts.
 
         A new size that is asserted to be equal to a known one is that one from there on.
         """
         builder, symbols = self._emitter.builder, self._emitter.symbols
-        conditions = [
-            (holds, f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call")
-            for condition, node in self._conditions
-            if condition.free_symbols & new and condition.free_symbols <= self._defined
-            if not symbols.is_certain(holds := symbols.condition(condition))
-        ]
+        conditions = self._checks(new)
         if conditions:
             # The sizes are those of what was checked, so that nothing is computed from others.
             unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
             seen = value.struct_info
             builder.match_cast(value, _substituted(sinfo(), unchecked))
-            for holds, message in conditions:
+            for message, holds in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
                 value = builder.emit(
                     relax.call_pure_packed(
@@ -275,7 +338,7 @@ def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) ->
 
 
 def _struct_info(results: Any) -> relax.StructInfo:
-    if isinstance(results, torch.SymInt):
+    if isinstance(results, torch.SymInt | torch.SymBool):
         return relax.ShapeStructInfo(ndim=1)
     if isinstance(results, torch.Tensor):
         return relax.TensorStructInfo(dtype=dtype_name(results.dtype), ndim=results.dim())
@@ -286,7 +349,7 @@ def _struct_info(results: Any) -> relax.StructInfo:
 
 def _symbols(value: Any) -> set[sympy.Symbol]:
     sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else [value]
-    return {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
+    return {s for size in sizes if isinstance(size, torch.SymInt | torch.SymBool) for s in size.node.expr.free_symbols}
 
 
 def _condition(node: fx.Node) -> sympy.Basic | None:

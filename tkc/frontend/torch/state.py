@@ -32,11 +32,10 @@ from tkc.frontend.torch.weights import STATE_KINDS, identity, weight
 @dataclass(frozen=True)
 class ProgramUpdates:
     """What a program in functional form updates, each with the node of its new value: ``inputs`` by their nodes'
-    names, ``state`` by the names of buffers. ``returned`` is :attr:`tkc.runtime.signature.Signature.returned`."""
+    names, ``state`` by the names of buffers."""
 
     inputs: dict[str, str]
     state: dict[str, str]
-    returned: tuple[tuple[int, int], ...]
 
 
 def program_updates(program: ExportedProgram) -> ProgramUpdates:
@@ -44,10 +43,7 @@ def program_updates(program: ExportedProgram) -> ProgramUpdates:
     specs = program.graph_signature.output_specs
     inputs = {str(spec.target): spec.arg.name for spec in specs if spec.kind == OutputKind.USER_INPUT_MUTATION}
     state = {str(spec.target): spec.arg.name for spec in specs if spec.kind in STATE_KINDS}
-    nodes = [*inputs.values(), *state.values()]
-    outputs = (s.arg.name for s in specs if s.kind == OutputKind.USER_OUTPUT and isinstance(s.arg, TensorArgument))
-    returned = tuple((position, nodes.index(name)) for position, name in enumerate(outputs) if name in nodes)
-    return ProgramUpdates(inputs, state, returned)
+    return ProgramUpdates(inputs, state)
 
 
 def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:

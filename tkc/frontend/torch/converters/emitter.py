@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from tvm import DataType, arith, relax, te, tirx
@@ -74,6 +75,7 @@ class Emitter:
         self.env: dict[fx.Node, Any] = {}
         self._analyzer = arith.Analyzer()
         self._made: dict[Hashable, Any] = {}
+        self._read: dict[tirx.Var, relax.Expr] = {}
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
@@ -175,6 +177,16 @@ class Emitter:
             return relax.op.zeros(shape, x.struct_info.dtype)
         return relax.op.reshape(x, shape)
 
+    def read_float(self, symbol: sympy.Symbol, number: relax.Expr) -> None:
+        """Let ``symbol``, a float that the model reads out of a tensor, be ``number``, float64 without axes."""
+        self._read[self.symbols.define_float(symbol)] = number
+
+    def depends_on_read_float(self, value: Size | float) -> bool:
+        """Whether ``value`` is computed from such a float."""
+        return isinstance(value, tirx.PrimExpr) and any(
+            variable in self._read for variable in tirx.analysis.undefined_vars(value)
+        )
+
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returned when it was first called for ``key``: several nodes share what it emits."""
         if key not in self._made:
@@ -246,14 +258,18 @@ class Emitter:
         return [self.resolve(given.get(argument.name, argument.default_value)) for argument in schema]
 
     def _scalar(self, value: tirx.PrimExpr, dtype: str) -> relax.Expr:
-        """A number computed from sizes."""
+        """A number computed from sizes, and from floats that were read out of tensors."""
         variables = list(tirx.analysis.undefined_vars(value))
+        if value.dtype == "bool" and dtype != "bool":
+            value = tirx.Select(value, tirx.const(1, "int8"), tirx.const(0, "int8"))
 
-        def compute(*sizes: tirx.Var) -> te.Tensor:
-            number = tirx.stmt_functor.substitute(value, dict(zip(variables, sizes, strict=True))).astype(dtype)
+        def compute(*operands: tirx.Var | te.Tensor) -> te.Tensor:
+            numbers = (operand() if isinstance(operand, te.Tensor) else operand for operand in operands)
+            number = tirx.stmt_functor.substitute(value, dict(zip(variables, numbers, strict=True))).astype(dtype)
             return te.compute((), lambda: number, name="size")
 
-        return self.builder.emit_te(compute, *variables, primfunc_name_hint="size")
+        operands = [self._read.get(variable, variable) for variable in variables]
+        return self.builder.emit_te(compute, *operands, primfunc_name_hint="size")
 
     def _zeros(self, like: torch.Tensor) -> relax.Expr:
         return self.emit(relax.op.zeros(self.sizes(like.shape), dtype_name(like.dtype)))
@@ -299,6 +315,8 @@ def _example(argument: Any) -> Any:
     value = argument.meta["val"] if isinstance(argument, fx.Node) else argument
     if isinstance(value, torch.SymInt):
         return 1
+    if isinstance(value, torch.SymBool):
+        return True
     return 1.0 if isinstance(value, torch.SymFloat) else value
 
 

@@ -89,13 +89,18 @@ _RELATIONS: dict[type[sympy.Basic], Callable[[Size, Size], tirx.PrimExpr]] = {
 }
 
 
+def _selected(condition: tirx.PrimExpr, holds: Size, otherwise: Size) -> tirx.PrimExpr:
+    values = (tirx.const(value, "int64") if isinstance(value, int) else value for value in (holds, otherwise))
+    return tirx.Select(condition, *values)
+
+
 class Symbols:
     """The TVM expression of each sympy symbol; a symbol that is met for the first time (the size of a result that
     depends on data) gets a variable of its own name."""
 
     def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr], least: Mapping[tirx.Var, int]) -> None:
         """``known`` are the symbols of inputs, whose variables have a ``least`` value each."""
-        self._known: dict[sympy.Symbol, Size] = dict(known)
+        self._known: dict[sympy.Expr, Size] = dict(known)
         self._analyzer = arith.Analyzer()
         for variable, minimum in least.items():
             self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
@@ -109,9 +114,15 @@ class Symbols:
         kind = tirx.SizeVar if nonnegative else tirx.Var
         self._known.setdefault(symbol, kind(symbol.name, "int64"))
 
-    def replace(self, symbol: sympy.Symbol, size: Size) -> None:
-        """Let ``symbol`` be ``size`` from now on."""
-        self._known[symbol] = size
+    def define_float(self, symbol: sympy.Symbol) -> tirx.Var:
+        """The variable of ``symbol``, a float that is read out of a tensor."""
+        variable = tirx.Var(symbol.name, "float64")
+        self._known[symbol] = variable
+        return variable
+
+    def replace(self, expression: sympy.Expr, size: Size) -> None:
+        """Let ``expression``, a symbol or what is computed from some, be ``size`` from now on."""
+        self._known[expression] = size
 
     def is_certain(self, condition: tirx.PrimExpr) -> bool:
         """Whether ``condition`` holds in every call."""
@@ -134,8 +145,10 @@ class Symbols:
             return relation(_real(left), _real(right))
         return relation(*(tirx.IntImm("int64", side) if isinstance(side, int) else side for side in (left, right)))
 
-    def size(self, value: int | float | torch.SymInt | torch.SymFloat) -> Size:
-        """The expression of a size, or of a number computed from sizes."""
+    def size(self, value: int | float | torch.SymInt | torch.SymFloat | torch.SymBool) -> Size:
+        """The expression of a size, or of a number or a truth value computed from sizes."""
+        if isinstance(value, torch.SymBool):
+            return self.condition(value.node.expr)
         if isinstance(value, torch.SymInt | torch.SymFloat):
             return self.expression(value.node.expr)
         return value
@@ -149,8 +162,20 @@ class Symbols:
             return int(value)
         if isinstance(value, sympy.Number):
             return float(value)
+        if not isinstance(value, sympy.Symbol) and value in self._known:
+            return self._known[value]
         if isinstance(value, sympy.Symbol):
             return self._known.setdefault(value, tirx.SizeVar(value.name, "int64"))
+        if isinstance(value, sympy.Rel | sympy.And | sympy.Or | sympy.Not) or value in (sympy.true, sympy.false):
+            return _selected(self.condition(value), 1, 0)  # a truth value that is calculated with
+        if isinstance(value, sympy.Piecewise) and value.args[-1].cond is sympy.true:  # torch.sym_ite
+            *cases, last = value.args
+            chosen = self.expression(last.expr)
+            for case in reversed(cases):
+                chosen = _either_real(functools.partial(_selected, self.condition(case.cond)))(
+                    self.expression(case.expr), chosen
+                )
+            return chosen
         function = _FUNCTIONS.get(type(value).__name__)
         if function is None:
             raise UnsupportedModelError(

@@ -1,0 +1,82 @@
+"""What an exported program returns: tensors, and numbers that are constant, follow from sizes, or are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    OutputKind,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.utils._sympy.printers import PythonPrinter
+
+from tkc.frontend.torch.converters.emitter import dtype_name
+from tkc.frontend.torch.dimensions import Dimensions, named_shape
+from tkc.runtime.signature import Constant, TensorSpec
+from tkc.runtime.sizes import Formula
+
+NUMBERS = SymIntArgument | SymFloatArgument | SymBoolArgument
+"""What a program returns as a number of Python's that is no constant."""
+
+_DTYPES = {torch.SymInt: "int64", torch.SymFloat: "float64", torch.SymBool: "bool"}
+
+
+@dataclass(frozen=True)
+class ProgramOutputs:
+    """The leaves of a program's result, by who makes them; the fields are those of
+    :class:`tkc.runtime.signature.Signature`."""
+
+    outputs: tuple[TensorSpec, ...]
+    number_outputs: tuple[int, ...]
+    size_outputs: tuple[tuple[int, str], ...]
+    constant_outputs: tuple[tuple[int, Constant], ...]
+
+
+def program_outputs(program: ExportedProgram, dimensions: Dimensions) -> ProgramOutputs:
+    """What ``program``, whose inputs have these ``dimensions``, returns."""
+    values: dict[str, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    outputs: list[TensorSpec] = []
+    numbers: list[int] = []
+    formulas: list[tuple[int, str]] = []
+    constants: list[tuple[int, Constant]] = []
+    leaves = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
+    for position, leaf in enumerate(leaves):
+        value: Any = values.get(leaf.name)
+        if isinstance(leaf, TensorArgument):
+            outputs.append(TensorSpec(leaf.name, named_shape(value.shape, dimensions), dtype_name(value.dtype)))
+        elif isinstance(leaf, ConstantArgument):
+            constants.append((position, Constant(leaf.name, leaf.value)))
+        elif isinstance(value, int | float):  # a size that export found to be known
+            constants.append((position, Constant(leaf.name, value)))
+        elif (formula := _formula(value, dimensions)) is not None:
+            formulas.append((position, formula))
+        else:
+            numbers.append(len(outputs))
+            outputs.append(TensorSpec(leaf.name, (), _DTYPES[type(value)]))
+    return ProgramOutputs(tuple(outputs), tuple(numbers), tuple(formulas), tuple(constants))
+
+
+def returned_updates(outputs: Sequence[TensorSpec], updated: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """:attr:`tkc.runtime.signature.Signature.returned`, where the program updates tensors to these nodes' values."""
+    return tuple((place, updated.index(spec.name)) for place, spec in enumerate(outputs) if spec.name in updated)
+
+
+def _formula(value: Any, dimensions: Dimensions) -> str | None:
+    """An integer or a truth value over the names of sizes, where it follows from those of inputs."""
+    known: Mapping[Any, Any] = dimensions.by_name()
+    if isinstance(value, torch.SymFloat) or not value.node.expr.free_symbols <= known.keys():
+        return None
+    text: str = PythonPrinter().doprint(value.node.expr.subs(known))
+    try:
+        Formula(text)
+    except ValueError:
+        return None
+    return text
