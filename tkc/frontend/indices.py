@@ -67,12 +67,21 @@ class IndexUses:
         """Notes for a branch, whose counts :meth:`add_counts` is to be given."""
         return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True)
 
+    def part(self, operands: Mapping[relax.Var, relax.Expr]) -> IndexUses:
+        """Notes for a function that is called with ``operands``, the values here by its parameters."""
+        held = {parameter: self._origin(operand) for parameter, operand in operands.items()}
+        inputs = {parameter: self._inputs[value] for parameter, value in held.items() if value in self._inputs}
+        constants = {
+            p: found for p, value in held.items() if (found := constant_values(value, self._constants)) is not None
+        }
+        return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True)
+
     def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str, part: int | None = None) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
         self._uses.append(IndexUse(indices, size, wraps, source, part))
 
     def add_counts(self, counts: relax.Var, flags: Sequence[Flag]) -> None:
-        """Note what the two branches of a choice counted, ``int32 [flags]``: zeros for the one that was not taken."""
+        """Note what a branch or a loop counted, ``int32 [flags]``: zeros for one that was not taken."""
         self._of_branches.append((counts, list(flags)))
 
     def input_bounds(self) -> tuple[IndexBound, ...]:

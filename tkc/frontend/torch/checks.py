@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.control_flow import is_control_flow, subgraph, subgraphs
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
@@ -65,9 +66,17 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
 
 
 def unknown_operators(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that cannot be converted as they are, subgraphs among them."""
-    nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
-    return [node for node in nodes if node.op == "get_attr" or not _is_known(node)]
+    """The nodes that cannot be converted as they are, also of the graphs that the graph's control flow calls."""
+    unknown: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and is_control_flow(node):
+            for called in subgraphs(node):
+                unknown += unknown_operators(called.graph)
+        elif node.op == "call_function" and not _is_known(node):
+            unknown.append(node)
+        elif node.op == "get_attr" and subgraph(node) is None:
+            unknown.append(node)
+    return unknown
 
 
 def _is_number(node: fx.Node) -> bool:

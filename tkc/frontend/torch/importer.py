@@ -28,6 +28,7 @@ from tkc.frontend.torch.complex import (
     computes_complex_numbers,
     with_decomposable_complex_numbers,
 )
+from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
@@ -284,7 +285,7 @@ def _import(
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
     uses = IndexUses(builder, named, constants, checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
-    calls = OperatorCalls(program, emitter) if fallback else None
+    calls = OperatorCalls(program.graph, program.range_constraints, emitter) if fallback else None
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
@@ -319,17 +320,23 @@ def _translate(
     program: ExportedProgram, emitter: Emitter, calls: OperatorCalls | None, bound: Mapping[str, relax.Expr]
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
     """Emit every node; the values that the program returns, and the new ones of what it updates."""
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in bound:
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in bound:
             emitter.bind(node, bound[node.name])
-        elif node.op == "call_function" and str(node.target) not in CHECKS:
-            _emit(emitter, calls, node)
+    _translate_graph(emitter, calls, program.graph)
     values = {node.name: value for node, value in emitter.env.items()}
     changes = program_updates(program)
     updated = [*changes.inputs.values(), *changes.state.values()]
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
     names = [output.name for output in outputs if isinstance(output, TensorArgument) and output.name not in updated]
     return [values[name] for name in names], [values[name] for name in updated]
+
+
+def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
+    """Emit every node of a graph whose placeholders are bound."""
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target) not in CHECKS:
+            _emit(emitter, calls, node)
 
 
 def _check_results(node: fx.Node, results: Any) -> None:
@@ -345,7 +352,9 @@ def _check_results(node: fx.Node, results: Any) -> None:
 def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
-    if node.target is operator.getitem:
+    if is_control_flow(node):
+        ControlFlow(emitter, calls, _translate_graph).emit(node)
+    elif node.target is operator.getitem:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
     elif reads_float(node):
