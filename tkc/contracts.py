@@ -119,8 +119,8 @@ CHECK_SIZES: Final = "tkc.check_sizes"
 """The runtime registers it: ``(message, value, holds)`` to ``value``, or an error with ``message``."""
 
 CHOOSE: Final = "tkc_choose"
-"""``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the operands
-if the condition holds, or ``other``. A condition is a tensor of one truth value, or a number of the host.
+"""``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the
+operands if the condition holds, or ``other``. A condition is a tensor of one truth value, or a number of the host.
 
 Graphs call this and the next two by ``call_pure_packed``, with the names of the functions of the module that they call,
 each a ``StringImm`` (``passes/lowering/machine_calls.py`` puts the functions in their places). What these functions

@@ -26,8 +26,8 @@ from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
 from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
-from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.machine_calls import MachineCalls
+from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.own_results import OwnResults
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.reshape_views import ReshapeViews

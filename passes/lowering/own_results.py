@@ -13,7 +13,7 @@ from tkc.passes.graph.copies import copy_of
 
 @tvm.transform.module_pass(opt_level=0, name="OwnResults")
 class OwnResults:
-    """Copies each result of a function but ``main`` that lies in memory of its parameters, of a constant, or of another.
+    """Copies each result of a branch or body that lies in memory of a parameter, of a constant, or of another result.
 
     Branches and loop bodies return what they were handed, or views of it: a value that a step leaves as it is, the
     first state of a loop without steps. Who calls them takes the results for new tensors: memory planning gives away
@@ -50,9 +50,9 @@ def _called(module: IRModule, functions: dict[str, GlobalVar]) -> set[GlobalVar]
     pending = [functions[MAIN]]
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and expr.args and isinstance(expr.args[0], relax.ExternFunc):
-            if expr.args[0].global_symbol in CONTROL_FLOW:
-                pending.extend(functions[each.value] for each in expr.args if isinstance(each, relax.StringImm))
+        runtime = expr.args[0] if isinstance(expr, relax.Call) and expr.args else None
+        if isinstance(runtime, relax.ExternFunc) and runtime.global_symbol in CONTROL_FLOW:
+            pending.extend(functions[each.value] for each in expr.args if isinstance(each, relax.StringImm))
 
     while pending:
         name = pending.pop()

@@ -41,7 +41,8 @@ class IndexUses:
     """What a frontend notes while it converts a model, or a branch of it: indices, and :attr:`divisors`.
 
     ``inputs`` are the model's by name, ``constants`` holds the values of the variables that no call changes, and
-    ``checked`` says which indices the graph checks. A branch checks the inputs and constants among its indices in any
+    ``checked`` says which indices the graph checks. ``in_part`` says that the notes are those of a function that
+    is called with values that the model computes. A branch checks the inputs and constants among its indices in any
     case: they may be out of range as long as it is not taken.
     """
 
@@ -53,12 +54,14 @@ class IndexUses:
         checked: CheckedInGraph,
         *,
         in_branch: bool = False,
+        in_part: bool = False,
     ) -> None:
         self._builder = builder
         self._inputs = inputs
         self._constants = constants
         self._checked = checked
         self._in_branch = in_branch
+        self._in_part = in_part
         self._uses: list[IndexUse] = []
         self.divisors = Divisors(builder, inputs, constants, in_branch=in_branch)
         self._of_branches: list[tuple[relax.Var, list[Flag]]] = []
@@ -74,7 +77,7 @@ class IndexUses:
         constants = {
             p: found for p, value in held.items() if (found := constant_values(value, self._constants)) is not None
         }
-        return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True)
+        return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True, in_part=True)
 
     def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str, part: int | None = None) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
@@ -150,7 +153,9 @@ class IndexUses:
         return low if low < (-size if use.wraps else 0) else None
 
     def _is_computed(self, variable: relax.Expr) -> bool:
-        return isinstance(variable, relax.Var) and self._builder.lookup_binding(variable) is not None
+        if not isinstance(variable, relax.Var) or variable in self._constants:
+            return False
+        return self._in_part or self._builder.lookup_binding(variable) is not None
 
     def _count(self, use: IndexUse) -> relax.Var:
         op, emit = relax.op, self._builder.emit

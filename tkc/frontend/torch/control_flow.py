@@ -20,8 +20,8 @@ from tvm import relax, te, tirx
 
 from tkc.contracts import CHOOSE, REPEAT, WHILE
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, has_no_elements, source_of
-from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.sources import SourceBuilder
+from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.torch.operator_calls import OperatorCalls, symbols_of
 from tkc.passes.lowering.row_writes import Element, Write
 from tkc.passes.lowering.write_function import write_function
@@ -36,6 +36,13 @@ def subgraph(node: fx.Node) -> fx.GraphModule | None:
     module = node.graph.owning_module
     found = getattr(module, str(node.target), None) if node.op == "get_attr" and module is not None else None
     return found if isinstance(found, fx.GraphModule) else None
+
+
+def held_tensor(node: fx.Node) -> torch.Tensor | None:
+    """The tensor that a ``get_attr`` node stands for, if it is one: what a branch makes of Python's numbers."""
+    module = node.graph.owning_module
+    found = getattr(module, str(node.target), None) if node.op == "get_attr" and module is not None else None
+    return found.detach() if isinstance(found, torch.Tensor) and not found.is_complex() else None
 
 
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
@@ -254,6 +261,7 @@ class _Part:
         symbols, sizes = outer.symbols.within(sorted(set(_used_symbols(given.node)), key=str))
         self.params: list[relax.Var] = []
         self.flags: list[Flag] = []
+        assert isinstance(outer.builder, SourceBuilder)  # as the importer makes it
         self.name = relax.StringImm(outer.builder.part_name(given.node.name))
         self.result: relax.Var | None = None
         self._flow = flow
@@ -382,9 +390,9 @@ class _Part:
         """``rows`` with ``row`` written where the step's number says, in place."""
         if any(isinstance(size, tirx.IntImm) and int(size) == 0 for size in rows.struct_info.shape.values):
             return rows
-        loops = [(tirx.Var(f"i{axis}", "int64"), size) for axis, size in enumerate(row.struct_info.shape.values)]
-        index = [var for var, _ in loops]
-        function, sizes = write_function(rows, Write(loops, [self._number, *index], Element(row, index)))
+        loops = tuple((tirx.Var(f"i{axis}", "int64"), size) for axis, size in enumerate(row.struct_info.shape.values))
+        index = tuple(var for var, _ in loops)
+        function, sizes = write_function(rows, Write(loops, (self._number, *index), Element(row, index)))
         name = self._emitter.builder.add_func(function, "write_row")
         call = relax.call_tir_inplace(name, [rows, row], 0, rows.struct_info, relax.ShapeExpr(sizes) if sizes else None)
         return self._emitter.builder.emit(call)

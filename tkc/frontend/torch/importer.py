@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
+from tvm.runtime import from_dlpack
 
 from tkc.contracts import MAIN, NUM_INPUT, UPDATES
 from tkc.errors import UnsupportedModelError, UsageError
@@ -22,13 +23,13 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.checks import check_interface, check_operators, unknown_operators
+from tkc.frontend.torch.checks import check_control_flow, check_interface, check_operators, unknown_operators
 from tkc.frontend.torch.complex import (
     complex_decompositions,
     computes_complex_numbers,
     with_decomposable_complex_numbers,
 )
-from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
+from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
@@ -43,7 +44,7 @@ from tkc.frontend.torch.dimensions import (
     size_conditions,
 )
 from tkc.frontend.torch.files import load_program
-from tkc.frontend.torch.mutation import functional_name, is_in_place
+from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
     Element,
@@ -138,6 +139,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
     """
+    check_control_flow(program.graph)
     is_complex = computes_complex_numbers(program)
     if not is_complex and not unknown_operators(program.graph):
         return program
@@ -157,7 +159,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         if isinstance(error, UnsupportedModelError):
             raise
         if not is_complex:
-            if fallback and all(map(can_be_called, unknown_operators(program.graph))):
+            if fallback and all(map(_can_be_called_as_it_is, unknown_operators(program.graph))):
                 return program
             names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
             raise UnsupportedModelError(
@@ -170,6 +172,12 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+def _can_be_called_as_it_is(node: fx.Node) -> bool:
+    """Whether the node's operator can be called in place, and what it writes, if anything, can be told from its
+    result."""
+    return can_be_called(node) and (not is_in_place(node) or is_unobserved(node))
 
 
 def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
@@ -337,6 +345,8 @@ def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Gr
     for node in graph.nodes:
         if node.op == "call_function" and str(node.target) not in CHECKS:
             _emit(emitter, calls, node)
+        elif (tensor := held_tensor(node)) is not None:
+            emitter.env[node] = relax.Constant(from_dlpack(tensor.to_dense().contiguous().clone()))
 
 
 def _check_results(node: fx.Node, results: Any) -> None:
