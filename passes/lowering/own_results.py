@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.ir import GlobalVar, IRModule, Op
 from tvm.ir.transform import PassContext
 
-from tkc.contracts import CONTROL_FLOW, MAIN
+from tkc.contracts import CONTROL_FLOW, GLOBAL_SYMBOL, MAIN
 from tkc.passes.graph.copies import copy_of
 
 
@@ -27,7 +27,10 @@ class OwnResults:
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` whose functions return tensors of their own."""
         functions = {
-            name.name_hint: name for name, function in module.functions_items() if isinstance(function, relax.Function)
+            name.name_hint: name
+            for name, function in module.functions_items()
+            # Others are groups of operators, which fusion made.
+            if isinstance(function, relax.Function) and GLOBAL_SYMBOL in (function.attrs or {})
         }
         if len(functions) == 1:
             return module

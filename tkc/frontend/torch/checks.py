@@ -50,8 +50,8 @@ def check_control_flow(graph: fx.Graph) -> None:
             check_control_flow(called.graph)
             if changed := changed_placeholders(called.graph):
                 raise UnsupportedModelError(
-                    f"{node.target} ({source_of(node)}): one of its functions writes into {', '.join(sorted(changed))}, "
-                    "which it is handed. Return the new value, and write it outside of the function."
+                    f"{node.target} ({source_of(node)}): one of its functions writes into {', '.join(sorted(changed))}"
+                    ", which it is handed. Return the new value, and write it outside of the function."
                 )
 
 
