@@ -77,7 +77,7 @@ def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item
     for item in items:
         if item.get_closest_marker("daily"):
             cases[item.nodeid.partition("[")[0]].append(item)
-    others = set()
+    others: set[pytest.Item] = set()
     for every in cases.values():
         marker = every[0].get_closest_marker("daily")
         assert marker is not None

@@ -279,9 +279,14 @@ def _export_in_child(module: IRModule, target: Target, path: Path) -> None:
 
 
 def _export(module: IRModule, target: Target, path: Path) -> None:
-    from tkc.builder.runtime_objects import runtime_objects
+    from tvm import relax
 
-    _built(module, target).export_library(str(path), addons=runtime_objects(target))
+    from tkc.builder.runtime_objects import runtime_objects
+    from tkc.passes.graph.branches import calls_parts
+
+    functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
+    addons = runtime_objects(target, control_flow=any(map(calls_parts, functions)))
+    _built(module, target).export_library(str(path), addons=addons)
 
 
 def _built(module: IRModule, target: Target) -> Any:

@@ -15,7 +15,7 @@ MAIN: Final = "main"
 
 RETAINING_MAIN: Final = "main_retaining_memory"
 """The entry that also returns the memory it computed in, for CUDA graphs: ``passes/lowering/retain_memory.py`` adds it
-to programs for CUDA without branches, ``tkc/runtime/loaded_code.py`` looks for it."""
+to programs for CUDA without branches and loops, ``tkc/runtime/loaded_code.py`` looks for it."""
 
 # Attributes of functions that are TKC's own.
 
@@ -117,6 +117,26 @@ place where TKC has no converter. ``tkc/runtime/operators.py`` says what a descr
 
 CHECK_SIZES: Final = "tkc.check_sizes"
 """The runtime registers it: ``(message, value, holds)`` to ``value``, or an error with ``message``."""
+
+CHOOSE: Final = "tkc_choose"
+"""``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the
+operands if the condition holds, or ``other``. A condition is a tensor of one truth value, or a number of the host.
+
+Graphs call this and the next two by ``call_pure_packed``, with the names of the functions of the module that they call,
+each a ``StringImm`` (``passes/lowering/machine_calls.py`` puts the functions in their places). What these functions
+return lies in memory of its own (``passes/lowering/own_results.py``)."""
+
+WHILE: Final = "tkc_while"
+"""``control_flow.cc`` exports it: ``(begin, step, *operands)`` to the state of a loop at its end. ``begin`` makes
+``(condition, *state)`` of the operands, ``step`` of the operands and the state, as long as the condition holds."""
+
+REPEAT: Final = "tkc_repeat"
+"""``control_flow.cc`` exports it: ``(steps, begin, step, *operands)`` to the state of a loop at its end. ``steps`` is a
+shape of one number; ``begin`` makes the state of the operands, ``step`` of ``(number, *operands, *state)``, where the
+number, a shape as well, counts from 0."""
+
+CONTROL_FLOW: Final = (CHOOSE, WHILE, REPEAT)
+"""The functions of the runtime that call others of the program."""
 
 SHARE_THREADS: Final = "tkc_share_threads"
 """``parallel.cc`` exports it: ``(threads, address of a pool or 0)`` to the address of the pool that loops run in."""

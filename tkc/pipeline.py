@@ -26,7 +26,9 @@ from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
 from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
+from tkc.passes.lowering.machine_calls import MachineCalls
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
+from tkc.passes.lowering.own_results import OwnResults
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.reshape_views import ReshapeViews
 from tkc.passes.lowering.retain_memory import RetainMemory
@@ -158,6 +160,7 @@ def fusion_stages() -> list[PassStage]:
                 DefineSizesFirst(),
                 # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
                 ReshapeViews(),
+                OwnResults(),
                 transform.DeadCodeElimination(),
             ),
             holds=(*_KERNEL_GRAPH, KERNELS_REQUESTED, FUNCTIONS_ONLY),
@@ -190,6 +193,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.ComputePrimValue(),
             transform.VMShapeLower(),
             transform.AttachGlobalSymbol(),
+            MachineCalls(),
         ),
         holds=(WELL_FORMED, ENTRIES_EXPORTED, MACHINE_OPERATORS),
     )

@@ -1,4 +1,4 @@
-"""What is different for functions that branch: memory planning and CUDA graphs leave them out."""
+"""What is different for functions that branch or loop: memory planning leaves ``If`` out, CUDA graphs both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
+from tkc.contracts import CONTROL_FLOW
+
 
 def has_branches(function: relax.Function) -> bool:
     """Whether ``function`` chooses at run time what to compute (``relax.If``)."""
     found = []
     relax.analysis.post_order_visit(function, lambda expr: found.append(expr) if isinstance(expr, relax.If) else None)
+    return bool(found)
+
+
+def calls_parts(function: relax.Function) -> bool:
+    """Whether ``function`` has the runtime choose among, or repeat, functions of the program."""
+    found = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.ExternFunc) and expr.global_symbol in CONTROL_FLOW:
+            found.append(expr)
+
+    relax.analysis.post_order_visit(function, visit)
     return bool(found)
 
 

@@ -8,7 +8,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, RETAINING_MAIN
-from tkc.passes.graph.branches import has_branches
+from tkc.passes.graph.branches import calls_parts, has_branches
 
 
 @tvm.transform.module_pass(opt_level=0, name="RetainMemory")
@@ -19,12 +19,12 @@ class RetainMemory:
     holds them, nothing else is placed there: what a CUDA graph of the call's kernels writes is its own.
 
     Runs when every allocation is one of storage, and before storage is freed after its last use. A ``main`` with
-    branches gets no such entry: a graph would always take the branch that was taken when it was recorded.
+    branches or loops gets no such entry: a graph would always do what was done when it was recorded.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the second entry; its ``main`` has one block of bindings, as everything here makes it."""
-        if has_branches(module[MAIN]):
+        if has_branches(module[MAIN]) or calls_parts(module[MAIN]):
             return module
         main = relax.utils.copy_with_new_vars(module[MAIN])
         (block,) = main.body.blocks

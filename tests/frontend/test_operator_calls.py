@@ -186,19 +186,6 @@ def test_a_float_of_a_tensor_is_an_argument() -> None:
     check(executable, function, X, y - 1)
 
 
-@pytest.mark.parametrize("name", ["cond", "while_loop"])
-def test_control_flow_is_refused_by_name(name: str) -> None:
-    """Not by what PyTorch says of TKC's own classes."""
-    functions: dict[str, Callable[..., Any]] = {
-        "cond": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
-        "while_loop": lambda x: torch._higher_order_ops.while_loop(
-            lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x)
-        ),
-    }
-    with pytest.raises(tkc.UnsupportedModelError, match=rf"cannot compile these operators of the model:\s+{name}:"):
-        compiled(functions[name], X)
-
-
 def test_what_a_model_asserts_of_a_size_is_checked() -> None:
     """Before anything is computed from it, with the line that asserts it."""
 

@@ -10,10 +10,13 @@ from tkc.kernels import Target
 _FOLDER = Path(__file__).parent
 
 
-def runtime_objects(target: Target) -> list[str]:
-    """The object files for ``target``: where CPU code has its threads from, where CUDA code its memory.
+def runtime_objects(target: Target, *, control_flow: bool = False) -> list[str]:
+    """The object files for ``target``: where CPU code has its threads from, where CUDA code its memory; and what
+    chooses among functions of the program and repeats them, if it has ``control_flow``.
 
     Raises :class:`tkc.TargetError` where there is no C++ compiler, ``RuntimeError`` with its words if it fails.
     """
-    source = "device_memory.cc" if target.is_cuda else "parallel.cc"
-    return [str(compiled_once(_FOLDER / source))]
+    sources = ["device_memory.cc" if target.is_cuda else "parallel.cc"]
+    if control_flow:
+        sources.append("control_flow.cc")
+    return [str(compiled_once(_FOLDER / source)) for source in sources]

@@ -41,7 +41,8 @@ class IndexUses:
     """What a frontend notes while it converts a model, or a branch of it: indices, and :attr:`divisors`.
 
     ``inputs`` are the model's by name, ``constants`` holds the values of the variables that no call changes, and
-    ``checked`` says which indices the graph checks. A branch checks the inputs and constants among its indices in any
+    ``checked`` says which indices the graph checks. ``in_part`` says that the notes are those of a function that
+    is called with values that the model computes. A branch checks the inputs and constants among its indices in any
     case: they may be out of range as long as it is not taken.
     """
 
@@ -53,12 +54,14 @@ class IndexUses:
         checked: CheckedInGraph,
         *,
         in_branch: bool = False,
+        in_part: bool = False,
     ) -> None:
         self._builder = builder
         self._inputs = inputs
         self._constants = constants
         self._checked = checked
         self._in_branch = in_branch
+        self._in_part = in_part
         self._uses: list[IndexUse] = []
         self.divisors = Divisors(builder, inputs, constants, in_branch=in_branch)
         self._of_branches: list[tuple[relax.Var, list[Flag]]] = []
@@ -67,12 +70,21 @@ class IndexUses:
         """Notes for a branch, whose counts :meth:`add_counts` is to be given."""
         return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True)
 
+    def part(self, operands: Mapping[relax.Var, relax.Expr]) -> IndexUses:
+        """Notes for a function that is called with ``operands``, the values here by its parameters."""
+        held = {parameter: self._origin(operand) for parameter, operand in operands.items()}
+        inputs = {parameter: self._inputs[value] for parameter, value in held.items() if value in self._inputs}
+        constants = {
+            p: found for p, value in held.items() if (found := constant_values(value, self._constants)) is not None
+        }
+        return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True, in_part=True)
+
     def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str, part: int | None = None) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
         self._uses.append(IndexUse(indices, size, wraps, source, part))
 
     def add_counts(self, counts: relax.Var, flags: Sequence[Flag]) -> None:
-        """Note what the two branches of a choice counted, ``int32 [flags]``: zeros for the one that was not taken."""
+        """Note what a branch or a loop counted, ``int32 [flags]``: zeros for one that was not taken."""
         self._of_branches.append((counts, list(flags)))
 
     def input_bounds(self) -> tuple[IndexBound, ...]:
@@ -141,7 +153,9 @@ class IndexUses:
         return low if low < (-size if use.wraps else 0) else None
 
     def _is_computed(self, variable: relax.Expr) -> bool:
-        return isinstance(variable, relax.Var) and self._builder.lookup_binding(variable) is not None
+        if not isinstance(variable, relax.Var) or variable in self._constants:
+            return False
+        return self._in_part or self._builder.lookup_binding(variable) is not None
 
     def _count(self, use: IndexUse) -> relax.Var:
         op, emit = relax.op, self._builder.emit

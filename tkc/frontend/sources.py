@@ -17,6 +17,13 @@ class SourceBuilder(relax.BlockBuilder):
         self.sources: dict[str, str] = {}
         """The nodes by the names of their variables, which are unique in the module."""
 
+        self._parts = 0
+
+    def part_name(self, base: str) -> str:
+        """A name for a function besides ``main``, which no other gets."""
+        self._parts += 1
+        return f"part_{self._parts}_{base}"
+
     def emit(self, expr: Any, name_hint: str = "") -> relax.Var:
         """Bind ``expr`` to a new variable."""
         return self._noted(super().emit(expr, name_hint))

@@ -10,9 +10,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.control_flow import held_tensor, is_control_flow, subgraph, subgraphs
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import source_of
-from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
+from tkc.frontend.torch.mutation import changed_placeholders, functional_name, is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called
 from tkc.frontend.torch.outputs import NUMBERS
 from tkc.frontend.torch.weights import STATE_KINDS
@@ -43,6 +44,18 @@ def check_interface(program: ExportedProgram) -> None:
             )
 
 
+def check_control_flow(graph: fx.Graph) -> None:
+    """Raises UnsupportedModelError where a branch or the body of a loop writes into what it is handed."""
+    for node in filter(is_control_flow, graph.nodes):
+        for called in subgraphs(node):
+            check_control_flow(called.graph)
+            if changed := changed_placeholders(called.graph):
+                raise UnsupportedModelError(
+                    f"{node.target} ({source_of(node)}): one of its functions writes into {', '.join(sorted(changed))}"
+                    ", which it is handed. Return the new value, and write it outside of the function."
+                )
+
+
 def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     """Raises UnsupportedModelError that lists every operator without a converter, but for those that a ``fallback``
     calls in PyTorch."""
@@ -66,9 +79,15 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
 
 
 def unknown_operators(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that cannot be converted as they are, subgraphs among them."""
-    nodes = [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
-    return [node for node in nodes if node.op == "get_attr" or not _is_known(node)]
+    """The nodes that cannot be converted as they are, also of the graphs that the graph's control flow calls."""
+    unknown: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and is_control_flow(node):
+            for called in subgraphs(node):
+                unknown += unknown_operators(called.graph)
+        elif not _is_known(node):
+            unknown.append(node)
+    return unknown
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -76,6 +95,10 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _is_known(node: fx.Node) -> bool:
+    if node.op == "get_attr":
+        return subgraph(node) is not None or held_tensor(node) is not None
+    if node.op != "call_function":
+        return True
     if _is_number(node):
         # Numbers follow from sizes, except those that are read out of a tensor.
         return str(node.target) not in READS_ELEMENT

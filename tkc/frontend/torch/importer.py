@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree
 from tvm import relax, tirx
+from tvm.runtime import from_dlpack
 
 from tkc.contracts import MAIN, NUM_INPUT, UPDATES
 from tkc.errors import UnsupportedModelError, UsageError
@@ -22,12 +23,13 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.checks import check_interface, check_operators, unknown_operators
+from tkc.frontend.torch.checks import check_control_flow, check_interface, check_operators, unknown_operators
 from tkc.frontend.torch.complex import (
     complex_decompositions,
     computes_complex_numbers,
     with_decomposable_complex_numbers,
 )
+from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
@@ -41,7 +43,7 @@ from tkc.frontend.torch.dimensions import (
     size_conditions,
 )
 from tkc.frontend.torch.files import load_program
-from tkc.frontend.torch.mutation import functional_name, is_in_place
+from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
     OperatorCalls,
@@ -135,6 +137,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
     """
+    check_control_flow(program.graph)
     is_complex = computes_complex_numbers(program)
     if not is_complex and not unknown_operators(program.graph):
         return program
@@ -154,7 +157,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         if isinstance(error, UnsupportedModelError):
             raise
         if not is_complex:
-            if fallback and all(map(can_be_called, unknown_operators(program.graph))):
+            if fallback and all(map(_can_be_called_as_it_is, unknown_operators(program.graph))):
                 return program
             names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
             raise UnsupportedModelError(
@@ -167,6 +170,12 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+def _can_be_called_as_it_is(node: fx.Node) -> bool:
+    """Whether the node's operator can be called in place, and what it writes, if anything, can be told from its
+    result."""
+    return can_be_called(node) and (not is_in_place(node) or is_unobserved(node))
 
 
 def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
@@ -276,7 +285,7 @@ def _import(
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
     uses = IndexUses(builder, named, constants, checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
-    calls = OperatorCalls(program, emitter) if fallback else None
+    calls = OperatorCalls(program.graph, program.range_constraints, emitter) if fallback else None
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
@@ -315,16 +324,24 @@ def _translate(
     outputs: Sequence[TensorSpec],
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
     """Emit every node; the values of ``outputs``, and the new ones of what the program updates."""
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in bound:
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in bound:
             emitter.bind(node, bound[node.name])
-        elif node.op == "call_function" and str(node.target) not in CHECKS:
-            _emit(emitter, calls, node)
+    _translate_graph(emitter, calls, program.graph)
     values = {node.name: value for node, value in emitter.env.items()}
     changes = program_updates(program)
     updated = [*changes.inputs.values(), *changes.state.values()]
     returned = [emitter.tensor(values[spec.name], spec.dtype) for spec in outputs if spec.name not in updated]
     return returned, [values[name] for name in updated]
+
+
+def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
+    """Emit every node of a graph whose placeholders are bound."""
+    for node in graph.nodes:
+        if node.op == "call_function" and str(node.target) not in CHECKS:
+            _emit(emitter, calls, node)
+        elif (tensor := held_tensor(node)) is not None:
+            emitter.env[node] = relax.Constant(from_dlpack(tensor.to_dense().contiguous().clone()))
 
 
 def _check_results(node: fx.Node, results: Any) -> None:
@@ -340,7 +357,9 @@ def _check_results(node: fx.Node, results: Any) -> None:
 def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
-    if node.target is operator.getitem:
+    if is_control_flow(node):
+        ControlFlow(emitter, calls, _translate_graph).emit(node)
+    elif node.target is operator.getitem:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
     elif reads_float(node):

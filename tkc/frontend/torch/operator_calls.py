@@ -13,7 +13,6 @@ import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.export import ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
 from tvm import relax, tirx
 
@@ -87,18 +86,26 @@ def _operator(node: fx.Node) -> OpOverload | None:
 class OperatorCalls:
     """Emits calls of operators in one graph, and the checks of the sizes that only they decide."""
 
-    def __init__(self, program: ExportedProgram, emitter: Emitter) -> None:
+    def __init__(
+        self, graph: fx.Graph, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]], emitter: Emitter
+    ) -> None:
+        """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are no call's to define."""
         self._emitter = emitter
-        self._ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]] = program.range_constraints
-        self._defined: set[sympy.Symbol] = {
-            symbol for node in program.graph.find_nodes(op="placeholder") for symbol in _symbols(node.meta.get("val"))
-        }
+        self._ranges = ranges
+        self._defined: set[sympy.Symbol] = set(emitter.symbols.known)
+        for node in graph.find_nodes(op="placeholder"):
+            self._defined |= symbols_of(node.meta.get("val"))
         self._of_data: set[sympy.Symbol] = set()
-        self._conditions = [
-            (condition, node) for node in program.graph.nodes if (condition := _condition(node)) is not None
-        ]
+        self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
         self._calls: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
+
+    def within(self, graph: fx.Graph, emitter: Emitter) -> OperatorCalls:
+        """Calls in a ``graph`` that this one calls; they are listed with the others."""
+        inner = OperatorCalls(graph, self._ranges, emitter)
+        inner._of_data |= self._of_data
+        inner._calls, inner._why = self._calls, self._why
+        return inner
 
     def calls(self) -> tuple[OperatorCall, ...]:
         """What was emitted, by operator."""
@@ -111,7 +118,7 @@ class OperatorCalls:
         """Whether only the data decides a size of the node's result, which no converter computes."""
         results = node.meta.get("val")
         leaves = results if isinstance(results, list | tuple) else [results]
-        return any(symbol not in self._defined for leaf in leaves for symbol in _symbols(leaf))
+        return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
 
     def mixes_sizes(self, node: fx.Node) -> bool:
         """Whether the node takes tensors of several sizes that only the data decides.
@@ -119,7 +126,7 @@ class OperatorCalls:
         PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
         """
         values = (given.meta.get("val") for given in node.all_input_nodes)
-        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in _symbols(value)}
+        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in symbols_of(value)}
         return len(found & self._of_data) > 1
 
     def emit(self, node: fx.Node, why: str) -> None:
@@ -145,7 +152,7 @@ class OperatorCalls:
             CALL_OPERATOR, relax.StringImm(json.dumps(description)), *operands, sinfo_args=[sinfo]
         )
         with self._emitter.converting(node):
-            self._emitter.env[node] = self._settled(self._emitter.builder.emit(call), results, node)
+            self._emitter.env[node] = self.settled(self._emitter.builder.emit(call), results, node)
         self._note(name, node, why)
 
     def _note(self, operator: str, node: fx.Node, why: str) -> None:
@@ -254,19 +261,19 @@ class OperatorCalls:
         least, most = ((int(bound) if abs(bound) < 2**62 else None) for bound in (found.lower, found.upper))
         return [least, most]
 
-    def _settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
+    def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
         builder = self._emitter.builder
         if isinstance(expected, list | tuple):
             # Of results that nothing reads, PyTorch may state sizes that they do not have.
             read = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
             return [
-                self._settled(builder.emit(relax.TupleGetItem(value, i)), each, node) if i in read else None
+                self.settled(builder.emit(relax.TupleGetItem(value, i)), each, node) if i in read else None
                 for i, each in enumerate(expected)
             ]
         if expected is None:
             return None
-        new = {symbol for symbol in _symbols(expected) if symbol not in self._defined}
+        new = {symbol for symbol in symbols_of(expected) if symbol not in self._defined}
         self._defined |= new
         if isinstance(expected, torch.SymBool):
             (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
@@ -347,7 +354,8 @@ def _struct_info(results: Any) -> relax.StructInfo:
     return relax.TupleStructInfo([_struct_info(result) for result in results])
 
 
-def _symbols(value: Any) -> set[sympy.Symbol]:
+def symbols_of(value: Any) -> set[sympy.Symbol]:
+    """The symbols in the shape of a (fake) tensor, or in a number."""
     sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else [value]
     return {s for size in sizes if isinstance(size, torch.SymInt | torch.SymBool) for s in size.node.expr.free_symbols}
 

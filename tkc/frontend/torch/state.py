@@ -164,6 +164,12 @@ class _Keep(TorchDispatchMode):
 
     supports_higher_order_operators = True  # they only call others
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Control flow is traced by Dynamo, which hands its operands on to other functions where a mode is in its way:
+        weights that a branch reads would be no inputs of it."""
+        return True
+
     def __init__(self, kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's has no types
         self._kept = kept

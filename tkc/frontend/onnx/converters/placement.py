@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from tvm import DataType, relax, te, tirx
@@ -59,7 +61,7 @@ def _tensor_scatter(node: Node) -> Converted:
             if circular:
                 offset = tirx.floormod(offset, cache.shape[axis])
 
-            def read(position: list[tirx.PrimExpr]) -> tirx.PrimExpr:
+            def read(position: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
                 return update(*index[:axis], position[0], *index[axis + 1 :])
 
             return read_within(read, [offset], extents([length]), cache(*index))

@@ -68,7 +68,7 @@ def _length(node: Node, position: int, what: str) -> int | None:
 def _fixed(length: Size) -> int:
     if not isinstance(length, int) or not 0 < length <= _LONGEST:
         raise ConversionError(
-            f"transforms {length} elements; expected a fixed number of 1 to {_LONGEST}: fix the size, or give the length"
+            f"transforms {length} elements; expected a fixed number, 1 to {_LONGEST}: fix the size, or give the length"
         )
     return length
 

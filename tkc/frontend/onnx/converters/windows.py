@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 
@@ -36,13 +37,14 @@ def _col2im(node: Node) -> Converted:
 
         def pixel(b: tirx.Var, c: tirx.Var, *position: tirx.Var) -> tirx.PrimExpr:
             reaches = [position[i] + pads[i] - offsets[i] * dilations[i] for i in range(rank)]
-            whole = [tirx.floormod(reach, step) == tirx.const(0, "int64") for reach, step in zip(reaches, strides, strict=True)]
-            windows = [tirx.floordiv(reach, step) for reach, step in zip(reaches, strides, strict=True)]
+            steps = list(zip(reaches, strides, strict=True))
+            whole = [tirx.floormod(reach, step) == tirx.const(0, "int64") for reach, step in steps]
+            windows = [tirx.floordiv(reach, step) for reach, step in steps]
             tap = window = tirx.const(0, "int64")
             for i in range(rank):
                 tap = tap * kernel[i] + offsets[i]
 
-            def read(found: list[tirx.PrimExpr]) -> tirx.PrimExpr:
+            def read(found: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
                 place = window
                 for i in range(rank):
                     place = place * counts[i] + found[i]

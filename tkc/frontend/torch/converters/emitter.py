@@ -84,7 +84,7 @@ class Emitter:
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
         with self.converting(node):
             value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
-            self.env[node] = self._settle(value, expected)
+            self.env[node] = self.settled(value, expected)
 
     @contextmanager
     def converting(self, node: fx.Node) -> Iterator[None]:
@@ -109,7 +109,7 @@ class Emitter:
     def bind(self, node: fx.Node, value: relax.Expr) -> None:
         """Let ``node`` stand for ``value``, a parameter of the function or a constant."""
         self.node = node
-        self.env[node] = self._settle(value, node.meta["val"])
+        self.env[node] = self.settled(value, node.meta["val"])
 
     @property
     def dtype(self) -> str:
@@ -274,11 +274,12 @@ class Emitter:
     def _zeros(self, like: torch.Tensor) -> relax.Expr:
         return self.emit(relax.op.zeros(self.sizes(like.shape), dtype_name(like.dtype)))
 
-    def _settle(self, value: Any, expected: Any) -> Any:
+    def settled(self, value: Any, expected: Any) -> Any:
+        """``value`` in the shapes and dtypes of the (fake) tensors that PyTorch states, ``expected``."""
         if isinstance(expected, list | tuple):
             if isinstance(value, relax.Expr):
                 value = [self.emit(relax.TupleGetItem(value, i)) for i in range(len(value.struct_info.fields))]
-            return [self._settle(v, e) for v, e in zip(value, expected, strict=True)]
+            return [self.settled(v, e) for v, e in zip(value, expected, strict=True)]
         if value is None or expected is None:
             return None
         value = self._zeros(expected) if has_no_elements(expected) else self.emit(value)

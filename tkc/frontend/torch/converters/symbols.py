@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import sympy
@@ -104,6 +104,24 @@ class Symbols:
         self._analyzer = arith.Analyzer()
         for variable, minimum in least.items():
             self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
+
+    @property
+    def known(self) -> frozenset[sympy.Symbol]:
+        """The symbols that have an expression."""
+        return frozenset(self._known)
+
+    def within(self, used: Iterable[sympy.Symbol]) -> tuple[Symbols, dict[tirx.Var, tirx.PrimExpr]]:
+        """The symbols ``used`` in a function of its own: its variables, and what each of them is here."""
+        found = {symbol: self._known[symbol] for symbol in used if symbol in self._known}
+        given = {symbol: size for symbol, size in found.items() if not isinstance(size, int)}
+        own: dict[sympy.Symbol, tirx.Var] = {}
+        least: dict[tirx.Var, int] = {}
+        for symbol, size in given.items():
+            minimum = self._analyzer.const_int_bound(size).min_value
+            own[symbol] = (tirx.SizeVar if minimum >= 0 else tirx.Var)(symbol.name, "int64")
+            if minimum > 0:
+                least[own[symbol]] = minimum
+        return Symbols({**found, **own}, least), {own[symbol]: size for symbol, size in given.items()}
 
     def is_positive(self, size: Size) -> bool:
         """Whether ``size`` is above zero in every call."""

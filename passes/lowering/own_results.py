@@ -1,0 +1,107 @@
+"""Gives what branches and loop bodies return memory of its own."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar, IRModule, Op
+from tvm.ir.transform import PassContext
+
+from tkc.contracts import CONTROL_FLOW, GLOBAL_SYMBOL, MAIN
+from tkc.passes.graph.copies import copy_of
+
+
+@tvm.transform.module_pass(opt_level=0, name="OwnResults")
+class OwnResults:
+    """Copies each result of a branch or body that lies in memory of a parameter, of a constant, or of another result.
+
+    Branches and loop bodies return what they were handed, or views of it: a value that a step leaves as it is, the
+    first state of a loop without steps. Who calls them takes the results for new tensors: memory planning gives away
+    what was handed over, and updates in place write into it. A tensor that a function writes into in place is the
+    exception: the state of a loop that it is stays where it is.
+
+    Runs when operators have become functions, which alone compute: all else only names memory. Branches and bodies of
+    what nothing reads are gone then, and go.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` whose functions return tensors of their own."""
+        functions = {
+            name.name_hint: name
+            for name, function in module.functions_items()
+            # Others are groups of operators, which fusion made.
+            if isinstance(function, relax.Function) and GLOBAL_SYMBOL in (function.attrs or {})
+        }
+        if len(functions) == 1:
+            return module
+        called = _called(module, functions)
+        unread = functions.keys() - {name.name_hint for name in called}
+        kept = {name: function for name, function in module.functions_items() if name.name_hint not in unread}
+        builder = relax.BlockBuilder(IRModule(kept, attrs=module.attrs, global_infos=module.global_infos))
+        for name in called:
+            if name.name_hint != MAIN:
+                builder.update_func(name, _with_own_results(builder, module[name]))
+        return relax.transform.Normalize()(builder.get())
+
+
+def _called(module: IRModule, functions: dict[str, GlobalVar]) -> dict[GlobalVar, None]:
+    """``main`` and what it calls by name, directly or not."""
+    found: dict[GlobalVar, None] = {}
+    pending = [functions[MAIN]]
+
+    def visit(expr: relax.Expr) -> None:
+        runtime = expr.args[0] if isinstance(expr, relax.Call) and expr.args else None
+        if isinstance(runtime, relax.ExternFunc) and runtime.global_symbol in CONTROL_FLOW:
+            pending.extend(functions[each.value] for each in expr.args if isinstance(each, relax.StringImm))
+
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found[name] = None
+            relax.analysis.post_order_visit(module[name], visit)
+    return found
+
+
+def _with_own_results(builder: relax.BlockBuilder, function: relax.Function) -> relax.Function:
+    values = {
+        binding.var: binding.value
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.VarBinding | relax.MatchCast)
+    }
+    last = function.body.blocks[-1]
+    end = last.bindings[-1]
+    if not isinstance(end.value, relax.Tuple):
+        return function  # the results of another function are all that it returns
+    results: list[relax.Expr] = []
+    copies: list[relax.Binding] = []
+    held: set[relax.Expr] = set()
+    for result in end.value.fields:
+        memory = _memory(result, values)
+        if isinstance(result.struct_info, relax.TensorStructInfo):
+            if memory in values and memory not in held:
+                held.add(memory)
+            else:
+                copy = relax.DataflowVar("copy", result.struct_info)
+                copies.append(relax.VarBinding(copy, copy_of(builder, result)))
+                result = copy
+        results.append(result)
+    if not copies:
+        return function
+    block = type(last)([*last.bindings[:-1], *copies, relax.VarBinding(end.var, relax.Tuple(results))])
+    body = relax.SeqExpr([*function.body.blocks[:-1], block], function.body.body)
+    return relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+
+
+def _memory(value: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """The variable that computed what ``value`` names or views; a parameter, or a constant, is itself."""
+    while isinstance(value, relax.Var) and value in values:
+        source = values[value]
+        if isinstance(source, relax.Call):
+            if not (isinstance(source.op, Op) and source.op.name == "relax.reshape"):
+                return value
+            source = source.args[0]
+        elif isinstance(source, relax.TupleGetItem):
+            return value
+        value = source
+    return value
