@@ -35,11 +35,8 @@ class OwnResults:
         if len(functions) == 1:
             return module
         called = _called(module, functions)
-        kept = {
-            name: function
-            for name, function in module.functions_items()
-            if name not in called ^ set(functions.values())
-        }
+        unread = functions.keys() - {name.name_hint for name in called}
+        kept = {name: function for name, function in module.functions_items() if name.name_hint not in unread}
         builder = relax.BlockBuilder(IRModule(kept, attrs=module.attrs, global_infos=module.global_infos))
         for name in called:
             if name.name_hint != MAIN:
@@ -47,9 +44,9 @@ class OwnResults:
         return relax.transform.Normalize()(builder.get())
 
 
-def _called(module: IRModule, functions: dict[str, GlobalVar]) -> set[GlobalVar]:
+def _called(module: IRModule, functions: dict[str, GlobalVar]) -> dict[GlobalVar, None]:
     """``main`` and what it calls by name, directly or not."""
-    found: set[GlobalVar] = set()
+    found: dict[GlobalVar, None] = {}
     pending = [functions[MAIN]]
 
     def visit(expr: relax.Expr) -> None:
@@ -60,7 +57,7 @@ def _called(module: IRModule, functions: dict[str, GlobalVar]) -> set[GlobalVar]
     while pending:
         name = pending.pop()
         if name not in found:
-            found.add(name)
+            found[name] = None
             relax.analysis.post_order_visit(module[name], visit)
     return found
 
