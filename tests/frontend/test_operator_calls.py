@@ -322,6 +322,35 @@ def test_threads_call_at_once() -> None:
     assert wrong == []
 
 
+def _update(x: torch.Tensor) -> torch.Tensor:
+    return x.sub_(1.0) * 2
+
+
+def _update_of_a_view(x: torch.Tensor) -> torch.Tensor:
+    x[:, :-1] = 1.0
+    return x.sum()
+
+
+def _update_of_a_result(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1.0
+    y[1:].mul_(3.0)
+    return y
+
+
+@pytest.mark.parametrize("function", [_update, _update_of_a_view, _update_of_a_result])
+def test_no_update_is_lost_where_pytorch_cannot_decompose(
+    function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process without CUDA that was forked from one with it: in-place operators are refused, not called."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr("tkc.frontend.torch.importer._decomposed", fails)
+    with pytest.raises(tkc.UnsupportedModelError, match="Cannot re-initialize CUDA"):
+        compiled(function, torch.ones(3, 4))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["nonzero", "masked_select", "unique", "two selections"])
 def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
