@@ -275,7 +275,7 @@ def _columns(names: Iterable[str]) -> str:
 def onnx_operators() -> str:
     """The ONNX operators, and whose converter each has."""
     from tkc.frontend.onnx.converters import CONVERTERS
-    from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, stock_converters
+    from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
     from tkc.frontend.onnx.importer import _CONTROL_FLOW, _expandable_operators
 
     parts = [
@@ -286,7 +286,7 @@ def onnx_operators() -> str:
         "that is not listed is refused by name.\n",
     ]
     functions = _expandable_operators()
-    for domain, title in (("", "ai.onnx"), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
+    for domain, title in (("", "ai.onnx"), (ML_DOMAIN, ML_DOMAIN), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
         own = {name for other, name in CONVERTERS if other == domain}
         if domain == "":
             own |= _CONTROL_FLOW
