@@ -12,34 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim
 
 import tkc
+from tests.frontend.whole_models import Model, called, compiled
 
 Arguments = tuple[Any, ...]
-
-
-class Model(nn.Module):
-    """A function of tensors."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        """What the function gives."""
-        return self.function(*inputs)
-
-
-def compiled(function: Callable[..., Any], *examples: torch.Tensor, **options: Any) -> tkc.Executable:
-    """The function compiled for the CPU without kernels."""
-    return tkc.compile(Model(function), examples, kernels="none", database=False, **options)
-
-
-def called(executable: tkc.Executable) -> dict[str, int]:
-    """The operators that the report names, with the number of calls."""
-    return {use.operator: use.calls for use in executable.report.operators}
 
 
 def check(executable: tkc.Executable, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
@@ -206,7 +184,7 @@ def test_what_a_converter_refuses_is_called() -> None:
     executable = compiled(lambda x: torch.cumsum(x, 0) + torch.logcumsumexp(x, 0), X)
     assert list(called(executable)) == ["aten::logcumsumexp"]
     (use,) = executable.report.operators
-    assert "no converter" in use.why and "test_operator_calls.py" in use.nodes[0]
+    assert "no converter" in use.why and "whole_models.py" in use.nodes[0]
     assert "Called in PyTorch" in str(executable.report) and "aten::logcumsumexp" in repr(executable)
 
 
