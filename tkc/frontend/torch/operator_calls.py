@@ -22,6 +22,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.torch.mutation import functional_name
+from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
 
 READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 """Operators that read a number out of a tensor."""
@@ -131,9 +132,17 @@ class OperatorCalls:
         assert called is not None
         name = called.name()
         operands: list[relax.Expr] = []
-        arguments, named = self._arguments(node, called, operands)
         results = node.meta["val"]
-        description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
+        if str(called) == CALL_ON_PAIRS:
+            tensors, sizes, text = node.args
+            description = json.loads(str(text))
+            name = description["operator"]
+            for operand in self._emitter.resolve([*tensors, *sizes]):  # type: ignore[misc]  # lists, by its schema
+                is_tensor = isinstance(operand, relax.Expr) and not isinstance(operand, relax.PrimValue)
+                operands.append(operand if is_tensor else relax.PrimValue(operand))
+        else:
+            arguments, named = self._arguments(node, called, operands)
+            description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
         if isinstance(results, torch.SymInt):
             description["results"] = self._bounds(results)
         if isinstance(results, torch.SymBool):
