@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -91,9 +91,14 @@ def _return_pairs(graph: fx.Graph, signature: ExportGraphSignature) -> ExportGra
     (returned,) = output.args
     specs = [
         replace(spec, arg=replace(spec.arg, name=node.name)) if isinstance(node, fx.Node) else spec
-        for spec, node in zip(signature.output_specs, returned, strict=True)  # type: ignore[arg-type]  # a tuple
+        for spec, node in zip(signature.output_specs, returned, strict=True)
     ]
     return ExportGraphSignature(signature.input_specs, specs)
+
+
+def is_linear_algebra(operator: torch._ops.OpOverload) -> bool:
+    """Whether ``operator`` is one of ``torch.linalg`` that is more than arithmetic."""
+    return operator.name().startswith("aten::linalg_") and "norm" not in operator.name()
 
 
 @contextmanager
@@ -122,17 +127,22 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
 
     def lookup(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         found = own.get(operator) or own.get(operator.overloadpacket) or theirs(operator, *args, **kwargs)
-        if found is None and torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _COMPOSITE):
+        name = operator.name()
+        if found is None and is_linear_algebra(operator) and fallback:
+            return called(operator)
+        if found is None and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
             # Not by operator.decompose, which leaves whole what the graph of real numbers keeps.
             found = functools.partial(operator._op_dk, _COMPOSITE)
         gives_tensors = any("Tensor" in str(result.type) for result in operator._schema.returns)
         return called(operator) if found is None and gives_tensors else found
 
-    common.lookup_complex = lookup
+    common.lookup_complex = lookup  # type: ignore[assignment]  # the same parameters by another name
     try:
+        # What makes complex results of real matrices; of complex ones, the lookup is asked.
+        eigen = (aten.linalg_eig.default, aten.linalg_eigvals.default, aten._linalg_eigvals.default)
         makers = {
-            operator: (lambda *args, operator=operator, **kwargs: called(operator)(*args, **kwargs))
-            for operator in (aten.linalg_eig.default, aten.linalg_eigvals.default, aten._linalg_eigvals.default)
+            operator: lambda x, operator=operator: NotImplemented if x.is_complex() else called(operator)(x)
+            for operator in eigen
         }
         yield {**_makers(ComplexTensor), **makers}
     finally:
@@ -155,6 +165,9 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
         real = x.to(dtype.to_real())
         return pair(real, torch.zeros_like(real))
 
+    def is_complex(arguments: Sequence[Any]) -> bool:
+        return any(isinstance(x, torch.Tensor) and x.is_complex() for x in arguments)
+
     def filled(operator: torch._ops.OpOverload) -> Callable[..., Any]:
         """``full`` and its like, whose last argument is the number."""
 
@@ -162,7 +175,7 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
             *rest, number = args
             if dtype is None and isinstance(number, complex):
                 dtype = torch.get_default_dtype().to_complex()
-            if dtype is None or not dtype.is_complex or any(isinstance(x, torch.Tensor) and x.is_complex() for x in rest):
+            if dtype is None or not dtype.is_complex or is_complex(rest):
                 return NotImplemented
             parts = complex(number).real, complex(number).imag
             return pair(*(operator(*rest, part, dtype=dtype.to_real(), **how) for part in parts))
@@ -173,14 +186,20 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
         """``zeros`` and its like."""
 
         def make(*args: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
-            if dtype is None or not dtype.is_complex or any(isinstance(x, torch.Tensor) and x.is_complex() for x in args):
+            if dtype is None or not dtype.is_complex or is_complex(args):
                 return NotImplemented
             real = operator(*args, dtype=dtype.to_real(), **how)
             return pair(real, torch.zeros_like(real))
 
         return make
 
+    def scaled(x: torch.Tensor, number: Any) -> Any:
+        if x.is_complex() or not isinstance(number, complex):
+            return NotImplemented
+        return pair(x * number.real, x * number.imag)
+
     return {
+        aten.mul.Scalar: scaled,
         aten.complex.default: pair,
         aten.polar.default: lambda length, angle: pair(length * angle.cos(), length * angle.sin()),
         aten.view_as_complex.default: lambda pairs: pair(pairs[..., 0], pairs[..., 1]),
@@ -213,18 +232,17 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
         return (x.real, x.imag) if isinstance(x, complex) else (x, None)
 
     def made(real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
-        return pair(real, imaginary)  # type: ignore[call-arg]  # a ComplexTensor
+        return pair(real, imaginary)
 
     def like(operator: torch._ops.OpOverload, number: complex | None = None) -> Callable[..., Any]:
         """``ones_like`` and ``new_ones``, which fill with ``number``, and ``full_like``, whose last argument it is."""
 
         def make(x: Any, *sizes: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
             dtype = dtype or x.dtype
-            if number is None:
-                *sizes, last = sizes
             if not dtype.is_complex:
-                return operator(x.re, *sizes, *([last] if number is None else []), dtype=dtype, **how)
-            value = complex(last if number is None else number)
+                return operator(x.re, *sizes, dtype=dtype, **how)
+            value = complex(sizes[-1] if number is None else number)
+            sizes = sizes[:-1] if number is None else sizes
             kind = aten.new_full.default if "new" in operator.name() else aten.full_like.default
             parts = (kind(x.re, *sizes, part, dtype=dtype.to_real()) for part in (value.real, value.imag))
             return made(*parts)
@@ -243,9 +261,34 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
 
         return product
 
+    def total(sign: int) -> Callable[..., Any]:
+        def of(x: Any, y: Any, *, alpha: Any = 1) -> Any:
+            (a, b), (c, d) = parts(x), parts(y)
+            if sign < 0:
+                alpha = -alpha
+            if alpha != 1:
+                c, d = c * alpha, None if d is None else d * alpha
+            real = a + c
+            nothing = torch.zeros_like(real)
+            return made(real, (nothing if b is None else b) + (nothing if d is None else d))
+
+        return of
+
     def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         product = bilinear(torch.matmul)(x, weight.transpose(-1, -2) if weight.dim() > 1 else weight)
         return product if bias is None else product + bias
+
+    def convolution(x: Any, weight: Any, bias: Any, *how: Any) -> Any:
+        result = bilinear(lambda x, weight: aten.convolution(x, weight, None, *how))(x, weight)
+        if bias is None:
+            return result
+        return result + bias.reshape(-1, *[1] * (len(how[0])))
+
+    def filled(x: Any, value: Any) -> Any:
+        (c, d) = parts(value)
+        if isinstance(value, torch.Tensor):
+            return made(aten.fill.Tensor(x.re, c), torch.zeros_like(x.re) if d is None else aten.fill.Tensor(x.im, d))
+        return made(torch.full_like(x.re, c), torch.full_like(x.im, d or 0))
 
     def quotient(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
         (a, b), (c, d) = parts(x), parts(y)
@@ -272,9 +315,15 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
             return result if exponent >= 0 else reciprocal(result)
         if isinstance(exponent, float) and exponent == 0.5:
             return torch.sqrt(x)
-        base = x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=exponent.dtype, device=exponent.device)
+        if isinstance(x, torch.Tensor):
+            base = x if isinstance(x, pair) else made(x, torch.zeros_like(x))
+        else:
+            base = torch.full((), x, dtype=exponent.dtype, device=exponent.device)
         result = torch.exp(exponent * torch.log(base))
         return torch.where(base == 0, torch.where(torch.zeros_like(base) == exponent, 1.0, 0.0), result)
+
+    def arcosh(x: Any) -> Any:
+        return torch.log(x + torch.sqrt(x + 1) * torch.sqrt(x - 1))
 
     def unlike(x: Any, y: Any) -> Any:
         return torch.logical_not(torch.eq(x, y))
@@ -286,6 +335,12 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
         return _of_pairs(pair, torch.ops.tkc.fft_c2c(torch.view_as_real(x), *how))
 
     return {
+        aten.add: total(1),
+        aten.sub: total(-1),
+        aten.mul: bilinear(torch.mul),
+        aten.mm: bilinear(torch.mm),
+        aten.bmm: bilinear(torch.bmm),
+        aten.dot: bilinear(torch.dot),
         aten.matmul: bilinear(torch.matmul),
         aten.mv: bilinear(torch.mv),
         aten.linear: linear,
@@ -293,6 +348,9 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
         aten.div.Scalar: quotient,
         aten.reciprocal: reciprocal,
         aten.pow: power,
+        aten.convolution: convolution,
+        aten.fill: filled,
+        aten.acosh: arcosh,
         aten.ne: unlike,
         aten.sym_size.int: lambda x, axis: x.re.shape[axis],
         aten.sym_numel.default: lambda x: x.re.numel(),

@@ -28,6 +28,7 @@ from tkc.frontend.torch.complex import (
     complex_decompositions,
     complex_leaves,
     computes_complex_numbers,
+    is_linear_algebra,
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
@@ -43,7 +44,7 @@ from tkc.frontend.torch.dimensions import (
     size_conditions,
 )
 from tkc.frontend.torch.files import load_program
-from tkc.frontend.torch.mutation import changed_placeholders, functional_name, is_in_place
+from tkc.frontend.torch.mutation import functional_name, is_in_place
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
     OperatorCalls,
@@ -172,13 +173,17 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
 
 def _over_pairs(program: ExportedProgram, table: dict[Any, Any], *, fallback: bool) -> ExportedProgram:
     """``program``, which computes with complex numbers, over pairs of real ones."""
-    if changed_placeholders(program.graph):
+    if any(map(is_in_place, program.graph.nodes)):
         # In functional form first: what is written into a pair's parts would not be seen in the pair.
         program = _decomposed(program, {})
+    if fallback:  # linear algebra is called whole: its parts test for errors
+        for op in [op for op in table if is_linear_algebra(op)]:
+            table.pop(op)
     pairs = complex_leaves(program)
     program = with_decomposable_complex_numbers(program)
     with complex_decompositions(fallback=fallback) as decompositions:
-        core = _decomposed(program, table | decompositions)
+        table.update(decompositions)
+        core = _decomposed(program, table)
     core.graph_module.meta[PAIRS] = pairs
     return core
 

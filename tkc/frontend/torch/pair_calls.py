@@ -83,8 +83,7 @@ def on_pairs(operator: OpOverload, pairs: type[torch.Tensor], args: Sequence[Any
     found = torch.ops.tkc.call_on_pairs(tensors, sizes, json.dumps(moved))
     kinds = _result_kinds(operator, args, kwargs)
     results = [
-        pairs(each[..., 0], each[..., 1]) if is_complex else each  # type: ignore[call-arg]  # a ComplexTensor
-        for each, is_complex in zip(found, kinds, strict=True)
+        pairs(each[..., 0], each[..., 1]) if is_complex else each for each, is_complex in zip(found, kinds, strict=True)
     ]
     if returns == ["Tensor"]:
         return results[0]
