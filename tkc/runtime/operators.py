@@ -7,7 +7,9 @@ an object of one key: ``tensor`` or ``size`` with its place among the operands, 
 such a tensor's pairs, ``number`` for its one element, ``float`` and ``parts`` for what JSON lacks, ``dtype``,
 ``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on. ``results`` is
 ``"tensors"``, ``"list"`` where one tensor, too, is returned as a list, or the bounds ``[least, most]`` of the one
-integer that the operator reads out of a tensor. Complex results are returned as pairs.
+integer that the operator reads out of a tensor. Complex results are returned as pairs. An operator that writes into its
+arguments writes into copies of the operands ``bases``, or into views of them (``slice`` with operand, axis, start and
+end; ``strided`` with operand, sizes, strides and offset), and the copies are returned behind its results.
 """
 
 from __future__ import annotations
@@ -97,11 +99,14 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
     arguments = [_value(argument) for argument in call["arguments"]]
     named = {key: _value(argument) for key, argument in call["named"].items()}
     bounds = call["results"]
+    bases: list[int] = call.get("bases", [])
     kinds = {"tensors": _tensors, "list": _list}
     results = kinds[bounds] if isinstance(bounds, str) else lambda found, _: _size(found, name, *bounds)
 
     def run(operands: Operands) -> Any:
         operands = [from_dlpack(each) if hasattr(each, "__dlpack__") else each for each in operands]
+        for position in bases:
+            operands[position] = operands[position].clone()
         try:
             with torch.no_grad():
                 found = operator(
@@ -117,7 +122,10 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
                 for each in operands
             )
             raise OperatorError(f"PyTorch's {name}, which the model calls, failed for {shapes}: {error}") from error
-        return results(found, operands)
+        if not bases:
+            return results(found, operands)
+        written = [aligned(operands[position]) for position in bases]
+        return [*([None] if found is None else _list(found, operands)), *written]
 
     return run
 
@@ -148,6 +156,11 @@ def _value(argument: Any) -> _Value:
     ((kind, given),) = argument.items()
     if kind in ("tensor", "size"):
         return lambda operands: operands[given]
+    if kind in ("slice", "strided"):
+        view = torch.ops.aten.slice.Tensor if kind == "slice" else torch.ops.aten.as_strided.default
+        base, *how = given
+        parts = [_value(part) for part in how]
+        return lambda operands: view(operands[base], *[part(operands) for part in parts])
     if kind == "complex":
         return lambda operands: torch.view_as_complex(operands[given])
     if kind == "parts":
