@@ -60,7 +60,8 @@ def _cuda(p: BatchedMatmulParameters, c: BatchedMatmulConfiguration, target: Tar
             b_shared = T.alloc_shared(b_tile, p.dtype)
             out_shared = T.alloc_shared((c.block_m, c.block_n), p.stored_dtype)
             acc = T.alloc_fragment((c.block_m, c.block_n), "float32")
-            entry = layer * GRID_HEIGHT + place
+            # Copies that are not TMA's compute addresses in the type of what they are indexed by.
+            entry = (layer if tma and target.device.tma else T.cast(layer, "int64")) * GRID_HEIGHT + place
             # Variables, since TileLang would write the divisions again wherever their results are used.
             tile = tile_at(number, row_tiles, column_tiles)
             row_tile = T.alloc_var("int32", tile[0])

@@ -97,6 +97,7 @@ def test_work_counts_every_entry() -> None:
     ("arch", "parameters"),
     [
         ("sm_80", BatchedMatmulParameters(512, 64, "bfloat16")),
+        ("sm_89", BatchedMatmulParameters(16384, 5120, "bfloat16", "kn")),  # 65,535 of them hold more than 2^31 numbers
         ("sm_90a", BatchedMatmulParameters(512, 64, "bfloat16")),
         ("sm_90a", BatchedMatmulParameters(None, 64, "float16", out_dtype="float32")),
         ("sm_90a", BatchedMatmulParameters(64, None, "bfloat16", "kn")),
