@@ -1,0 +1,95 @@
+"""What ``torch.compile(model, backend="tkc")`` calls: AOTAutograd, with TKC to compile the graphs that it makes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import ShortenTraceback
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tkc.api import compile as compile_model
+from tkc.dynamo.graph import CompiledGraph, boxed
+from tkc.dynamo.options import Settings, settings_of
+from tkc.dynamo.program import GraphProgram, graph_program
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.runtime.executable import Executable
+
+_LOG = logging.getLogger(__name__)
+_COMPILING = threading.RLock()  # TVM's passes and the processes that build kernels are one compilation's at a time
+
+
+class OptionError(UsageError, ShortenTraceback):
+    """A :class:`~tkc.UsageError` that PyTorch hands on as it is, and not as a failure of the backend."""
+
+
+class RefusedGraphError(UnsupportedModelError, ShortenTraceback):
+    """An :class:`~tkc.UnsupportedModelError` that PyTorch hands on as it is, and not as a failure of the backend."""
+
+
+def tkc(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that ``torch.compile`` captured; ``options`` are those of :func:`tkc.compile`.
+
+    Its forward and, where gradients are needed, its backward graph are compiled for the device of their tensors.
+    Parameters are inputs of both, so that a later optimizer step, ``load_state_dict`` or ``.to`` is seen. A graph that
+    TKC refuses runs in PyTorch, and a warning names the reason; with ``options={"fallback": False}`` it raises.
+
+    Raises :class:`~tkc.UsageError` for an option or a mode that does not exist.
+    """
+    try:
+        settings = settings_of(options, mode)
+    except UsageError as error:
+        raise OptionError(str(error), first_useful_frame=None) from None
+    compilers = {
+        f"{kind}_compiler": functools.partial(compiled_graph, settings=settings, kind=kind)
+        for kind in ("fw", "bw", "inference")
+    }
+    aot = aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
+    return aot(module, example_inputs)
+
+
+def compiled_graph(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The compiled form of one graph, or the graph itself where TKC refuses it and ``settings`` let it run in PyTorch.
+
+    Raises :class:`~tkc.UnsupportedModelError` where they do not.
+    """
+    try:
+        # The compiler computes with real tensors, in its own dtypes.
+        with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), _COMPILING:
+            graph = graph_program(module)
+            return boxed(CompiledGraph(graph, _executable(graph, settings)))
+    except UnsupportedModelError as error:
+        if not settings.fallback:
+            raise RefusedGraphError(str(error), first_useful_frame=None) from error
+        _LOG.warning("a %s graph runs in PyTorch, and is not compiled: %s", _KINDS[kind], error)
+        return boxed(fx.Interpreter(module).boxed_run)
+
+
+_KINDS = {"fw": "forward", "bw": "backward", "inference": "forward"}
+
+
+def _executable(graph: GraphProgram, settings: Settings) -> Executable | None:
+    if graph.program is None:
+        return None
+    options: dict[str, Any] = {"target": graph.device.type, **settings.options}
+    if graph.device.type == "cpu":
+        return compile_model(graph.program, **options)
+    with torch.cuda.device(graph.device):
+        executable = compile_model(graph.program, **options)
+    executable.cuda_graphs = settings.cuda_graphs
+    return executable
