@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from tkc.dynamo.program import Given, GraphProgram, Returned
+from tkc.dynamo.program import Given, GraphProgram
 from tkc.errors import UsageError
 from tkc.runtime.executable import Executable
 
@@ -21,14 +21,14 @@ class CompiledGraph:
 
     def __init__(self, graph: GraphProgram, executable: Executable | None) -> None:
         self.executable = executable
-        self._inputs, self._outputs, self._device = graph.inputs, graph.outputs, graph.device
+        self._inputs, self._layouts, self._tail, self._device = graph.inputs, graph.layouts, graph.tail, graph.device
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run the graph. Raises :class:`~tkc.UsageError` under forward-mode automatic differentiation."""
         if forward_ad._current_level >= 0:
             _check_tangents(arguments)
         tensors = [self._tensor(given, arguments[given.position]) for given in self._inputs]
-        passed = {each.given: arguments[each.given] for each in self._outputs if each.given is not None}
+        passed = [arguments[position] for position in self._tail.given]
         arguments.clear()
         if self.executable is None:
             computed: Sequence[Any] = ()
@@ -37,7 +37,7 @@ class CompiledGraph:
                 computed = self.executable(*tensors)
         else:
             computed = self.executable(*tensors)
-        return self._returned(computed, tensors, passed)
+        return list(self._tail.run(*self._own(computed, tensors), *passed))
 
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
@@ -46,27 +46,21 @@ class CompiledGraph:
             return argument.to(self._device)  # type: ignore[no-any-return]  # a number from the CPU
         return argument  # type: ignore[no-any-return]  # a tensor
 
-    def _returned(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor], passed: dict[int, Any]) -> list[Any]:
+    def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """What was computed in its layout, each in memory of its own: those that share some are left to the tail."""
         taken = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
-        made = [self._own(value, taken) for value in computed]
-        return [self._output(each, made, passed) for each in self._outputs]
-
-    def _own(self, value: Any, taken: set[int]) -> Any:
-        """``value``, which shares memory with no input and no other output: PyTorch makes the views that do."""
-        if not isinstance(value, torch.Tensor) or not value.numel():
-            return value
-        if value.untyped_storage().data_ptr() in taken:
-            value = value.clone(memory_format=torch.contiguous_format)
-        taken.add(value.untyped_storage().data_ptr())
-        return value
-
-    def _output(self, output: Returned, made: Sequence[Any], passed: dict[int, Any]) -> Any:
-        if output.given is not None:
-            return passed[output.given]
-        if output.computed is None:
-            return output.constant
-        value = made[output.computed]
-        return value if output.layout is None else output.layout.of(value)
+        results = []
+        for value, layout in zip(computed, self._layouts, strict=True):
+            if isinstance(value, torch.Tensor):
+                if not value.numel():
+                    value = value.new_empty(value.shape)
+                elif layout is not None:
+                    value = layout.of(value)
+                elif value.untyped_storage().data_ptr() in taken:
+                    value = value.clone(memory_format=torch.contiguous_format)
+                taken.add(value.untyped_storage().data_ptr())
+            results.append(value)
+        return results
 
 
 def boxed(graph: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:

@@ -35,7 +35,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.dynamo.layout import Layout, layout_of
+from tkc.dynamo.tail import Tail, tail_of
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.converters.emitter import source_of
 
 _OFFSET = 2**62
 """What is added to an integer that may be negative, to be the size of a tensor."""
@@ -51,26 +53,18 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Returned:
-    """An output of the graph: the input at position ``given``, the program's output ``computed``, or a ``constant``.
-
-    ``layout`` is where a computed tensor's elements lie, unless it is contiguous.
-    """
-
-    given: int | None = None
-    computed: int | None = None
-    constant: Any = None
-    layout: Layout | None = None
-
-
-@dataclass(frozen=True)
 class GraphProgram:
     """A graph as a ``program`` over tensors, ``None`` if nothing is left to compute, and how a call of the graph is one
-    of the program. ``device`` is where the program runs."""
+    of the program.
+
+    ``layouts`` are where the elements of the program's outputs are to lie, ``None`` for contiguous ones and for
+    numbers; ``tail`` makes the graph's outputs of them. ``device`` is where the program runs.
+    """
 
     program: ExportedProgram | None
     inputs: tuple[Given, ...]
-    outputs: tuple[Returned, ...]
+    layouts: tuple[Layout | None, ...]
+    tail: Tail
     device: torch.device
 
 
@@ -84,18 +78,33 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     positions = {node: position for position, node in enumerate(placeholders)}
-    outputs, computed = _outputs(module.graph, positions)
+    _check_strides(module.graph)
+    tail = tail_of(module.graph, positions)
+    (end,) = module.graph.find_nodes(op="output")
+    end.args = (tail.computed,)
     _convert_by_aten(module.graph)
     module.graph.eliminate_dead_code()
     constants = _lift_constants(module)
-    inputs = _over_tensors(module.graph, positions)
-    names = {node.name: given for node, given in inputs}
+    given = dict(_over_tensors(module.graph, positions))
     for node in placeholders:
-        if node.name not in names:
+        if node not in given:
             module.graph.erase_node(node)
-    given = tuple(names[node.name] for node in module.graph.find_nodes(op="placeholder") if node.name in names)
-    program = _program(module, constants, computed) if computed else None
-    return GraphProgram(program, given, outputs, device)
+    inputs = tuple(given[node] for node in module.graph.find_nodes(op="placeholder") if node in given)
+    values = [node.meta["val"] for node in tail.computed]
+    layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
+    program = _program(module, constants, tail.computed) if tail.computed else None
+    return GraphProgram(program, inputs, layouts, tail, device)
+
+
+def _check_strides(graph: fx.Graph) -> None:
+    """Refuse views by strides of what is not contiguous: in compiled code every tensor is."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
+        source: Any = node.args[0]
+        if layout_of(source.meta["val"]) is not None:
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a view by strides of a tensor that is not contiguous. "
+                "Take the view by slices, or of .contiguous()."
+            )
 
 
 def _device(graph: fx.Graph) -> torch.device:
@@ -119,28 +128,6 @@ def _device(graph: fx.Graph) -> torch.device:
 
 def _is_number_on_cpu(node: fx.Node, tensor: torch.Tensor) -> bool:
     return node.op == "placeholder" and tensor.device.type == "cpu" and tensor.dim() == 0 and bool(node.users)
-
-
-def _outputs(graph: fx.Graph, positions: dict[fx.Node, int]) -> tuple[tuple[Returned, ...], list[fx.Node]]:
-    """What the graph returns, and the nodes that compute some of it, which alone its output returns from now on."""
-    (end,) = graph.find_nodes(op="output")
-    leaves: Any = end.args[0]
-    computed: list[fx.Node] = []
-    outputs = []
-    for leaf in leaves if isinstance(leaves, list | tuple) else [leaves]:
-        if not isinstance(leaf, fx.Node):
-            outputs.append(Returned(constant=leaf))
-        elif leaf in positions:
-            outputs.append(Returned(given=positions[leaf]))
-        elif isinstance(value := leaf.meta.get("val"), bool | int | float):
-            outputs.append(Returned(constant=value))
-        else:
-            if leaf not in computed:
-                computed.append(leaf)
-            layout = layout_of(value) if isinstance(value, torch.Tensor) else None
-            outputs.append(Returned(computed=computed.index(leaf), layout=layout))
-    end.args = (tuple(computed),)
-    return tuple(outputs), computed
 
 
 def _convert_by_aten(graph: fx.Graph) -> None:
