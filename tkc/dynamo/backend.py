@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ from tkc.api import compile as compile_model
 from tkc.dynamo.graph import CompiledGraph, boxed
 from tkc.dynamo.options import Settings, settings_of
 from tkc.dynamo.program import GraphProgram, graph_program
+from tkc.dynamo.store import stored
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.runtime.executable import Executable
+from tkc.targets import resolve_target
 
 _LOG = logging.getLogger(__name__)
 _COMPILING = threading.RLock()  # TVM's passes and the processes that build kernels are one compilation's at a time
@@ -84,12 +87,18 @@ _KINDS = {"fw": "forward", "bw": "backward", "inference": "forward"}
 
 
 def _executable(graph: GraphProgram, settings: Settings) -> Executable | None:
-    if graph.program is None:
+    program = graph.program
+    if program is None:
         return None
-    options: dict[str, Any] = {"target": graph.device.type, **settings.options}
-    if graph.device.type == "cpu":
-        return compile_model(graph.program, **options)
-    with torch.cuda.device(graph.device):
-        executable = compile_model(graph.program, **options)
-    executable.cuda_graphs = settings.cuda_graphs
+    with _on(graph.device):
+        target = resolve_target(settings.options.get("target", graph.device.type))
+        if target.is_cuda != (graph.device.type == "cuda"):
+            raise OptionError(f"the target {target} cannot run a graph on {graph.device}", first_useful_frame=None)
+        options = {**settings.options, "target": target}
+        executable = stored(program, target, options, lambda: compile_model(program, **options))
+    executable.cuda_graphs = executable.cuda_graphs and settings.cuda_graphs
     return executable
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

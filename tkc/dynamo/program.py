@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from tkc.dynamo.attention import restore_attention
 from tkc.dynamo.layout import Layout, layout_of
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.errors import UnsupportedModelError
@@ -79,10 +80,11 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     positions = {node: position for position, node in enumerate(placeholders)}
     _check_strides(module.graph)
+    _convert_by_aten(module.graph)
+    restore_attention(module.graph)
     tail = tail_of(module.graph, positions)
     (end,) = module.graph.find_nodes(op="output")
     end.args = (tail.computed,)
-    _convert_by_aten(module.graph)
     module.graph.eliminate_dead_code()
     constants = _lift_constants(module)
     given = dict(_over_tensors(module.graph, positions))

@@ -147,6 +147,11 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     table = torch.export.default_decompositions()
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
+    if _reads_logsumexp(program.graph):
+        table.pop(_CPU_ATTENTION)
+    if fallback:  # called whole, random operators draw the numbers that they draw in PyTorch
+        for op in [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]:
+            table.pop(op)
     try:
         if is_complex:
             return _over_pairs(program, table, fallback=fallback)
@@ -172,6 +177,16 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _reads_logsumexp(graph: fx.Graph) -> bool:
+    """Whether ``graph`` reads the second result of PyTorch's attention on the CPU, as a forward pass does for its
+    backward pass: PyTorch's decomposition (2.13) has the weights in place of their logsumexp."""
+    calls = graph.find_nodes(op="call_function", target=_CPU_ATTENTION)
+    return any(user.args[1] == 1 and user.users for node in calls for user in node.users)
 
 
 def _can_be_called_as_it_is(node: fx.Node) -> bool:
