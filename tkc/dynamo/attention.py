@@ -51,4 +51,6 @@ def _restore(graph: fx.Graph, node: fx.Node) -> None:
     whole.meta = {**read[0].meta}
     for user in read:
         user.replace_all_uses_with(whole)
+    for user in list(node.users):
         graph.erase_node(user)
+    graph.erase_node(node)  # as dead code it would stay: with dropout it draws numbers

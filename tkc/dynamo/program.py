@@ -36,6 +36,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.dynamo.attention import restore_attention
 from tkc.dynamo.layout import Layout, layout_of
+from tkc.dynamo.random import draw_in_order
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters.emitter import source_of
@@ -82,6 +83,7 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     _check_strides(module.graph)
     _convert_by_aten(module.graph)
     restore_attention(module.graph)
+    draw_in_order(module.graph)
     tail = tail_of(module.graph, positions)
     (end,) = module.graph.find_nodes(op="output")
     end.args = (tail.computed,)
