@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,7 +26,6 @@ from tkc.runtime.executable import Executable
 from tkc.targets import resolve_target
 
 _LOG = logging.getLogger(__name__)
-_COMPILING = threading.RLock()  # TVM's passes and the processes that build kernels are one compilation's at a time
 
 
 class OptionError(UsageError, ShortenTraceback):
@@ -72,8 +71,9 @@ def compiled_graph(
     Raises :class:`~tkc.UnsupportedModelError` where they do not.
     """
     try:
-        # The compiler computes with real tensors, in its own dtypes.
-        with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), _COMPILING:
+        # The compiler computes with real tensors, in its own dtypes. A backward graph is compiled when it first runs,
+        # which another thread may be tracing beside: what PyTorch's tracer notes is the process's, not the thread's.
+        with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), compile_lock:
             graph = graph_program(module)
             return boxed(CompiledGraph(graph, _executable(graph, settings)))
     except UnsupportedModelError as error:
