@@ -34,6 +34,7 @@ def test_pytorch_finds_it() -> None:
     ],
 )
 def test_options_that_mean_nothing(arguments: dict, message: str) -> None:
+    """A usage error names the option or the mode, and the nearest that there is."""
     with pytest.raises((tkc.UsageError, torch._dynamo.exc.BackendCompilerFailed), match=message) as raised:
         torch.compile(_plus_one, backend=backend.tkc, **arguments)(torch.zeros(3))
     error = raised.value
@@ -42,10 +43,12 @@ def test_options_that_mean_nothing(arguments: dict, message: str) -> None:
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_modes_of_pytorch(mode: str) -> None:
+    """All four are taken, and compile the same."""
     check_same(torch.ones(3), torch.compile(_plus_one, backend=backend.tkc, mode=mode)(torch.zeros(3)))
 
 
 def test_options_reach_the_compiler(tmp_path) -> None:
+    """A folder gets the dump, and an observer the stages' names."""
     stages: list[str] = []
     options = {"kernels": "none", "dump": tmp_path, "observer": stages.append}
     torch.compile(_plus_one, backend=backend.tkc, options=options)(torch.zeros(3))
@@ -57,6 +60,7 @@ def _refused(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_refused_graph_runs_in_pytorch_with_one_warning(warned: list[str]) -> None:
+    """The warning names the reason, and calls do not repeat it."""
     x = torch.arange(16.0).view(4, 4).t()
     call = torch.compile(_refused, backend=backend.tkc)
     for _ in range(3):
@@ -65,6 +69,7 @@ def test_a_refused_graph_runs_in_pytorch_with_one_warning(warned: list[str]) -> 
 
 
 def test_a_refused_graph_raises_without_fallback() -> None:
+    """By name; and the next graph compiles."""
     call = torch.compile(_refused, backend=backend.tkc, options={"fallback": False})
     with pytest.raises(tkc.UnsupportedModelError, match="a view by strides of a tensor that is not contiguous"):
         call(torch.arange(16.0).view(4, 4).t())
@@ -72,6 +77,7 @@ def test_a_refused_graph_raises_without_fallback() -> None:
 
 
 def test_graphs_on_several_devices_are_refused(warned: list[str]) -> None:
+    """The warning names the devices."""
     x, y = torch.zeros(3), torch.zeros(3, device="meta")
     torch.compile(lambda x, y: (x + 1, y + 1), backend=backend.tkc)(x, y)
     assert "several devices" in warned[0] and "cpu" in warned[0] and "meta" in warned[0]
@@ -85,6 +91,7 @@ def test_tangents_are_refused() -> None:
 
 
 def test_several_threads_compile_at_once() -> None:
+    """Forward and backward graphs of three models."""
     failures: list[BaseException] = []
 
     def work(size: int) -> None:

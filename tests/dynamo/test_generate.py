@@ -13,6 +13,7 @@ from tkc.dynamo.backend import tkc
 
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
+    """A language model of one layer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=200,

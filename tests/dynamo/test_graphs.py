@@ -14,6 +14,7 @@ randn = torch.randn
 
 
 def compiled(function, **options):
+    """``function`` compiled by TKC, as one graph."""
     return torch.compile(function, backend=tkc, fullgraph=True, **options)
 
 
@@ -27,6 +28,7 @@ def test_results_are_no_inputs() -> None:
 
 
 def test_views_share_the_memory_of_inputs() -> None:
+    """And an input that is returned is the tensor that was given."""
     x = randn(3, 4)
     flat, itself, row = compiled(lambda x: (x.view(-1), x, x[1]))(x)
     assert itself is x
@@ -35,6 +37,8 @@ def test_views_share_the_memory_of_inputs() -> None:
 
 
 def test_views_share_the_memory_of_results() -> None:
+    """Also the parts of a split, and under gradients."""
+
     def function(x):
         y = x + 1
         return y, y.view(-1), y.t(), y[0], y.split(2)[1]
@@ -47,6 +51,8 @@ def test_views_share_the_memory_of_results() -> None:
 
 
 def test_writes_into_inputs_and_views_of_them() -> None:
+    """Inputs hold afterwards what they hold in PyTorch."""
+
     def function(x, y):
         x.add_(1)
         y[0].mul_(2)
@@ -83,10 +89,12 @@ def test_inputs_that_overlap() -> None:
     ids=["expanded", "permuted", "overlapping", "channels_last"],
 )
 def test_inputs_that_are_not_contiguous(x: torch.Tensor) -> None:
+    """Their values are read where they lie."""
     check_compiled(lambda x: (x.sin() * 2, x.sum(0), x.transpose(0, 1)), x)
 
 
 def test_results_lie_as_in_pytorch() -> None:
+    """Strides are those that PyTorch's operators give."""
     x = randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     check_compiled(lambda x: F.conv2d(x, torch.ones(2, 3, 1, 1)).relu(), x)
     check_compiled(lambda x: (x.sin().expand(4, 5), x.cos().permute(1, 0), x.t().contiguous().t()), randn(4, 1))
@@ -94,6 +102,7 @@ def test_results_lie_as_in_pytorch() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tensors_without_elements(dynamic: bool) -> None:
+    """With known and with symbolic sizes."""
     check_compiled(lambda x: (x + 1, x.sum(0), torch.cat([x, x]), x @ x.t()), torch.empty(0, 4), dynamic=dynamic)
 
 
@@ -101,20 +110,24 @@ def test_tensors_without_elements(dynamic: bool) -> None:
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8]
 )
 def test_dtypes(dtype: torch.dtype) -> None:
+    """Floats and integers of each width."""
     check_compiled(lambda x: (x * 2 + 1, x > 1, x.t(), x.amax(0)), (randn(4, 5) * 5).to(dtype))
 
 
 def test_truth_values() -> None:
+    """Logic of truth values."""
     check_compiled(lambda x: (~x, x.any(), x & x), randn(4, 5) > 0)
 
 
 def test_complex_numbers() -> None:
+    """Also conjugates, which PyTorch makes lazily, and gradients."""
     x = torch.randn(4, 5, dtype=torch.complex64)
     check_compiled(lambda x: (x * 2, x.abs(), x.real, x.conj() * x, torch.view_as_real(x), x.conj()), x)
     check_compiled(lambda x: (x * x).abs().sum(), x.clone().requires_grad_())
 
 
 def test_not_a_number() -> None:
+    """NaN and infinity are what they are in PyTorch."""
     x = randn(4, 5)
     x[0], x[1] = float("nan"), float("inf")
     check_compiled(lambda x: (x.relu(), x.amax(), x.softmax(-1), x.clamp(0, 1)), x)
@@ -122,6 +135,8 @@ def test_not_a_number() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_numbers(dynamic: bool | None) -> None:
+    """Python's numbers and a tensor of one number; in and out, constant and symbolic."""
+
     def function(x, integer, real, truth, scalar):
         return x + integer, x * real, x if truth else -x, integer * 2, x * scalar, x.shape[0] * integer, None
 
@@ -139,10 +154,13 @@ def test_one_compilation_serves_every_integer() -> None:
 
 
 def test_a_graph_of_integers_alone() -> None:
+    """Nothing is left to compile, and nothing is refused."""
     check_compiled(lambda x, n: (n * 2, x.shape[0] + n), randn(5), 7, dynamic=True)
 
 
 def test_one_compilation_serves_every_size() -> None:
+    """Also where a size is returned."""
+
     def function(x, y):
         return (x @ y.t()).softmax(-1).view(-1, 2).sum(0), x.shape[0]
 
@@ -155,6 +173,7 @@ def test_one_compilation_serves_every_size() -> None:
 
 
 def test_a_size_that_is_marked() -> None:
+    """``mark_dynamic`` makes one size symbolic."""
     call, x = compiled(lambda x: x.relu() + 1), randn(4, 5)
     torch._dynamo.mark_dynamic(x, 0)
     call(x)
@@ -163,12 +182,15 @@ def test_a_size_that_is_marked() -> None:
 
 
 def test_static_sizes_compile_anew() -> None:
+    """Sizes of zero and one among them."""
     call = compiled(lambda x: x * x.shape[0], dynamic=False)
     for n in (3, 4, 1, 0):
         check_same(torch.ones(n) * n, call(torch.ones(n)))
 
 
 def test_graph_breaks() -> None:
+    """The graphs before and after a break that depends on data."""
+
     def function(x):
         y = x.sin()
         torch._dynamo.graph_break()
@@ -179,6 +201,7 @@ def test_graph_breaks() -> None:
 
 
 def test_module_hooks() -> None:
+    """Hooks before and after a module are traced."""
     module = nn.Linear(4, 4)
     module.register_forward_pre_hook(lambda module, given: (given[0] + 1,))
     module.register_forward_hook(lambda module, given, result: result * 2)
@@ -186,6 +209,7 @@ def test_module_hooks() -> None:
 
 
 def test_gradient_modes() -> None:
+    """``no_grad`` in and around a function, and ``inference_mode``."""
     module = nn.Linear(4, 4)
 
     def function(x):
@@ -202,6 +226,7 @@ def test_gradient_modes() -> None:
 
 
 def test_autocast() -> None:
+    """In and around a function."""
     module = nn.Linear(4, 4)
 
     def function(x):
@@ -233,6 +258,7 @@ def test_what_the_module_holds() -> None:
 
 
 def test_random_numbers_are_those_of_eager() -> None:
+    """By the same seed, also where axes lie in another order in memory."""
     check_compiled(
         lambda x: (F.dropout(x, 0.5), torch.rand(3), torch.randn_like(x), torch.rand(3), torch.bernoulli(x.sigmoid())),
         randn(50),
@@ -242,6 +268,8 @@ def test_random_numbers_are_those_of_eager() -> None:
 
 
 def test_attention() -> None:
+    """Forward alone, and with its backward pass."""
+
     def function(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -250,11 +278,13 @@ def test_attention() -> None:
 
 
 def test_operators_that_are_called_in_place() -> None:
+    """What TKC has no converter of runs in PyTorch, between compiled parts."""
     check_compiled(lambda x: (torch.linalg.eigvalsh(x @ x.t()), torch.fft.fft(x).abs()), randn(4, 4), tolerance=1e-4)
     check_compiled(lambda x: (x.nonzero(), x[x > 0]), randn(10), fullgraph=False)
 
 
 def test_control_flow_and_transforms() -> None:
+    """``torch.cond``, ``vmap`` and ``grad``."""
     check_compiled(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), randn(3))
     check_compiled(lambda x: torch.vmap(lambda y: y.sin().sum())(x), randn(3, 4))
     check_compiled(lambda x: torch.func.grad(lambda y: y.sin().sum())(x), randn(3))

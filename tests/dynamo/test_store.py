@@ -38,6 +38,7 @@ def _function(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_graph_is_compiled_once(compilations: list[object]) -> None:
+    """The second time it is found."""
     x = torch.randn(3, 2)
     for _ in range(2):
         check_same(_function(x), _run(_function, x))
@@ -58,12 +59,14 @@ def test_a_graph_is_compiled_once(compilations: list[object]) -> None:
     ids=["operator", "constant", "shape", "strides", "dtype", "symbolic", "options"],
 )
 def test_another_graph_is_not_found(compilations: list[object], function, x: torch.Tensor, options: dict) -> None:
+    """One that differs in any of these is compiled."""
     _run(_function, torch.ones(3, 2))
     check_same(function(x), _run(function, x, **options))
     assert len(compilations) == 2
 
 
 def test_entries_hold_no_weights(compilations: list[object], tmp_path: Path) -> None:
+    """They are small beside the weights."""
     model = torch.nn.Linear(1024, 1024)
     _run(model, torch.randn(2, 1024))
     stored = sum(file.stat().st_size for file in (tmp_path / "graphs").rglob("*") if file.is_file())
@@ -71,6 +74,7 @@ def test_entries_hold_no_weights(compilations: list[object], tmp_path: Path) -> 
 
 
 def test_a_damaged_entry_is_compiled_anew(compilations: list[object], tmp_path: Path, warned: list[str]) -> None:
+    """With a warning, and stored again."""
     x = torch.randn(3, 2)
     _run(_function, x)
     (code,) = (tmp_path / "graphs").rglob("model.so")
@@ -85,6 +89,7 @@ def test_a_damaged_entry_is_compiled_anew(compilations: list[object], tmp_path: 
 def test_a_folder_that_cannot_be_written(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
+    """A warning, and a graph that runs."""
     (tmp_path / "graphs").write_text("no folder")
     x = torch.randn(3, 2)
     check_same(_function(x), _run(_function, x))

@@ -68,6 +68,7 @@ def test_weights_that_change() -> None:
 
 
 def test_optimizer_steps_are_seen() -> None:
+    """A step changes what the next call computes."""
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
     call = torch.compile(model, backend=tkc)
     optimizer = torch.optim.SGD(call.parameters(), 0.1)
@@ -79,6 +80,7 @@ def test_optimizer_steps_are_seen() -> None:
 
 
 def test_weights_are_not_kept() -> None:
+    """A model that is deleted is freed, compiled or not."""
     model = nn.Linear(64, 64)
     call = torch.compile(model, backend=tkc)
     call(torch.randn(2, 64)).sum().backward()
@@ -90,6 +92,7 @@ def test_weights_are_not_kept() -> None:
 
 
 def test_a_second_backward_pass_is_refused() -> None:
+    """By PyTorch, by name."""
     x = torch.randn(4, requires_grad=True)
     loss = torch.compile(lambda x: (x.sin() * x).sum(), backend=tkc)(x)
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
