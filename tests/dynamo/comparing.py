@@ -55,8 +55,8 @@ def check_compiled(
     tensors = [value for value in given if isinstance(value, torch.Tensor) and value.requires_grad]
     if not tensors:
         return
-    _loss(expected).backward()  # type: ignore[no-untyped-call]  # PyTorch's has no types
-    _loss(found).backward()  # type: ignore[no-untyped-call]  # the same
+    _loss(expected).backward()
+    _loss(found).backward()
     gradients = [value.grad for value in given if isinstance(value, torch.Tensor)]
     compiled_gradients = [value.grad for value in compiled_given if isinstance(value, torch.Tensor)]
     check_same(gradients, compiled_gradients, max(tolerance, 1e-4), strides=False)
