@@ -93,6 +93,25 @@ def test_inputs_that_are_not_contiguous(x: torch.Tensor) -> None:
     check_compiled(lambda x: (x.sin() * 2, x.sum(0), x.transpose(0, 1)), x)
 
 
+@pytest.mark.parametrize(
+    ("function", "is_compiled"),
+    [
+        (lambda x: x.as_strided((2, 2), (2, 1)) + 1, True),
+        (lambda x: x.as_strided((2, 2), (2, 1), 3) + 1, False),
+        (lambda x: x.as_strided((2, 2), (9, 9)) + 1, False),
+        (lambda x: (x + 1)[2:].as_strided((2, 2), (2, 1)) + 1, True),
+        (lambda x: (x + 1).view(3, 4)[:, 1:].as_strided((2, 2), (2, 1)) + 1, False),
+        (lambda x: (x.as_strided((2, 2), (2, 1), 4).add_(1), x + 1), False),
+    ],
+    ids=["beginning", "offset", "outside", "of a part", "of a gap", "written"],
+)
+def test_views_by_strides(function, is_compiled: bool, warned: list[str]) -> None:
+    """Of a tensor inside of another's memory: they are what they are in PyTorch, if need be in PyTorch."""
+    memory, compiled_memory = torch.arange(24.0), torch.arange(24.0)
+    check_same(function(memory[2:14]), torch.compile(function, backend=tkc)(compiled_memory[2:14]))
+    assert torch.equal(memory, compiled_memory) and bool(warned) != is_compiled
+
+
 def test_results_lie_as_in_pytorch() -> None:
     """Strides are those that PyTorch's operators give."""
     x = randn(2, 3, 4, 5).to(memory_format=torch.channels_last)

@@ -39,7 +39,6 @@ from tkc.dynamo.layout import Layout, layout_of
 from tkc.dynamo.random import draw_in_order
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.converters.emitter import source_of
 
 _OFFSET = 2**62
 """What is added to an integer that may be negative, to be the size of a tensor."""
@@ -80,7 +79,6 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     positions = {node: position for position, node in enumerate(placeholders)}
-    _check_strides(module.graph)
     _convert_by_aten(module.graph)
     restore_attention(module.graph)
     draw_in_order(module.graph)
@@ -98,17 +96,6 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
     program = _program(module, constants, tail.computed) if tail.computed else None
     return GraphProgram(program, inputs, layouts, tail, device)
-
-
-def _check_strides(graph: fx.Graph) -> None:
-    """Refuse views by strides of what is not contiguous: in compiled code every tensor is."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default):
-        source: Any = node.args[0]
-        if layout_of(source.meta["val"]) is not None:
-            raise UnsupportedModelError(
-                f"{node.target} ({source_of(node)}): a view by strides of a tensor that is not contiguous. "
-                "Take the view by slices, or of .contiguous()."
-            )
 
 
 def _device(graph: fx.Graph) -> torch.device:

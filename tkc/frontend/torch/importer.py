@@ -23,7 +23,13 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.checks import check_control_flow, check_interface, check_operators, unknown_operators
+from tkc.frontend.torch.checks import (
+    check_control_flow,
+    check_interface,
+    check_operators,
+    check_strided_views,
+    unknown_operators,
+)
 from tkc.frontend.torch.complex import (
     PAIRS,
     complex_decompositions,
@@ -302,6 +308,7 @@ def _import(
     program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
 ) -> ImportedModel:
     check_operators(program.graph, fallback=fallback)
+    check_strided_views(program.graph)
     check_interface(program)
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
