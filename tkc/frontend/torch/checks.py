@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -54,6 +57,56 @@ def check_control_flow(graph: fx.Graph) -> None:
                     f"{node.target} ({source_of(node)}): one of its functions writes into {', '.join(sorted(changed))}"
                     ", which it is handed. Return the new value, and write it outside of the function."
                 )
+
+
+def check_strided_views(graph: fx.Graph) -> None:
+    """Raises UnsupportedModelError for views by strides whose elements are not where they are in compiled code.
+
+    There a tensor lies by itself, contiguous; PyTorch counts strides and offsets in the memory that it is a view of.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _STRIDED and not _lies_by_itself(node):
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a view by strides of a tensor that is not contiguous, or that is "
+                "itself a part of another one's memory. Take it of .clone(memory_format=torch.contiguous_format), or "
+                "by slices."
+            )
+
+
+_STRIDED = {torch.ops.aten.as_strided.default: 1, torch.ops.aten.as_strided_scatter.default: 2}
+"""Views by strides, and writes into them, with the position of the view's shape among their arguments."""
+
+
+def _lies_by_itself(node: fx.Node) -> bool:
+    """Whether a view by strides reads what it would if its source were a contiguous tensor of its own."""
+    first = _STRIDED[node.target]  # type: ignore[index]  # it is there
+    source: Any = node.args[0]
+    value = source.meta["val"]
+    numbers: Any = [*node.args[first : first + 3], *[node.kwargs.get("storage_offset")] * 3]
+    shape, strides, offset = ([_known(each) for each in numbers[0]], [_known(each) for each in numbers[1]], numbers[2])
+    if not _is_contiguous([_known(size) for size in value.shape], [_known(stride) for stride in value.stride()]):
+        return False
+    if offset is not None and _known(value.storage_offset()) != 0:
+        return False
+    last = (0 if offset is None else _known(offset)) + sum(
+        (size - 1) * stride for size, stride in zip(shape, strides, strict=True)
+    )
+    return 0 in shape or last < _known(value.numel())
+
+
+def _is_contiguous(shape: Sequence[float], strides: Sequence[float]) -> bool:
+    expected = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return 0 in shape or all(
+        size == 1 or stride == wanted for size, stride, wanted in zip(shape, strides, expected, strict=True)
+    )
+
+
+def _known(number: Any) -> float:
+    """A size as the model was traced with it; NaN, which equals none, where only the data decides it."""
+    value = number.meta["val"] if isinstance(number, fx.Node) else number
+    if isinstance(value, torch.SymInt):
+        return int(value.node.hint) if value.node.has_hint() else math.nan
+    return int(value)
 
 
 def check_operators(graph: fx.Graph, *, fallback: bool) -> None:

@@ -23,7 +23,13 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.checks import check_control_flow, check_interface, check_operators, unknown_operators
+from tkc.frontend.torch.checks import (
+    check_control_flow,
+    check_interface,
+    check_operators,
+    check_strided_views,
+    unknown_operators,
+)
 from tkc.frontend.torch.complex import (
     PAIRS,
     complex_decompositions,
@@ -150,6 +156,11 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     table = torch.export.default_decompositions()
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
+    if _reads_logsumexp(program.graph):
+        table.pop(_CPU_ATTENTION)
+    if fallback:  # called whole, random operators draw the numbers that they draw in PyTorch
+        for op in [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]:
+            table.pop(op)
     try:
         if is_complex:
             return _over_pairs(program, table, fallback=fallback)
@@ -175,6 +186,16 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _reads_logsumexp(graph: fx.Graph) -> bool:
+    """Whether ``graph`` reads the second result of PyTorch's attention on the CPU, as a forward pass does for its
+    backward pass: PyTorch's decomposition (2.13) has the weights in place of their logsumexp."""
+    calls = graph.find_nodes(op="call_function", target=_CPU_ATTENTION)
+    return any(user.args[1] == 1 and user.users for node in calls for user in node.users)
 
 
 def _can_be_called_as_it_is(node: fx.Node) -> bool:
@@ -290,6 +311,7 @@ def _import(
     program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
 ) -> ImportedModel:
     check_operators(program.graph, fallback=fallback)
+    check_strided_views(program.graph)
     check_interface(program)
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}

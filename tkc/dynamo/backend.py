@@ -1,0 +1,104 @@
+"""What ``torch.compile(model, backend="tkc")`` calls: AOTAutograd, with TKC to compile the graphs that it makes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import ShortenTraceback
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tkc.api import compile as compile_model
+from tkc.dynamo.graph import CompiledGraph, boxed
+from tkc.dynamo.options import Settings, settings_of
+from tkc.dynamo.program import GraphProgram, graph_program
+from tkc.dynamo.store import stored
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.runtime.executable import Executable
+from tkc.targets import resolve_target
+
+_LOG = logging.getLogger(__name__)
+
+
+class OptionError(UsageError, ShortenTraceback):
+    """A :class:`~tkc.UsageError` that PyTorch hands on as it is, and not as a failure of the backend."""
+
+
+class RefusedGraphError(UnsupportedModelError, ShortenTraceback):
+    """An :class:`~tkc.UnsupportedModelError` that PyTorch hands on as it is, and not as a failure of the backend."""
+
+
+def tkc(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph that ``torch.compile`` captured; ``options`` are those of :func:`tkc.compile`.
+
+    Its forward and, where gradients are needed, its backward graph are compiled for the device of their tensors.
+    Parameters are inputs of both, so that a later optimizer step, ``load_state_dict`` or ``.to`` is seen. A graph that
+    TKC refuses runs in PyTorch, and a warning names the reason; with ``options={"fallback": False}`` it raises.
+
+    Raises :class:`~tkc.UsageError` for an option or a mode that does not exist.
+    """
+    try:
+        settings = settings_of(options, mode)
+    except UsageError as error:
+        raise OptionError(str(error), first_useful_frame=None) from None
+    compilers = {
+        f"{kind}_compiler": functools.partial(compiled_graph, settings=settings, kind=kind)
+        for kind in ("fw", "bw", "inference")
+    }
+    aot = aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
+    return aot(module, example_inputs)
+
+
+def compiled_graph(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, settings: Settings, kind: str
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The compiled form of one graph, or the graph itself where TKC refuses it and ``settings`` let it run in PyTorch.
+
+    Raises :class:`~tkc.UnsupportedModelError` where they do not.
+    """
+    try:
+        # The compiler computes with real tensors, in its own dtypes. A backward graph is compiled when it first runs,
+        # which another thread may be tracing beside: what PyTorch's tracer notes is the process's, not the thread's.
+        with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), compile_lock:
+            graph = graph_program(module)
+            return boxed(CompiledGraph(graph, _executable(graph, settings)))
+    except UnsupportedModelError as error:
+        if not settings.fallback:
+            raise RefusedGraphError(str(error), first_useful_frame=None) from error
+        _LOG.warning("a %s graph runs in PyTorch, and is not compiled: %s", _KINDS[kind], error)
+        return boxed(fx.Interpreter(module).boxed_run)
+
+
+_KINDS = {"fw": "forward", "bw": "backward", "inference": "forward"}
+
+
+def _executable(graph: GraphProgram, settings: Settings) -> Executable | None:
+    program = graph.program
+    if program is None:
+        return None
+    with _on(graph.device):
+        target = resolve_target(settings.options.get("target", graph.device.type))
+        if target.is_cuda != (graph.device.type == "cuda"):
+            raise OptionError(f"the target {target} cannot run a graph on {graph.device}", first_useful_frame=None)
+        options = {**settings.options, "target": target}
+        executable = stored(program, target, options, lambda: compile_model(program, **options))
+    executable.cuda_graphs = executable.cuda_graphs and settings.cuda_graphs
+    return executable
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

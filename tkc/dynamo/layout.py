@@ -1,0 +1,52 @@
+"""Where the elements of a graph's outputs lie: as PyTorch traced them, which what follows the graph relies on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``order`` are the axes from the outermost in memory to the innermost; along ``expanded`` ones every element is
+    the same one."""
+
+    order: tuple[int, ...]
+    expanded: frozenset[int]
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of ``tensor`` in this layout."""
+        if self.expanded:
+            shape = tensor.shape
+            first = [slice(0, 1) if axis in self.expanded else slice(None) for axis in range(tensor.dim())]
+            return _permuted(tensor[tuple(first)], self.order).expand(shape)
+        return _permuted(tensor, self.order)
+
+
+def layout_of(value: torch.Tensor) -> Layout | None:
+    """The layout of a (fake) tensor; ``None`` if it is contiguous, or of sizes that only data decides."""
+    shape, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
+    if None in shape or None in strides or 0 in shape:
+        return None
+    # With symbolic sizes an axis of one element is one at other sizes, too: dynamo makes sizes of one known.
+    expanded = frozenset(axis for axis, size in enumerate(shape) if size != 1 and strides[axis] == 0)
+    matter = [axis for axis, size in enumerate(shape) if size != 1 and axis not in expanded]
+    ordered = sorted(matter, key=lambda axis: -strides[axis])  # type: ignore[operator]  # none is None
+    if ordered == matter and not expanded:
+        return None
+    places = iter(ordered)
+    order = tuple(next(places) if axis in matter else axis for axis in range(len(shape)))
+    return Layout(order, expanded)
+
+
+def _hint(size: int | torch.SymInt) -> int | None:
+    if isinstance(size, torch.SymInt):
+        return int(size.node.hint) if size.node.has_hint() else None
+    return size
+
+
+def _permuted(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    laid = torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device)
+    return laid.copy_(tensor) if math.prod(tensor.shape) else laid

@@ -1,0 +1,265 @@
+"""A graph of AOTAutograd as an exported program, which the importer of PyTorch models reads.
+
+Such a graph is functional, over ATen operators with fake tensors as values; parameters, buffers and inputs alike are
+its placeholders, and so are sizes. An exported program takes tensors only.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._export.verifier import Verifier
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+from tkc.dynamo.attention import restore_attention
+from tkc.dynamo.layout import Layout, layout_of
+from tkc.dynamo.random import draw_in_order
+from tkc.dynamo.tail import Tail, tail_of
+from tkc.errors import UnsupportedModelError
+
+_OFFSET = 2**62
+"""What is added to an integer that may be negative, to be the size of a tensor."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of the program: the tensor at ``position`` of the graph's own; or, with an ``offset``, a tensor without
+    elements of shape ``[offset + integer, 0]``, for the integer that is there."""
+
+    position: int
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphProgram:
+    """A graph as a ``program`` over tensors, ``None`` if nothing is left to compute, and how a call of the graph is one
+    of the program.
+
+    ``layouts`` are where the elements of the program's outputs are to lie, ``None`` for contiguous ones and for
+    numbers; ``tail`` makes the graph's outputs of them. ``device`` is where the program runs.
+    """
+
+    program: ExportedProgram | None
+    inputs: tuple[Given, ...]
+    layouts: tuple[Layout | None, ...]
+    tail: Tail
+    device: torch.device
+
+
+def graph_program(module: fx.GraphModule) -> GraphProgram:
+    """The program of a graph of AOTAutograd, which stays as it is.
+
+    Raises :class:`UnsupportedModelError` for a graph on several devices, or on one that TKC does not compile for, and
+    for inputs that are neither dense tensors nor integers.
+    """
+    device = _device(module.graph)
+    module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    placeholders = list(module.graph.find_nodes(op="placeholder"))
+    positions = {node: position for position, node in enumerate(placeholders)}
+    _convert_by_aten(module.graph)
+    restore_attention(module.graph)
+    draw_in_order(module.graph)
+    tail = tail_of(module.graph, positions)
+    (end,) = module.graph.find_nodes(op="output")
+    end.args = (tail.computed,)
+    module.graph.eliminate_dead_code()
+    constants = _lift_constants(module)
+    given = dict(_over_tensors(module.graph, positions))
+    for node in placeholders:
+        if node not in given:
+            module.graph.erase_node(node)
+    inputs = tuple(given[node] for node in module.graph.find_nodes(op="placeholder") if node in given)
+    values = [node.meta["val"] for node in tail.computed]
+    layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
+    program = _program(module, constants, tail.computed) if tail.computed else None
+    return GraphProgram(program, inputs, layouts, tail, device)
+
+
+def _device(graph: fx.Graph) -> torch.device:
+    """The one device of a graph's values. Numbers in tensors without axes may come from the CPU."""
+    found: dict[torch.device, fx.Node] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor) and not _is_number_on_cpu(node, tensor):
+                found.setdefault(tensor.device, node)
+    if len(found) > 1:
+        places = ", ".join(f"{node} on {device}" for device, node in found.items())
+        raise UnsupportedModelError(
+            f"the graph computes on several devices: {places}. Move the tensors to one before the model uses them."
+        )
+    device = next(iter(found), torch.device("cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise UnsupportedModelError(f"the graph computes on {device}; TKC compiles for cpu and cuda")
+    return device
+
+
+def _is_number_on_cpu(node: fx.Node, tensor: torch.Tensor) -> bool:
+    return node.op == "placeholder" and tensor.device.type == "cpu" and tensor.dim() == 0 and bool(node.users)
+
+
+def _convert_by_aten(graph: fx.Graph) -> None:
+    """Convert dtypes by ATen's operator: by that of ``prims`` PyTorch computes with numbers that were Python's."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default):
+        source, dtype = node.args
+        node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, (source,), {"dtype": dtype}
+
+
+def _lift_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that the graph holds, each a placeholder of it from now on."""
+    constants: dict[str, torch.Tensor] = {}
+    placeholders: dict[str, fx.Node] = {}
+    first = next(iter(module.graph.nodes))
+    for node in list(module.graph.find_nodes(op="get_attr")):
+        value = operator.attrgetter(node.target)(module)
+        if not isinstance(value, torch.Tensor):
+            continue
+        if node.target not in placeholders:
+            with module.graph.inserting_before(first):
+                placeholder = module.graph.placeholder(f"held_{node.target}".replace(".", "_"))
+            placeholder.meta["val"] = node.meta["val"]
+            placeholders[node.target] = placeholder
+            constants[placeholder.name] = value
+        node.replace_all_uses_with(placeholders[node.target])
+        module.graph.erase_node(node)
+    return constants
+
+
+def _over_tensors(graph: fx.Graph, positions: dict[fx.Node, int]) -> list[tuple[fx.Node, Given]]:
+    """The graph's inputs that are used, integers replaced by sizes of tensors."""
+    inputs: list[tuple[fx.Node, Given]] = []
+    sized: dict[sympy.Expr, tuple[fx.Node, int]] = {}
+    used = [(node, position) for node, position in positions.items() if node.users]
+    for node, position in used:
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            if value.layout != torch.strided or value.is_quantized:
+                raise UnsupportedModelError(f"the input {node.name} is a {value.layout} tensor; only dense ones can be")
+            inputs.append((node, Given(position)))
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    sized.setdefault(size.node.expr, (node, axis))
+        elif not isinstance(value, torch.SymInt | int):
+            raise UnsupportedModelError(
+                f"the input {node.name} is a {type(value).__name__}; only tensors and integers can be inputs. "
+                "Pass it as a tensor."
+            )
+    after = next(node for node in graph.nodes if node.op != "placeholder")
+    for node, position in used:
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor):
+            continue
+        with graph.inserting_before(after):
+            if isinstance(value, torch.SymInt) and value.node.expr in sized:
+                source, axis = sized[value.node.expr]
+                number = graph.call_function(torch.ops.aten.sym_size.int, (source, axis))
+                number.meta["val"] = value
+            elif isinstance(value, torch.SymInt):
+                carrier, given, number = _carried(graph, node, position, value)
+                inputs.append((carrier, given))
+            else:
+                node.replace_all_uses_with(value)
+                continue
+        node.replace_all_uses_with(number)
+    return inputs
+
+
+def _carried(graph: fx.Graph, node: fx.Node, position: int, value: torch.SymInt) -> tuple[fx.Node, Given, fx.Node]:
+    """A placeholder in place of ``node`` for a tensor that has the integer as a size, and the node that reads it."""
+    bounds = bound_sympy(value.node.expr, dict(value.node.shape_env.var_to_range))
+    offset = 0 if bounds.lower >= 0 else _OFFSET
+    mode = _fake_mode(graph)
+    with graph.inserting_before(node):
+        carrier = graph.placeholder(f"{node.name}_as_size")
+    with mode:
+        carrier.meta["val"] = torch.empty((value + offset, 0), device="cpu")
+    size = graph.call_function(torch.ops.aten.sym_size.int, (carrier, 0))
+    size.meta["val"] = value + offset
+    if not offset:
+        return carrier, Given(position, offset), size
+    number = graph.call_function(operator.sub, (size, offset))
+    number.meta["val"] = value
+    return carrier, Given(position, offset), number
+
+
+def _fake_mode(graph: fx.Graph) -> FakeTensorMode:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    raise UnsupportedModelError("the graph computes with numbers alone, and with no tensor")
+
+
+def _program(
+    module: fx.GraphModule, constants: dict[str, torch.Tensor], computed: Sequence[fx.Node]
+) -> ExportedProgram:
+    inputs = [
+        InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), node.name)
+        if node.name in constants
+        else InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None)
+        for node in module.graph.find_nodes(op="placeholder")
+    ]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in computed]
+    leaves = [0 for spec in inputs if spec.kind == InputKind.USER_INPUT]
+    in_spec = pytree.tree_structure((tuple(leaves), {}))
+    out_spec = pytree.tree_structure(tuple(0 for _ in outputs))
+    module.recompile()
+    with unset_fake_temporarily():
+        return ExportedProgram(
+            root=module,
+            graph=module.graph,
+            graph_signature=ExportGraphSignature(inputs, outputs),
+            state_dict={},
+            range_constraints=_ranges(module.graph),
+            module_call_graph=[ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))],
+            constants=dict(constants),
+            verifiers=[Verifier],
+        )
+
+
+def _argument(node: fx.Node) -> TensorArgument | SymIntArgument | SymFloatArgument | SymBoolArgument:
+    value = node.meta["val"]
+    if isinstance(value, torch.SymInt):
+        return SymIntArgument(node.name)
+    if isinstance(value, torch.SymFloat):
+        return SymFloatArgument(node.name)
+    return SymBoolArgument(node.name) if isinstance(value, torch.SymBool) else TensorArgument(node.name)
+
+
+def _ranges(graph: fx.Graph) -> dict[sympy.Symbol, ValueRanges[sympy.Expr]]:
+    """The bounds of the symbols that the graph's sizes are made of."""
+    environment = next((found for node in graph.nodes if (found := _environment(node.meta.get("val")))), None)
+    return {} if environment is None else dict(environment.var_to_range)
+
+
+def _environment(value: Any) -> ShapeEnv | None:
+    for leaf in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            environment: ShapeEnv = leaf.node.shape_env
+            return environment
+        if isinstance(leaf, FakeTensor) and leaf.fake_mode.shape_env is not None:
+            return leaf.fake_mode.shape_env
+    return None
