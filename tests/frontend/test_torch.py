@@ -319,6 +319,35 @@ def test_unknown_operators_are_all_listed_with_their_places() -> None:
     assert "test_torch.py" in message
 
 
+def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
+    """Operators without a converter, and uses that converters refuse, also of what refused nodes return."""
+
+    class Refused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.special.i1(torch.histc(x, 4))
+            z = nn.functional.dropout(torch.histc(y * 2, 5), 0.5, training=True)
+            return torch.scatter_reduce(z, 0, torch.tensor([0]), x, "mean", include_self=False)
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_torch(Refused(), (torch.rand(3),))
+    message = str(caught.value)
+    assert "special_i1" in message
+    assert message.count("a histogram over the data's own range") == 2
+    assert "native_dropout" in message
+    assert "reduce='mean' with include_self=False" in message
+
+
+def test_single_refusal_is_the_whole_error() -> None:
+    """The node after it computes with zeros of the right shape, and is not named."""
+
+    class Refused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.histc(x, 4).reshape(2, 2) @ x[:2]
+
+    with pytest.raises(UnsupportedModelError, match=r"\Aaten\.histc.*Give min and max\.\Z"):
+        import_torch(Refused(), (torch.rand(3),))
+
+
 class Counting(nn.Module):
     """Keeps a count between calls."""
 

@@ -143,6 +143,11 @@ def unknown_operators(graph: fx.Graph) -> list[fx.Node]:
     return unknown
 
 
+def has_no_converter(node: fx.Node, *, fallback: bool) -> bool:
+    """Whether :func:`check_operators` refuses the node for its operator; control flow it refuses for its graphs'."""
+    return not (is_control_flow(node) or _is_known(node) or (fallback and can_be_called(node)))
+
+
 def _is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
 

@@ -28,6 +28,7 @@ from tkc.frontend.torch.checks import (
     check_interface,
     check_operators,
     check_strided_views,
+    has_no_converter,
     unknown_operators,
 )
 from tkc.frontend.torch.complex import (
@@ -60,6 +61,7 @@ from tkc.frontend.torch.operator_calls import (
     reads_float,
 )
 from tkc.frontend.torch.outputs import Pairs, program_outputs, returned_updates, tensor_spec
+from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -310,8 +312,19 @@ def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
 def _import(
     program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
 ) -> ImportedModel:
-    check_operators(program.graph, fallback=fallback)
-    check_strided_views(program.graph)
+    """Imports ``program``, or raises one error that names every node that is refused."""
+    refusals = Refusals()
+    with refusals.collected():
+        with refusals.kept():
+            check_operators(program.graph, fallback=fallback)
+        with refusals.kept():
+            check_strided_views(program.graph)
+        return _imported(program, names, checked_in_graph, fallback)
+
+
+def _imported(
+    program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
+) -> ImportedModel:
     check_interface(program)
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
@@ -388,12 +401,21 @@ def _translate(
 
 
 def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
-    """Emit every node of a graph whose placeholders are bound."""
-    for node in graph.nodes:
-        if node.op == "call_function" and str(node.target) not in CHECKS:
-            _emit(emitter, calls, node)
-        elif (tensor := held_tensor(node)) is not None:
-            emitter.env[node] = relax.Constant(from_dlpack(tensor.to_dense().contiguous().clone()))
+    """Emit every node of a graph whose placeholders are bound; one error names all nodes that are refused."""
+    refusals = Refusals()
+    with refusals.collected():
+        for node in graph.nodes:
+            if has_no_converter(node, fallback=calls is not None):
+                emitter.stand_in(node)  # check_operators has refused it
+            elif node.op == "call_function" and str(node.target) not in CHECKS:
+                with refusals.kept():
+                    _emit(emitter, calls, node)
+                    continue
+                if is_control_flow(node):
+                    break  # the Relax function of its branch or body is left half made
+                emitter.stand_in(node)
+            elif (tensor := held_tensor(node)) is not None:
+                emitter.env[node] = relax.Constant(from_dlpack(tensor.to_dense().contiguous().clone()))
 
 
 def _check_results(node: fx.Node, results: Any) -> None:

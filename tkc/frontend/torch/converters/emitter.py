@@ -111,6 +111,16 @@ class Emitter:
         self.node = node
         self.env[node] = self.settled(value, node.meta["val"])
 
+    def stand_in(self, node: fx.Node) -> None:
+        """Let zeros stand for ``node``, which is refused, so that the nodes after it are converted too."""
+        self.node = node
+        value = node.meta["val"]
+        parts = [
+            part if part is None else self._zeros(part)
+            for part in (value if isinstance(value, list | tuple) else [value])
+        ]
+        self.env[node] = parts if isinstance(value, list | tuple) else parts[0]
+
     @property
     def dtype(self) -> str:
         """The dtype of the node's result."""
