@@ -102,11 +102,12 @@ class SizeAlgebra:
         """
         wide = [size for size in sizes if not (isinstance(size, int) and size == 1)]
         for size in wide[1:]:
-            if self._undecided(wide[0], size):
+            if self.undecided(wide[0], size):
                 self._unify(wide[0], size)
         return wide[0] if wide else 1
 
-    def _undecided(self, left: Size, right: Size) -> bool:
+    def undecided(self, left: Size, right: Size) -> bool:
+        """Whether two sizes may be equal, and may be not."""
         try:
             self.equal(left, right)
         except UndecidedError:
@@ -320,9 +321,14 @@ def _pack(elements: list[Size], shape: tuple[int, ...], dtype: str) -> Known:
 
 def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
     """The variable and the limit of ``min(variable, limit)``."""
-    if isinstance(size, tirx.Min) and isinstance(size.a, tirx.Var) and isinstance(size.b, tirx.IntImm):
-        return [(size.a, int(size.b))]
-    return []
+    if not isinstance(size, tirx.Min):
+        return []
+    parts = (size.a, size.b)
+    return [
+        (variable, int(limit))
+        for variable, limit in (parts, parts[::-1])
+        if isinstance(variable, tirx.Var) and isinstance(limit, tirx.IntImm)
+    ]
 
 
 def _is_long(size: tirx.PrimExpr) -> bool:
