@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.export import Dim
 
+import tkc
 from tests.frontend import execution
-from tkc.errors import UnsupportedModelError
+from tests.frontend.whole_models import called, compiled, same
 from tkc.frontend.torch.importer import import_torch
 
 as_complex, as_real = torch.view_as_complex, torch.view_as_real
@@ -93,48 +97,136 @@ def test_magnitudes_neither_overflow_nor_vanish() -> None:
     torch.testing.assert_close(found, Magnitude()(x), rtol=1e-6, atol=0)
 
 
-class Takes(nn.Module):
-    """Takes a complex tensor."""
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Its square's magnitude."""
-        return (z * z).abs()
-
-
-class Returns(nn.Module):
-    """Returns a complex tensor."""
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Made of the real one."""
-        return torch.complex(z, z)
-
-
-class Powers(nn.Module):
-    """Raises complex numbers to a power, which PyTorch's tracer does not survive."""
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Their magnitudes."""
-        return (as_complex(z) ** 3).abs()
+def _mixed(z: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
+    w = z[:4].mT @ z[:4]
+    return {
+        "arithmetic": (z + x, z - 2j, 2 - z, z * z, z / (z + 2), x / z, 1 / z, z / (1 + 2j), -z, z.square()),
+        "parts": (z.abs(), z.angle(), z.conj(), z.real, z.imag, z.sgn(), torch.view_as_real(z.resolve_conj())),
+        "matmul": (z @ w, z.mT @ z, z.conj() @ w, z @ w[0], torch.einsum("ij,kj->ik", z, w), torch.dot(w[0], w[1])),
+        "linear": (nn.functional.linear(z, w), nn.functional.linear(z, w, w[0]), torch.addmm(z, z, w)),
+        "functions": (z.exp(), z.log(), z.sqrt(), z.sin(), z.cos(), z.tan(), z.tanh(), z.sinh(), z.cosh(), z.rsqrt()),
+        "inverses": (z.acosh(), z.asinh(), z.atanh(), z.atan(), z.log1p(), z.expm1()),
+        "powers": (z**2, z**-3, z**0.5, z**1.5, z**z, 2**z, x**z),
+        "shapes": (z.T, z.reshape(-1), z[1:, ::2], torch.cat([z, z]), torch.stack([z, z]), z.flip(0), z[None] * 1),
+        "sums": (z.sum(), z.mean(1), z.cumsum(1), z.prod(1), torch.linalg.vector_norm(z, dim=1)),
+        "comparisons": (z == z.conj(), z != z.conj(), z.isnan(), z.isfinite(), z == 2, z.any()),
+        "choices": (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1j), z[torch.tensor([1, 0])]),
+        "made": (torch.full((2,), 1j), torch.ones_like(z), torch.zeros_like(x, dtype=z.dtype), torch.eye(3) * 1j),
+        "made of parts": (torch.polar(x.abs(), x), torch.complex(x, x), torch.full_like(z, 2 + 1j)),
+        "in place": (z + 0).mul_(2).add_(1j).index_put_((torch.tensor([0]),), z[1]),
+        "unchanged": (z, z.clone(), z),
+        "casts": (z.to(torch.complex128), x.to(torch.complex64), z.real.to(torch.complex64)),
+    }
 
 
-class Multiplies(nn.Module):
-    """Has a matrix product of complex numbers, which PyTorch's decomposition leaves out."""
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Its magnitude."""
-        return (as_complex(z) @ as_complex(z)).abs()
+def _few(z: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
+    return {"exp": z.exp(), "quotient": z / (x + 1j), "product": z @ z.mT, "sum": z.sum(0), "magnitude": z.abs()}
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "message"),
-    [
-        (Takes(), torch.zeros(3, dtype=torch.complex64), "Input 'z' is torch.complex64.*view_as_real"),
-        (Returns(), torch.zeros(3), "returns or updates 'complex_1', which is torch.complex64.*view_as_real"),
-        (Powers(), torch.zeros(3, 3, 2), "complex ones.*real and imaginary parts"),
-        (Multiplies(), torch.zeros(3, 3, 2), "aten.matmul.default.*real and imaginary parts"),
-    ],
-)
-def test_what_has_no_real_form_is_refused(model: nn.Module, x: torch.Tensor, message: str) -> None:
-    """The message names the culprit and the cure."""
-    with pytest.raises(UnsupportedModelError, match=f"(?s){message}"):
-        import_torch(model, (x,))
+@pytest.mark.parametrize(("dtype", "function"), [(torch.complex64, _mixed), (torch.complex128, _few)])
+def test_complex_tensors_in_and_out(dtype: torch.dtype, function: Callable[..., dict[str, Any]]) -> None:
+    """Among all operators that have a form in real numbers, at several sizes."""
+    rows = Dim("rows", min=4, max=100)
+    generator = torch.Generator().manual_seed(0)
+    real = dtype.to_real()
+    z = torch.randn(6, 4, dtype=dtype, generator=generator)
+    x = torch.randn(6, 4, dtype=real, generator=generator)
+    executable = compiled(function, z, x, dynamic_shapes=(({0: rows}, {0: rows}),))
+    assert {*called(executable)} <= {"aten::index_put"}
+    for inputs in ((z, x), (z[:5] * 3, x[:5]), (z.conj(), -x)):
+        found, expected = executable(*inputs), function(*inputs)
+        for name, value in expected.items():
+            same(found[name], value, 1e-4 if dtype == torch.complex64 else 1e-10)
+
+
+def test_what_has_no_real_form_is_called() -> None:
+    """In PyTorch, on complex tensors that are the pairs seen as such; each by its name."""
+
+    def function(z: torch.Tensor) -> Any:
+        values, vectors = torch.linalg.eigh(z @ z.mH)
+        return torch.linalg.inv(z) * 2, torch.linalg.eigvals(z.real).abs().sum(), values, vectors.abs(), z.sigmoid() + 1
+
+    z = torch.randn(4, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    executable = compiled(function, z)
+    expected = {"aten::linalg_eigh", "aten::linalg_inv", "aten::linalg_eigvals", "aten::sigmoid"}
+    assert {*called(executable)} == expected
+    for each in (z, z.mT):
+        same(executable(each), function(each), 1e-4)
+    with pytest.raises(tkc.OperatorError, match="linalg_inv"):
+        executable(torch.zeros(4, 4, dtype=torch.complex64))
+    with pytest.raises(tkc.UnsupportedModelError, match=r"linalg_\w+(.default)?(?s:.)*fallback=True"):
+        compiled(function, z, fallback=False)
+
+
+class Attention(nn.Module):
+    """Queries and keys as Llama's original code turns them, and complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        """``[batch, sequence, heads, 8]``, by ``turns [sequence, 4]``, which the caller keeps."""
+        q, k = (
+            as_real(as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * turns[:, None] * self.scale).flatten(3)
+            for x in (q, k)
+        )
+        return nn.functional.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), k.transpose(1, 2))
+
+
+def test_rotary_embeddings_compile_fully(tmp_path: Path) -> None:
+    """With the complex factors as an input; also from an artifact."""
+    length = Dim("length", min=2, max=64)
+    angles = torch.outer(torch.arange(64.0), 10000 ** (-torch.arange(4) / 4))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    model = Attention()
+
+    def inputs(size: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(2, size, 3, 8), torch.randn(2, size, 3, 8), turns[:size]
+
+    executable = tkc.compile(model, inputs(7), dynamic_shapes=({1: length}, {1: length}, {0: length}))
+    assert called(executable) == {}
+    loaded = tkc.load(executable.save(tmp_path / "model.tkc"))
+    for each in (executable, loaded):
+        for size in (7, 12):
+            given = inputs(size)
+            same(each(*given), model(*given).detach(), 1e-4)
+    assert "complex64" in repr(executable)
+
+
+class Keeps(nn.Module):
+    """Changes a complex buffer and a complex input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3, dtype=torch.complex64))
+
+    def forward(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The buffer, the input and their product."""
+        self.total += z.sum(0)
+        z.mul_(1j)
+        return self.total, z, self.total * z
+
+
+def test_complex_tensors_are_updated() -> None:
+    """The caller's own, whatever view of memory it is, and the model's, which is kept as pairs."""
+    executable = tkc.compile(Keeps(), (torch.ones(2, 3, dtype=torch.complex64),), kernels="none", database=False)
+    model = Keeps()
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    for given in (z.clone(), z.mT.contiguous().mT, z.clone().conj()):
+        mine, theirs = given.clone().conj().clone().conj(), given.clone()
+        mine = mine if given.is_conj() else given.clone(memory_format=torch.preserve_format)
+        theirs = mine.clone()
+        same(executable(mine), model(theirs))
+        same(mine, theirs)
+    assert executable.state["total"].shape == (3, 2)
+    same(as_complex(executable.state["total"]), model.total)
+
+
+def test_complex_arrays_and_what_does_not_fit() -> None:
+    """NumPy's arrays in and out; another dtype is refused."""
+    executable = compiled(lambda z: z * 1j, torch.ones(3, dtype=torch.complex64))
+    found = executable(np.array([1, 2j, 3], "complex64"))
+    assert type(found).__name__ == "ndarray" and found.tolist() == [1j, -2, 3j]
+    with pytest.raises(tkc.InputError, match="float32, expected complex64"):
+        executable(torch.ones(3))

@@ -41,6 +41,8 @@ def same(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
     for one, other in zip(found, expected, strict=True):
         assert type(one) is type(other)
         if isinstance(other, torch.Tensor | float):
+            if isinstance(other, torch.Tensor):
+                one, other = one.resolve_conj(), other.resolve_conj()
             torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
         else:
             assert one == other

@@ -111,6 +111,8 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
         return float("inf")
     if result.numel() == 0:
         return 0.0
+    if result.is_complex() and reference.is_complex():
+        result, reference = (torch.view_as_real(tensor.resolve_conj()) for tensor in (result, reference))
     difference = (result.double() - reference.double()).abs().max()
     scale = reference.double().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = float(difference / scale)

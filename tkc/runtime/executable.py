@@ -109,6 +109,7 @@ class Executable(SurvivesFork):
             for axis, size in enumerate(spec.shape)
             if isinstance(size, str) and self._size_outputs
         }
+        self._complex = [i for i, spec in enumerate(signature.outputs) if getattr(torch, spec.dtype).is_complex]
         self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
@@ -146,9 +147,14 @@ class Executable(SurvivesFork):
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         if self._in_turn is None:
-            return self._run(inputs)
-        with self._in_turn:
-            return self._run_updating(inputs)
+            results = self._run(inputs)
+        else:
+            with self._in_turn:
+                results = self._run_updating(inputs)
+        for position in self._complex:
+            if not results[position].is_complex():
+                results[position] = torch.view_as_complex(results[position])
+        return results
 
     def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
@@ -527,7 +533,9 @@ def _acquired(lock: threading.RLock) -> bool:
 def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
     """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
     tensor = to_torch(value, "").detach()
-    return tensor if tensor.data_ptr() == fitted.data_ptr() else tensor.copy_(fitted)
+    if tensor.data_ptr() == fitted.data_ptr() and not tensor.is_conj():
+        return tensor
+    return tensor.copy_(torch.view_as_complex(fitted) if tensor.is_complex() else fitted)
 
 
 def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

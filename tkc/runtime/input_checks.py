@@ -124,7 +124,8 @@ class _TensorCheck:
                 )
         if self.updated:
             _check_writable(value, tensor, name)
-        return aligned(tensor.detach())
+        tensor = tensor.detach()
+        return aligned(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 class _IndexCheck:
@@ -167,7 +168,7 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         # PyTorch calls an empty tensor contiguous whatever its strides are; TVM does not.
         return tensor.new_empty(0).as_strided(tensor.shape, _strides(tensor))
-    tensor = tensor.contiguous().resolve_neg()
+    tensor = tensor.resolve_neg().contiguous()
     if tensor.data_ptr() % _ALIGNMENT:
         tensor = tensor.clone()
     # Nor does PyTorch care for the stride along an axis of one element, which kernels compare with what it is to be.

@@ -3,10 +3,13 @@
 Generated code calls :data:`~tkc.contracts.CALL_OPERATOR` with a description of the call, in JSON, and with the tensors
 and sizes that it takes. Tensors are shared by DLPack, not copied. A description is ``{"operator": "aten::sort.stable",
 "arguments": [...], "named": {...}, "results": ...}``. Each argument is a number, text, ``null`` or a list as it is, or
-an object of one key: ``tensor`` or ``size`` with its place among the operands, ``number`` for the one element of such a
-tensor, ``float`` for what JSON lacks, ``dtype``, ``layout`` or ``memory_format`` by its name, ``device`` for the one
-that the model runs on. ``results`` is ``"tensors"``, or the bounds ``[least, most]`` of the one integer that the
-operator reads out of a tensor.
+an object of one key: ``tensor`` or ``size`` with its place among the operands, ``complex`` for the complex tensor of
+such a tensor's pairs, ``number`` for its one element, ``float`` and ``parts`` for what JSON lacks, ``dtype``,
+``layout`` or ``memory_format`` by its name, ``device`` for the one that the model runs on. ``results`` is
+``"tensors"``, ``"list"`` where one tensor, too, is returned as a list, or the bounds ``[least, most]`` of the one
+integer that the operator reads out of a tensor. Complex results are returned as pairs. An operator that writes into its
+arguments writes into copies of the operands ``bases``, or into views of them (``slice`` with operand, axis, start and
+end; ``strided`` with operand, sizes, strides and offset), and the copies are returned behind its results.
 """
 
 from __future__ import annotations
@@ -96,10 +99,14 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
     arguments = [_value(argument) for argument in call["arguments"]]
     named = {key: _value(argument) for key, argument in call["named"].items()}
     bounds = call["results"]
-    results = _tensors if bounds == "tensors" else lambda found, _: _size(found, name, *bounds)
+    bases: list[int] = call.get("bases", [])
+    kinds = {"tensors": _tensors, "list": _list}
+    results = kinds[bounds] if isinstance(bounds, str) else lambda found, _: _size(found, name, *bounds)
 
     def run(operands: Operands) -> Any:
         operands = [from_dlpack(each) if hasattr(each, "__dlpack__") else each for each in operands]
+        for position in bases:
+            operands[position] = operands[position].clone()
         try:
             with torch.no_grad():
                 found = operator(
@@ -115,9 +122,21 @@ def _prepared(description: str) -> Callable[[Operands], Any]:
                 for each in operands
             )
             raise OperatorError(f"PyTorch's {name}, which the model calls, failed for {shapes}: {error}") from error
-        return results(found, operands)
+        if not bases:
+            return results(found, operands)
+        written = [aligned(operands[position]) for position in bases]
+        return [*([None] if found is None else _list(found, operands)), *written]
 
     return run
+
+
+def called_as_described(description: str, device: torch.device, operands: Operands) -> Any:
+    """What the operator of ``description`` returns for PyTorch's own tensors, where no compiled model runs."""
+    call = json.loads(description)
+    arguments = [_value(argument)(operands) for argument in call["arguments"]]
+    named = {key: _value(argument) for key, argument in call["named"].items()}
+    with running_on(device):
+        return _operator(call["operator"])(*arguments, **{key: value(operands) for key, value in named.items()})
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -137,6 +156,15 @@ def _value(argument: Any) -> _Value:
     ((kind, given),) = argument.items()
     if kind in ("tensor", "size"):
         return lambda operands: operands[given]
+    if kind in ("slice", "strided"):
+        view = torch.ops.aten.slice.Tensor if kind == "slice" else torch.ops.aten.as_strided.default
+        base, *how = given
+        parts = [_value(part) for part in how]
+        return lambda operands: view(operands[base], *[part(operands) for part in parts])
+    if kind == "complex":
+        return lambda operands: torch.view_as_complex(operands[given])
+    if kind == "parts":
+        return lambda _: complex(*map(float, given))
     if kind == "number":
         return lambda operands: operands[given].item()
     if kind == "device":
@@ -152,12 +180,17 @@ def _tensors(found: Any, operands: Operands) -> Any:
     return [_own(each, operands) if isinstance(each, torch.Tensor) else each for each in found]
 
 
+def _list(found: Any, operands: Operands) -> Any:
+    return _tensors([found] if isinstance(found, torch.Tensor) else found, operands)
+
+
 def _own(tensor: torch.Tensor, operands: Operands) -> torch.Tensor:
     storage = tensor.untyped_storage().data_ptr()
     if any(isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() == storage for each in operands):
         # Generated code may write something else there, once nothing reads the operand any more.
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-    return aligned(tensor.detach().resolve_conj())
+    tensor = tensor.detach().resolve_conj()
+    return aligned(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
 
 
 def _size(found: Any, name: str, least: int | None, most: int | None) -> Any:

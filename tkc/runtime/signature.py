@@ -10,7 +10,8 @@ from typing import Literal
 @dataclass(frozen=True)
 class TensorSpec:
     """One flattened input or output. A ``str`` dimension is symbolic: a name, whose bounds stand in
-    :attr:`Signature.sizes`, or a formula over names.
+    :attr:`Signature.sizes`, or a formula over names. Complex tensors, of ``shape``, are in generated code pairs of real
+    numbers along one more axis of two.
     """
 
     name: str

@@ -14,7 +14,7 @@ from tkc.frontend.torch.control_flow import held_tensor, is_control_flow, subgra
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.mutation import changed_placeholders, functional_name, is_in_place, is_unobserved
-from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called
+from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called, written_by
 from tkc.frontend.torch.outputs import NUMBERS
 from tkc.frontend.torch.weights import STATE_KINDS
 
@@ -63,7 +63,7 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     callable_ones = [node for node in unknown_operators(graph) if can_be_called(node)]
     for node in unknown_operators(graph):
         if not (fallback and node in callable_ones):
-            unknown.setdefault(str(node.target), []).append(source_of(node))
+            unknown.setdefault(str(written_by(node) or node.target), []).append(source_of(node))
     if unknown:
         others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]

@@ -25,8 +25,11 @@ from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.checks import check_control_flow, check_interface, check_operators, unknown_operators
 from tkc.frontend.torch.complex import (
+    PAIRS,
     complex_decompositions,
+    complex_leaves,
     computes_complex_numbers,
+    is_linear_algebra,
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
@@ -50,7 +53,7 @@ from tkc.frontend.torch.operator_calls import (
     can_be_called,
     reads_float,
 )
-from tkc.frontend.torch.outputs import program_outputs, returned_updates
+from tkc.frontend.torch.outputs import Pairs, program_outputs, returned_updates, tensor_spec
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -144,10 +147,9 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     table = torch.export.default_decompositions()
     for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
         table.pop(op)
-    if is_complex:
-        program = with_decomposable_complex_numbers(program)
-        table.update(complex_decompositions())
     try:
+        if is_complex:
+            return _over_pairs(program, table, fallback=fallback)
         core = _decomposed(program, table)
         if fallback and (whole := _called_whole(program, core)):
             # A test for an error, say, is no operator that can be called; the one that makes it is.
@@ -178,6 +180,23 @@ def _can_be_called_as_it_is(node: fx.Node) -> bool:
     return can_be_called(node) and (not is_in_place(node) or is_unobserved(node))
 
 
+def _over_pairs(program: ExportedProgram, table: dict[Any, Any], *, fallback: bool) -> ExportedProgram:
+    """``program``, which computes with complex numbers, over pairs of real ones."""
+    if any(map(is_in_place, program.graph.nodes)):
+        # In functional form first: what is written into a pair's parts would not be seen in the pair.
+        program = _decomposed(program, {})
+    if fallback:  # linear algebra is called whole: its parts test for errors
+        for op in [op for op in table if is_linear_algebra(op)]:
+            table.pop(op)
+    pairs = complex_leaves(program)
+    program = with_decomposable_complex_numbers(program)
+    with complex_decompositions(fallback=fallback) as decompositions:
+        table.update(decompositions)
+        core = _decomposed(program, table)
+    core.graph_module.meta[PAIRS] = pairs
+    return core
+
+
 def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
     with torch.no_grad():
         core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(dict(table))
@@ -194,14 +213,15 @@ def _called_whole(program: ExportedProgram, core: ExportedProgram) -> set[Any]:
 def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
     """How a compiled ``program`` is called; ``names`` are those that the user gave its dimensions."""
     dimensions = _dimensions(program, names or {})
-    returned = program_outputs(program, dimensions)
+    pairs = program.graph_module.meta.get(PAIRS, Pairs())
+    returned = program_outputs(program, dimensions, pairs)
     values, changes = _values(program), program_updates(program)
     return Signature(
         leaves=tuple(
             _constant(spec)
             if shape is None
-            else TensorSpec(spec.arg.name, shape, dtype_name(values[spec.arg.name].dtype))
-            for spec, shape in zip(_user_inputs(program), dimensions.shapes, strict=True)
+            else tensor_spec(spec.arg.name, shape, values[spec.arg.name].dtype, are_pairs=position in pairs.inputs)
+            for position, (spec, shape) in enumerate(zip(_user_inputs(program), dimensions.shapes, strict=True))
         ),
         outputs=returned.outputs,
         sizes=dimensions.sizes,
@@ -313,7 +333,10 @@ def _import(
 
 def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
     shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
-    return relax.Var(spec.name, relax.TensorStructInfo(shape, spec.dtype))
+    dtype = getattr(torch, spec.dtype)
+    if dtype.is_complex:
+        shape, dtype = [*shape, 2], dtype.to_real()
+    return relax.Var(spec.name, relax.TensorStructInfo(shape, dtype_name(dtype)))
 
 
 def _translate(
@@ -331,7 +354,11 @@ def _translate(
     values = {node.name: value for node, value in emitter.env.items()}
     changes = program_updates(program)
     updated = [*changes.inputs.values(), *changes.state.values()]
-    returned = [emitter.tensor(values[spec.name], spec.dtype) for spec in outputs if spec.name not in updated]
+    returned = [
+        values[spec.name] if spec.shape or "complex" in spec.dtype else emitter.tensor(values[spec.name], spec.dtype)
+        for spec in outputs
+        if spec.name not in updated
+    ]
     return returned, [values[name] for name in updated]
 
 

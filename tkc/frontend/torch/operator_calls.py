@@ -21,6 +21,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.torch.mutation import functional_name
+from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
 
 READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.default"})
 """Operators that read a number out of a tensor."""
@@ -30,11 +31,15 @@ _ITEM = "aten::_local_scalar_dense"
 _NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
 
+_VIEWS = {"slice": ("slice_dim", "slice_start", "slice_end"), "strided": ("size", "stride", "storage_offset")}
+"""How PyTorch's functional form names the parts of a view that an operator writes into."""
+
+
 def can_be_called(node: fx.Node) -> bool:
-    """Whether the node's operator can be called in place: it writes into nothing, takes what can be described, and
-    returns tensors of real numbers, or one integer."""
-    called = _operator(node)
-    if called is None or called._schema.is_mutable:
+    """Whether the node's operator can be called in place: it takes what can be described, and returns tensors of real
+    numbers, or one integer. What it writes into is copied, as in functional form (:func:`written_by`)."""
+    called = written_by(node) or _operator(node)
+    if called is None or (called._schema.is_mutable and not _can_be_copied(node)):
         return False
     results = node.meta.get("val")
     if isinstance(results, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -44,6 +49,25 @@ def can_be_called(node: fx.Node) -> bool:
         return False
     inputs = [given.meta.get("val") for given in node.all_input_nodes]
     return all(_is_real_tensor(part) or not isinstance(part, torch.Tensor) for part in inputs)
+
+
+def written_by(node: fx.Node) -> OpOverload | None:
+    """The operator whose writes into its arguments the node returns as new tensors: ``auto_functionalized_v2``, which
+    PyTorch's functional form has for operators of other libraries."""
+    if node.target is not torch.ops.higher_order.auto_functionalized_v2:
+        return None
+    operator = node.args[0]
+    return operator if isinstance(operator, OpOverload) else None
+
+
+def _can_be_copied(node: fx.Node) -> bool:
+    """Whether what the operator writes into are whole tensors or views that can be made of copies of them."""
+    if written_by(node) is None:
+        return False
+    bases: Any = node.kwargs["_all_bases"]
+    # Strides are those of PyTorch's tensors, which in compiled models are contiguous.
+    strided = any(name.endswith("_storage_offset") for name in node.kwargs)
+    return not strided or all(base.meta["val"].is_contiguous() for base in bases)
 
 
 def reads_float(node: fx.Node) -> bool:
@@ -134,13 +158,23 @@ class OperatorCalls:
 
         Raises :class:`UnsupportedModelError` where an argument cannot be described.
         """
-        called = _operator(node)
+        called = written_by(node) or _operator(node)
         assert called is not None
         name = called.name()
         operands: list[relax.Expr] = []
-        arguments, named = self._arguments(node, called, operands)
         results = node.meta["val"]
-        description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
+        if written_by(node) is not None:
+            description = self._writing_call(node, called, operands)
+        elif str(called) == CALL_ON_PAIRS:
+            tensors, sizes, text = node.args
+            description = json.loads(str(text))
+            name = description["operator"]
+            for operand in self._emitter.resolve([*tensors, *sizes]):  # type: ignore[misc]  # lists, by its schema
+                is_tensor = isinstance(operand, relax.Expr) and not isinstance(operand, relax.PrimValue)
+                operands.append(operand if is_tensor else relax.PrimValue(operand))
+        else:
+            arguments, named = self._arguments(node, called, operands)
+            description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
         if isinstance(results, torch.SymInt):
             description["results"] = self._bounds(results)
         if isinstance(results, torch.SymBool):
@@ -154,6 +188,44 @@ class OperatorCalls:
         with self._emitter.converting(node):
             self._emitter.env[node] = self.settled(self._emitter.builder.emit(call), results, node)
         self._note(name, node, why)
+
+    def _writing_call(self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]) -> dict[str, Any]:
+        """The description of a call that writes into copies."""
+        given = dict(node.kwargs)
+        bases: Any = given["_all_bases"]
+        operands += [self._emitter.env[base] for base in bases]
+
+        def argument(name: str, like: str) -> Any:
+            if like == "list":
+                length: Any = given[f"_{name}_length"]
+                return None if length is None else [argument(f"{name}_{i}", "tensor") for i in range(length)]
+            base = given[f"_{name}_base_index"]
+            if base is None:
+                return None
+            for kind, parts in _VIEWS.items():
+                if f"_{name}_{parts[0]}" in given:
+                    values = [self._emitter.resolve(given[f"_{name}_{part}"]) for part in parts]
+                    return {kind: [base, *(self._described(value, operands, node) for value in values)]}
+            return {"tensor": base}
+
+        arguments, named = [], {}
+        for each in called._schema.arguments:
+            if each.alias_info is not None and each.alias_info.is_write:
+                described = argument(each.name, "list" if "List" in str(each.type) else "tensor")
+            else:
+                value = self._emitter.resolve(given.get(each.name, each.default_value))
+                described = self._described(value, operands, node)
+            if each.kwarg_only:
+                named[each.name] = described
+            else:
+                arguments.append(described)
+        return {
+            "operator": called.name(),
+            "arguments": arguments,
+            "named": named,
+            "results": "tensors",
+            "bases": list(range(len(bases))),
+        }
 
     def _note(self, operator: str, node: fx.Node, why: str) -> None:
         self._calls.setdefault(operator, []).append(source_of(node))

@@ -18,7 +18,6 @@ from torch.export.graph_signature import (
 )
 from torch.utils._sympy.printers import PythonPrinter
 
-from tkc.frontend.torch.converters.emitter import dtype_name
 from tkc.frontend.torch.dimensions import Dimensions, named_shape
 from tkc.runtime.signature import Constant, TensorSpec
 from tkc.runtime.sizes import Formula
@@ -40,7 +39,21 @@ class ProgramOutputs:
     constant_outputs: tuple[tuple[int, Constant], ...]
 
 
-def program_outputs(program: ExportedProgram, dimensions: Dimensions) -> ProgramOutputs:
+@dataclass(frozen=True)
+class Pairs:
+    """Which leaves of a program's call and of its result are pairs of real numbers that stand for complex tensors."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+
+def tensor_spec(name: str, shape: Sequence[int | str], dtype: torch.dtype, *, are_pairs: bool) -> TensorSpec:
+    """The spec of a tensor, as the user sees it."""
+    shape, dtype = (shape[:-1], dtype.to_complex()) if are_pairs else (shape, dtype)
+    return TensorSpec(name, tuple(shape), str(dtype).removeprefix("torch."))
+
+
+def program_outputs(program: ExportedProgram, dimensions: Dimensions, pairs: Pairs) -> ProgramOutputs:
     """What ``program``, whose inputs have these ``dimensions``, returns."""
     values: dict[str, Any] = {node.name: node.meta.get("val") for node in program.graph.nodes}
     outputs: list[TensorSpec] = []
@@ -51,7 +64,8 @@ def program_outputs(program: ExportedProgram, dimensions: Dimensions) -> Program
     for position, leaf in enumerate(leaves):
         value: Any = values.get(leaf.name)
         if isinstance(leaf, TensorArgument):
-            outputs.append(TensorSpec(leaf.name, named_shape(value.shape, dimensions), dtype_name(value.dtype)))
+            shape = named_shape(value.shape, dimensions)
+            outputs.append(tensor_spec(leaf.name, shape, value.dtype, are_pairs=position in pairs.outputs))
         elif isinstance(leaf, ConstantArgument):
             constants.append((position, Constant(leaf.name, leaf.value)))
         elif isinstance(value, int | float):  # a size that export found to be known
