@@ -301,8 +301,6 @@ class GraphImporter:
     algebra: SizeAlgebra
     index_uses: IndexUses
     values: dict[str, Value] = field(default_factory=dict)
-    assumed: dict[str, bool] = field(default_factory=dict)
-    """The conditions of choices between results of different ranks, by the first output: each call checks them."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -376,7 +374,9 @@ class GraphImporter:
         if len(ranks) != 1:
             return
         (rank,) = ranks
-        common = [next((size for size in sizes if isinstance(size, int)), sizes[0]) for sizes in zip(*shapes, strict=True)]
+        common = [
+            next((size for size in sizes if isinstance(size, int)), sizes[0]) for sizes in zip(*shapes, strict=True)
+        ]
         for value, shape in zip(values, shapes, strict=True):
             wanted = [size if i == axis % rank else common[i] for i, size in enumerate(shape)]
             match_sizes(value, wanted, self.builder, self.algebra)
@@ -451,10 +451,6 @@ class GraphImporter:
             if test.struct_info.ndim != 0:
                 test = self.builder.emit(relax.op.reshape(test, ()))
             then, other = (self._branch(branches[name]) for name in ("then_branch", "else_branch"))
-            if _ranks(then.results) != _ranks(other.results):
-                outputs = self._assumed_branch(node, branches, test)
-                self.values.update(zip(node.output, outputs, strict=True))
-                return
             ends = then.end(self.builder, 0, len(other.flags)), other.end(self.builder, len(then.flags), 0)
             choice = self.builder.emit(relax.If(test, *ends))
             if flags := then.flags + other.flags:
@@ -463,21 +459,6 @@ class GraphImporter:
             fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
             outputs = [Value(expression=expression) for expression in fields]
         self.values.update(zip(node.output, outputs, strict=True))
-
-    def _assumed_branch(
-        self, node: onnx.NodeProto, branches: Mapping[str, onnx.GraphProto], test: relax.Expr
-    ) -> list[Value]:
-        """One of two branches whose results differ in rank, as of ``squeeze`` of an axis of unknown size.
-
-        What reads the result can mostly do so with one rank alone. The importer tries the other branch if this one
-        does not fit, and a call that would have taken the other one fails.
-        """
-        chosen = self.assumed.setdefault(node.output[0], True)
-        held = test if chosen else self.builder.emit(relax.op.logical_not(test))
-        flag = self.builder.emit(relax.op.reshape(self.builder.emit(relax.op.astype(held, "int64")), (1,)))
-        shape = self.builder.emit(relax.op.tensor_to_shape(flag))
-        self.builder.match_cast(shape, relax.ShapeStructInfo([1]))
-        return self._add_subgraph(branches["then_branch" if chosen else "else_branch"], self.index_uses)
 
     def _branch(self, graph: onnx.GraphProto) -> _Branch:
         """A branch whose bindings run only when it is taken."""
@@ -494,15 +475,11 @@ class GraphImporter:
         """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer, self.assumed)
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)
         return [inner.values[output.name] for output in graph.output]
-
-
-def _ranks(results: Sequence[relax.Expr]) -> list[int]:
-    return [getattr(result.struct_info, "ndim", -1) for result in results]
 
 
 def _makes_sequence(node: onnx.NodeProto) -> bool:

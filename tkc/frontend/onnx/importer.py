@@ -400,22 +400,12 @@ def _to_relax(
     checked_in_graph: CheckedInGraph,
 ) -> _Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
-    assumed: dict[str, bool] = {}
-    first_error: UnsupportedModelError | None = None
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            inputs = dict(zip(names, resolved, strict=True))
-            return _build(proto, inputs, weights, algebra, checked_in_graph, assumed)
+            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph)
         except SizesLearned:
             continue
-        except UnsupportedModelError as error:
-            # Of what was assumed of conditions, the last is tried the other way round.
-            first_error = first_error or error
-            doubtful = [name for name, chosen in assumed.items() if chosen]
-            if not doubtful:
-                raise first_error from None
-            assumed[doubtful[-1]] = False
 
 
 def _build(
@@ -424,7 +414,6 @@ def _build(
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
-    assumed: dict[str, bool],
 ) -> _Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -434,7 +423,7 @@ def _build(
     named = dict(zip(variables, inputs, strict=True))
     tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
     uses = IndexUses(builder, named, tensors, checked_in_graph)
-    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses, assumed=assumed)
+    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():
