@@ -2,7 +2,8 @@
 
 TVM tells LLVM, and CUDA's C++ says to nvcc, that those of 32 and 64 bits never overflow. What reads the result is then
 optimized on that promise: ``x + 1 < x`` is never true, ``x * 5 // 5`` is ``x``. Positions keep the promise, which LLVM
-needs to make vectors of loops; data does not.
+needs to make vectors of loops; data does not. Those of 8 and 16 bits C++ computes in 32: they do not wrap around until
+they are stored, and what reads the result before sees more bits than the integer has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
 _PROMISED = (32, 64)
 """Bits of the integers that TVM promises not to overflow."""
+
+_PROMOTED = (8, 16)
+"""Bits of the integers that C++ computes in 32."""
+
+_LEAVE_THEIR_BITS = frozenset({"tirx.shift_left", "tirx.bitwise_not"})
+"""Other operators whose result in 32 bits is none of the operands' type; and the quotient of the lowest and -1."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="WrapIntegers")
@@ -41,14 +48,29 @@ def _wrapping(func: tirx.PrimFunc) -> tirx.Stmt:
 
     def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         dtype = DataType(expr.dtype)
-        if "int" not in expr.dtype or dtype.bits not in _PROMISED or expr not in data:
+        if "int" not in expr.dtype or expr not in data:
+            return None
+        if on_cuda and dtype.bits in _PROMOTED and dtype.lanes == 1:  # elements of vectors are stored in their type
+            return _cut(expr)
+        if dtype.bits not in _PROMISED or not isinstance(expr, _ARITHMETIC):
             return None
         if on_cuda:
             return None if expr.dtype.startswith("uint") else _computed(expr, f"u{expr.dtype}")
         # LLVM computes the lower half of it alone, and that without the promise.
         return _computed(expr, expr.dtype.replace(str(dtype.bits), str(2 * dtype.bits), 1))
 
-    return ir_transform(func.body, None, replaced, [f"tirx.{kind.__name__}" for kind in _ARITHMETIC])
+    kinds = (*_ARITHMETIC, tirx.Div, tirx.Call)
+    return ir_transform(func.body, None, replaced, [f"tirx.{kind.__name__}" for kind in kinds])
+
+
+def _cut(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    """``expr`` in the 32 bits in which C++ computes it, cut to its own type; ``None`` where none of them is beyond."""
+    if not isinstance(expr, tirx.Call):
+        return _computed(expr, "int32")
+    if expr.op.name not in _LEAVE_THEIR_BITS:
+        return None
+    wide = [tirx.Cast("int32", argument) for argument in expr.args]
+    return tirx.Cast(expr.dtype, tirx.Call("int32", expr.op, wide))
 
 
 def _computed(expr: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:

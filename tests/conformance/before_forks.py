@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -22,12 +23,13 @@ def without_cuda() -> Iterator[None]:
 def capability_of_the_driver() -> Iterator[None]:
     """Inside, the GPU's compute capability comes from its driver, which needs no context.
 
-    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there are Triton and
-    cuDNN, for which its import asks the GPU too, matters to none of its samples.
+    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there are Triton,
+    Numba and cuDNN, for which its import asks the GPU too, matters to none of its samples.
     """
     with (
         patch.object(torch.cuda, "get_device_capability", _capability),
         patch.object(torch.utils._triton, "has_triton", lambda: False),
+        patch.dict(sys.modules, {"numba": None}),
     ):
         from torch.testing._internal import common_cuda  # which asks for the capability
 
@@ -37,8 +39,14 @@ def capability_of_the_driver() -> Iterator[None]:
 
 @contextmanager
 def no_context() -> Iterator[None]:
-    """What initializes CUDA inside raises :class:`RuntimeError`, with a traceback that says what it was."""
-    with patch.object(torch.cuda, "_lazy_init", _refuse):
+    """What initializes CUDA inside raises :class:`RuntimeError`, with a traceback that says what it was.
+
+    Fake tensors ask how many GPUs there are, which initializes the driver; with at least one it changes nothing.
+    """
+    with (
+        patch.object(torch.cuda, "_lazy_init", _refuse),
+        patch.object(torch._C, "_ensureCUDADeviceGuardSet", lambda: None),
+    ):
         yield
 
 

@@ -334,8 +334,8 @@ def test_no_update_is_lost_where_pytorch_cannot_decompose(
 def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
     """On the caller's stream, with no wait but PyTorch's own."""
     function = DATA_DECIDES_SIZES[name]
-    executable = tkc.compile(Model(function), (X.cuda(),), target="cuda", dynamic_shapes=(({0: ROWS},),))
     with torch.device("cuda"), torch.cuda.stream(torch.cuda.Stream()):
+        executable = tkc.compile(Model(function), (X.cuda(),), target="cuda", dynamic_shapes=(({0: ROWS},),))
         for x in (X.cuda(), torch.randn(9, 4), -torch.rand(5, 4) - 0.1):
             torch.testing.assert_close(executable(x), function(x))
 

@@ -15,7 +15,7 @@ from tests.schedules.sources import generated_sources
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
-DTYPES = [torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 READERS: dict[str, Function] = {
     "comparison": lambda x: (x + 1) < x,
     "comparison with another product": lambda x: x * 2 < x * 3,
@@ -31,6 +31,9 @@ READERS: dict[str, Function] = {
     "rounded towards zero": lambda x: torch.div(x * 5 + 1, 3, rounding_mode="trunc"),
     "fmod": lambda x: torch.fmod(x * 5 + 1, 101),
     "shift": lambda x: (x * 8) >> 3,
+    "shift to the left": lambda x: (x << 3) >> 3,
+    "other bits": lambda x: (~x) > 5,
+    "negation of what has no sign": lambda x: (-x) // 2,
     "maximum of itself": lambda x: torch.maximum(x + 1, x),
     "maximum of two sums": lambda x: torch.maximum(x + 1, x + 2),
     "minimum of two products": lambda x: torch.minimum(x * 2, x * 3),
@@ -55,8 +58,8 @@ READERS: dict[str, Function] = {
     "largest": lambda x: (x + 7).reshape(-1, 4).amax(1),
     "position of the largest": lambda x: torch.argmax((x + 7).reshape(-1, 4), 1),
     "order": lambda x: torch.sort(x + 7)[0],
-    "index": lambda x: torch.arange(100, dtype=torch.float32)[((x * 31) % 100).to(torch.int64)],
-    "added by index": lambda x: torch.zeros(8, dtype=x.dtype).index_add(0, (x % 8).to(torch.int64), x * 3) // 3,
+    "index": lambda x: torch.arange(100, dtype=torch.float32, device=x.device)[((x * 31) % 100).to(torch.int64)],
+    "added by index": lambda x: x.new_zeros(8).index_add(0, (x % 8).to(torch.int64), x * 3) // 3,
 }
 
 
@@ -104,12 +107,37 @@ def test_results_are_pytorchs_on_a_gpu(dtype: torch.dtype) -> None:
     assert _wrong(exe(x.cuda()), Readers(names)(x)) == []
 
 
-@pytest.mark.parametrize(("dtype", "unsigned"), [(torch.int32, "(uint)"), (torch.int64, "(uint64_t)")], ids=str)
-def test_cuda_adds_unsigned_numbers(dtype: torch.dtype, unsigned: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C++ promises nvcc that signed ones never overflow."""
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [
+        (torch.int32, "(uint)"),
+        (torch.int64, "(uint64_t)"),
+        (torch.int8, "(signed char)(((int)"),
+        (torch.uint8, "(uchar)(((int)"),
+        (torch.int16, "(short)(((int)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reader", ["comparison", "comparison with another product", "comparison of a difference"])
+def test_cuda_adds_unsigned_or_cut_numbers(
+    reader: str, dtype: torch.dtype, cast: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ promises nvcc that signed ones never overflow, and computes those of fewer than 32 bits in 32."""
     sources = generated_sources(monkeypatch)
-    tkc.compile(Readers(["comparison"]), (_numbers(dtype),), target="cuda:sm_90a", kernels="none", database=False)
-    assert any(unsigned in source for source in sources)
+    tkc.compile(Readers([reader]), (_numbers(dtype),), target="cuda:sm_90a", kernels="none", database=False)
+    assert any(cast in source for source in sources)
+
+
+@pytest.mark.parametrize(
+    ("reader", "operator", "wide"), [("shift to the left", "<<", "((int)"), ("other bits", "~", "~((int)")]
+)
+def test_cuda_cuts_other_operators(reader: str, operator: str, wide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight bits, in which their results fit no more."""
+    sources = generated_sources(monkeypatch)
+    tkc.compile(Readers([reader]), (_numbers(torch.uint8),), target="cuda:sm_90a", kernels="none", database=False)
+    lines = [line for source in sources for line in source.splitlines() if operator in line and "x_local" in line]
+    assert lines
+    assert all(f"(uchar)({wide}" in line for line in lines)
 
 
 @pytest.mark.nvcc

@@ -61,6 +61,9 @@ from tkc.runtime.signature import Constant, Signature, TensorSpec
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
 _COMPLEX_NUMBERS = "2.13"
 
+# What PyTorch decomposes linear algebra into raises what the operator raises. It returns nothing, and would be dropped.
+fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
+
 
 def import_torch(
     model: nn.Module | ExportedProgram | str | PathLike[str],
