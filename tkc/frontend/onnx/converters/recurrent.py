@@ -82,7 +82,8 @@ def _recurrent(kind: Kind) -> Converter:
             *(_first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6)),
         ]
         count, hidden = cell.directions, cell.hidden
-        shapes = [[steps, count, batch, hidden], *[[count, batch, hidden]] * 2]
+        width = GATES[kind] * hidden
+        shapes = [[steps, count, batch, hidden], *[[count, batch, hidden]] * 2, [count, batch, width]]
         function = node.builder.add_func(recurrence(cell, inner), "recurrence")
         infos = [relax.TensorStructInfo(shape, inner) for shape in shapes]
         results = node.emit(relax.call_tir(function, operands, infos))
