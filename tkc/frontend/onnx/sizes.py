@@ -104,7 +104,7 @@ class SizeAlgebra:
         for size in wide[1:]:
             if self.undecided(wide[0], size):
                 self._unify(wide[0], size)
-        return wide[0] if wide else 1
+        return checkable(wide) if wide else 1
 
     def undecided(self, left: Size, right: Size) -> bool:
         """Whether two sizes may be equal, and may be not."""
@@ -178,6 +178,11 @@ class SizeAlgebra:
     def product(self, sizes: Sequence[Size]) -> Size:
         """The product of sizes; one for none."""
         return self.simplify(math.prod(sizes, start=1))
+
+
+def checkable(sizes: Sequence[Size]) -> Size:
+    """Of sizes that must be equal, one that the others can be checked against: a number, or else a formula."""
+    return min(sizes, key=lambda size: 0 if isinstance(size, int) else 1 + isinstance(size, tirx.Var))
 
 
 def fold(
