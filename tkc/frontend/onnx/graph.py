@@ -164,6 +164,11 @@ class Node:
         """
         self.index_uses.add(indices, size, wraps=True, source=describe(self.proto), part=part)
 
+    def note_count(self, counts: relax.Expr, size: Size) -> None:
+        """Note that ``counts`` are to be from 0 to ``size``, both included."""
+        above = self.algebra.simplify(size + 1)
+        self.index_uses.add(counts, above, wraps=False, source=describe(self.proto))
+
     def note_divisor(self, position: int, quotient: relax.Expr) -> None:
         """Note that the node divides integers by an input, for a result of the shape of ``quotient``."""
         value, shape = self.value(position), quotient.struct_info.shape

@@ -128,6 +128,13 @@ class SizeAlgebra:
                 self._values |= known
                 raise SizesLearned
 
+    def at_least(self, size: Size, minimum: int) -> None:
+        """Learn that an input's size has a minimum. Raises :class:`SizesLearned` where that was not known."""
+        sizes = self.ranges.get(size) if isinstance(size, tirx.Var) else None
+        if sizes is not None and sizes.minimum < minimum:
+            self._bound(size, SizeRange(minimum, sizes.maximum))
+            raise SizesLearned
+
     def simplify(self, size: Size) -> Size:
         """The simplest equal expression, a Python integer where the value is fixed."""
         if isinstance(size, int):

@@ -178,6 +178,7 @@ def _peepholes(node: Node, cell: Cell, dtype: str) -> relax.Expr:
 def _lengths(node: Node, steps: Size, batch: Size) -> relax.Expr:
     """How many steps each sequence has."""
     if node.has(4):
+        node.note_count(node.tensor(4), steps)
         return _as(node, node.tensor(4), "int32")
     length = node.emit(relax.op.arange(steps, steps + 1, 1, "int32"))
     return node.emit(relax.op.broadcast_to(length, [batch]))
