@@ -64,3 +64,37 @@ def test_a_signal_is_at_least_as_long_as_a_frame() -> None:
         np.testing.assert_allclose(call(x)[0], np.stack([spectrum.real, spectrum.imag], -1), 1e-5, 1e-5)
     with pytest.raises(InputError, match="at least 5"):
         call(np.zeros((2, 4, 1), "float32"))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "ReverseSequence<time_axis=0, batch_axis=1>(x, lengths)",
+        "TensorScatter<axis=1>(x, x, lengths)",
+    ],
+)
+def test_inputs_whose_sizes_do_not_fit_together(graph: str) -> None:
+    """Would be read beyond their ends."""
+    batch = 0 if "Tensor" in graph else 1
+    call = compiled(parsed(f"g (float[t, b, 3] x, int64[k] lengths) => (float[t, b, 3] y) {{ y = {graph} }}", opset=24))
+    call(X, np.zeros(X.shape[batch], "int64"))
+    with pytest.raises(InputError, match="'lengths'"):
+        call(X, np.zeros(X.shape[batch] - 1, "int64"))
+
+
+def test_deformed_windows_of_symbolic_sizes() -> None:
+    """Without offsets they are those of a convolution; a mask of another size than the offsets is refused."""
+    call = compiled(
+        parsed(
+            """g (float[n, 1, h, w] x, float[1, 1, 1, 1] k, float[n, 2, p, q] o, float[n, 1, r, s] m)
+        => (float[n, 1, a, b] y) { y = DeformConv(x, k, o, , m) }""",
+            opset=22,
+        )
+    )
+    for shape in ((2, 1, 4, 5), (1, 1, 3, 3)):
+        x, mask = (np.random.default_rng(i).normal(size=shape).astype("float32") for i in range(2))
+        offsets = np.zeros((shape[0], 2, *shape[2:]), "float32")
+        weights = np.full((1, 1, 1, 1), 2, "float32")
+        np.testing.assert_allclose(call(x, weights, offsets, mask)[0], 2 * x * mask, 1e-5)
+        with pytest.raises(InputError, match="'m'"):
+            call(x, weights, offsets, mask[:, :, 1:])

@@ -142,6 +142,21 @@ class Node:
         """The sizes of an input."""
         return shape_of(self.tensor(position), self.algebra)
 
+    def require_shape(self, position: int, sizes: Sequence[Size]) -> None:
+        """See to it that an input has these sizes: learned of the model's inputs, or checked at the call."""
+        value, old = self.value(position), self.shape(position)
+        fits = len(old) == len(sizes)
+        for new, size in zip(sizes, old, strict=False):
+            if self.algebra.undecided(new, size):
+                self.algebra.unify(new, size)
+            else:
+                fits &= self.algebra.equal(new, size)
+        if value is None or not fits:
+            raise ConversionError(
+                f"has input {position} of shape {[*map(str, old)]}; expected {[*map(str, sizes)]}: correct the model"
+            )
+        match_sizes(value, sizes, self.builder, self.algebra)
+
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
         rank: int = self.tensor(position).struct_info.ndim

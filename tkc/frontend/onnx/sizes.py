@@ -103,7 +103,7 @@ class SizeAlgebra:
         wide = [size for size in sizes if not (isinstance(size, int) and size == 1)]
         for size in wide[1:]:
             if self.undecided(wide[0], size):
-                self._unify(wide[0], size)
+                self.unify(wide[0], size)
         return checkable(wide) if wide else 1
 
     def undecided(self, left: Size, right: Size) -> bool:
@@ -114,7 +114,8 @@ class SizeAlgebra:
             return True
         return False
 
-    def _unify(self, left: Size, right: Size) -> None:
+    def unify(self, left: Size, right: Size) -> None:
+        """Learn that two sizes are equal. Raises :class:`SizesLearned` where that could be."""
         for size in (left, right):
             for variable, limit in _limits(size):
                 if variable in self.ranges:  # a slice of a table: its rows end where the size does
