@@ -1,4 +1,7 @@
-"""What schedules a function no rule fits: it runs as written, on the CPU, or in one GPU thread."""
+"""What schedules a function no rule fits: it runs as written, on the CPU, or, on a GPU, in one thread.
+
+A loop that its author made parallel has one thread for each iteration there.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def as_written(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def in_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with every statement that launches no GPU threads of its own in a single one."""
+    """``func`` with every statement that launches no GPU threads in a single one, or in one for each iteration."""
     root = func.body.block
     threaded = [
         statement if launches_threads(statement) else _single_thread(statement)
@@ -35,12 +38,23 @@ def in_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _single_thread(statement: tirx.Stmt) -> tirx.For:
-    serial = ir_transform(statement, None, _serial, ["tirx.For"])
-    thread = tirx.IterVar((0, 1), tirx.Var("thread", "int32"), tirx.IterVar.ThreadIndex, "threadIdx.x")
-    return tirx.For(tirx.Var("thread", "int32"), 0, 1, tirx.ForKind.THREAD_BINDING, serial, thread)
+    """In one thread, or, of a parallel loop, in one thread for each iteration, which is a block of its own."""
+    if isinstance(statement, tirx.For) and statement.kind == tirx.ForKind.PARALLEL:
+        loop, body, index = statement, statement.body, "blockIdx.x"
+    else:
+        loop, body, index = (
+            tirx.For(tirx.Var("thread", "int32"), 0, 1, tirx.ForKind.SERIAL, statement),
+            statement,
+            "threadIdx.x",
+        )
+    extent = (loop.min, loop.extent)
+    thread = tirx.IterVar(extent, tirx.Var("thread", loop.loop_var.dtype), tirx.IterVar.ThreadIndex, index)
+    serial = ir_transform(body, None, _serial, ["tirx.For"])
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.THREAD_BINDING, serial, thread)
 
 
 def _serial(loop: tirx.For) -> tirx.For | None:
-    if loop.kind != tirx.ForKind.PARALLEL:
+    """The iterations one by one. Vectors may be longer there than any that CUDA has."""
+    if loop.kind not in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
         return None
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)

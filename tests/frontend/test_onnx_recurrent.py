@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import tkc
 from tests.frontend.onnx_execution import compiled
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
@@ -191,6 +192,14 @@ def test_other_floats(dtype: str) -> None:
 def test_variants(layer: Layer) -> None:
     """Clipping, peepholes, coupled gates, a reset gate behind the product, batch before time."""
     check(layer, (5, 3))
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("kind", GATES)
+def test_compiles_for_cuda(kind: str) -> None:
+    """Where a function has no memory of its own beyond registers; each sequence of each direction is a block."""
+    model = Layer(kind, 20, "bidirectional", lengths=True, states=True).model()
+    tkc.compile(model, target="cuda:sm_90a", kernels="none", database=False)
 
 
 @pytest.mark.parametrize("names", [list(FUNCTIONS)[:6], list(FUNCTIONS)[5:]], ids="-".join)

@@ -77,8 +77,9 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
     biases but the one that the reset gate applies to; ``weights [D, H, G * H]``; ``bias [D, H]``, that one;
     ``peepholes [D, 3 * H]``, of input, output and forget gate; ``lengths [B]`` int32; ``first [D, B, H]``, the hidden
     state, and ``first_cell [D, B, H]``. Writes ``states [T, D, B, H]``, zeros beyond each sequence, ``last`` and
-    ``last_cell [D, B, H]``, zeros of a sequence without steps, as ONNX Runtime has it. A direction that is reversed
-    begins at each sequence's own end.
+    ``last_cell [D, B, H]``, zeros of a sequence without steps, as ONNX Runtime has it, and the gates of the last step
+    to ``scratch [D, B, G * H]``, an argument because a CUDA kernel cannot allocate global memory. A direction that is
+    reversed begins at each sequence's own end.
     """
     hidden, count = cell.hidden, cell.directions
     width = GATES[cell.kind] * hidden
@@ -107,6 +108,7 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
         states_handle: T.handle,
         last_handle: T.handle,
         last_cell_handle: T.handle,
+        scratch_handle: T.handle,
     ) -> None:
         T.func_attr({NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
         steps, batch = T.int64(), T.int64()
@@ -120,19 +122,17 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
         states = T.match_buffer(states_handle, (steps, count, batch, hidden), dtype)
         last = T.match_buffer(last_handle, (count, batch, hidden), dtype)
         last_cell = T.match_buffer(last_cell_handle, (count, batch, hidden), dtype)
+        scratch = T.match_buffer(scratch_handle, (count, batch, width), dtype)
         for task in T.parallel(count * batch):
             with T.sblock():
-                h = T.sblock_alloc_buffer((hidden,), dtype)
-                c = T.sblock_alloc_buffer((hidden,), dtype)
-                gates = T.sblock_alloc_buffer((width,), dtype)
                 total = T.sblock_alloc_buffer((_LANES * _VECTORS,), dtype, scope="local")
                 length = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 d: T.let[T.int64] = T.truncdiv(task, batch)
                 b: T.let[T.int64] = T.truncmod(task, batch)
                 length[0] = T.max(T.min(T.Cast("int64", lengths[b]), steps), T.int64(0))
                 for i in range(hidden):
-                    h[i] = first[d, b, i]
-                    c[i] = first_cell[d, b, i]
+                    last[d, b, i] = first[d, b, i]
+                    last_cell[d, b, i] = first_cell[d, b, i]
                 for step in T.serial(length[0]):
                     t: T.let[T.int64] = T.Select(is_reversed(d), length[0] - step - 1, step)
                     # The gates that the hidden state itself goes into.
@@ -148,74 +148,82 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
                             for v in T.unroll(vectors(part)):
                                 for i in T.vectorized(lanes):
                                     total[v * lanes + i] = (
-                                        total[v * lanes + i] + h[k] * weights[d, k, (j * vectors(part) + v) * lanes + i]
+                                        total[v * lanes + i]
+                                        + last[d, b, k] * weights[d, k, (j * vectors(part) + v) * lanes + i]
                                     )
                         for v in T.unroll(vectors(part)):
                             for i in T.vectorized(lanes):
-                                gates[(j * vectors(part) + v) * lanes + i] = total[v * lanes + i]
+                                scratch[d, b, (j * vectors(part) + v) * lanes + i] = total[v * lanes + i]
                     if is_lstm:
                         for j in range(hidden // lanes):
                             for i in T.vectorized(lanes):
                                 if cell.peepholes:
-                                    gates[j * lanes + i] = (
-                                        gates[j * lanes + i] + peepholes[d, j * lanes + i] * c[j * lanes + i]
+                                    scratch[d, b, j * lanes + i] = (
+                                        scratch[d, b, j * lanes + i]
+                                        + peepholes[d, j * lanes + i] * last_cell[d, b, j * lanes + i]
                                     )
-                                gates[j * lanes + i] = cell.function(0, d, gates[j * lanes + i])
+                                scratch[d, b, j * lanes + i] = cell.function(0, d, scratch[d, b, j * lanes + i])
                             for i in T.vectorized(lanes):
                                 if cell.coupled:
-                                    gates[2 * hidden + j * lanes + i] = one - gates[j * lanes + i]
+                                    scratch[d, b, 2 * hidden + j * lanes + i] = one - scratch[d, b, j * lanes + i]
                                 else:
                                     if cell.peepholes:
-                                        gates[2 * hidden + j * lanes + i] = (
-                                            gates[2 * hidden + j * lanes + i]
-                                            + peepholes[d, 2 * hidden + j * lanes + i] * c[j * lanes + i]
+                                        scratch[d, b, 2 * hidden + j * lanes + i] = (
+                                            scratch[d, b, 2 * hidden + j * lanes + i]
+                                            + peepholes[d, 2 * hidden + j * lanes + i] * last_cell[d, b, j * lanes + i]
                                         )
-                                    gates[2 * hidden + j * lanes + i] = cell.function(
-                                        0, d, gates[2 * hidden + j * lanes + i]
+                                    scratch[d, b, 2 * hidden + j * lanes + i] = cell.function(
+                                        0, d, scratch[d, b, 2 * hidden + j * lanes + i]
                                     )
                             for i in T.vectorized(lanes):
-                                c[j * lanes + i] = gates[2 * hidden + j * lanes + i] * c[j * lanes + i] + gates[
-                                    j * lanes + i
-                                ] * cell.function(1, d, gates[3 * hidden + j * lanes + i])
+                                last_cell[d, b, j * lanes + i] = scratch[d, b, 2 * hidden + j * lanes + i] * last_cell[
+                                    d, b, j * lanes + i
+                                ] + scratch[d, b, j * lanes + i] * cell.function(
+                                    1, d, scratch[d, b, 3 * hidden + j * lanes + i]
+                                )
                             for i in T.vectorized(lanes):
                                 if cell.peepholes:
-                                    gates[hidden + j * lanes + i] = (
-                                        gates[hidden + j * lanes + i]
-                                        + peepholes[d, hidden + j * lanes + i] * c[j * lanes + i]
+                                    scratch[d, b, hidden + j * lanes + i] = (
+                                        scratch[d, b, hidden + j * lanes + i]
+                                        + peepholes[d, hidden + j * lanes + i] * last_cell[d, b, j * lanes + i]
                                     )
-                                h[j * lanes + i] = cell.function(0, d, gates[hidden + j * lanes + i]) * cell.function(
-                                    2, d, c[j * lanes + i]
-                                )
+                                last[d, b, j * lanes + i] = cell.function(
+                                    0, d, scratch[d, b, hidden + j * lanes + i]
+                                ) * cell.function(2, d, last_cell[d, b, j * lanes + i])
                     elif is_gru and cell.reset_after:
                         for j in range(hidden // lanes):
                             for i in T.vectorized(lanes):
-                                gates[j * lanes + i] = cell.function(
-                                    0, d, gates[j * lanes + i] + inputs[t, b, d * width + j * lanes + i]
+                                scratch[d, b, j * lanes + i] = cell.function(
+                                    0, d, scratch[d, b, j * lanes + i] + inputs[t, b, d * width + j * lanes + i]
                                 )
                             for i in T.vectorized(lanes):
-                                gates[hidden + j * lanes + i] = cell.function(
+                                scratch[d, b, hidden + j * lanes + i] = cell.function(
                                     0,
                                     d,
-                                    gates[hidden + j * lanes + i] + inputs[t, b, d * width + hidden + j * lanes + i],
+                                    scratch[d, b, hidden + j * lanes + i]
+                                    + inputs[t, b, d * width + hidden + j * lanes + i],
                                 )
                             for i in T.vectorized(lanes):
-                                gates[2 * hidden + j * lanes + i] = cell.function(
+                                scratch[d, b, 2 * hidden + j * lanes + i] = cell.function(
                                     1,
                                     d,
                                     inputs[t, b, d * width + 2 * hidden + j * lanes + i]
-                                    + gates[hidden + j * lanes + i]
-                                    * (gates[2 * hidden + j * lanes + i] + bias[d, j * lanes + i]),
+                                    + scratch[d, b, hidden + j * lanes + i]
+                                    * (scratch[d, b, 2 * hidden + j * lanes + i] + bias[d, j * lanes + i]),
                                 )
                             for i in T.vectorized(lanes):
-                                h[j * lanes + i] = (one - gates[j * lanes + i]) * gates[
-                                    2 * hidden + j * lanes + i
-                                ] + gates[j * lanes + i] * h[j * lanes + i]
+                                last[d, b, j * lanes + i] = (one - scratch[d, b, j * lanes + i]) * scratch[
+                                    d, b, 2 * hidden + j * lanes + i
+                                ] + scratch[d, b, j * lanes + i] * last[d, b, j * lanes + i]
                     elif is_gru:
                         for j in range(hidden // lanes):
                             for i in T.vectorized(lanes):
-                                gates[j * lanes + i] = cell.function(0, d, gates[j * lanes + i])
+                                scratch[d, b, j * lanes + i] = cell.function(0, d, scratch[d, b, j * lanes + i])
                             for i in T.vectorized(lanes):
-                                c[j * lanes + i] = cell.function(0, d, gates[hidden + j * lanes + i]) * h[j * lanes + i]
+                                last_cell[d, b, j * lanes + i] = (
+                                    cell.function(0, d, scratch[d, b, hidden + j * lanes + i])
+                                    * last[d, b, j * lanes + i]
+                                )
                         for j in range(hidden // (lanes * vectors(hidden))):
                             for v in T.unroll(vectors(hidden)):
                                 for i in T.vectorized(lanes):
@@ -227,27 +235,29 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
                                     for i in T.vectorized(lanes):
                                         total[v * lanes + i] = (
                                             total[v * lanes + i]
-                                            + c[k] * weights[d, k, part + (j * vectors(hidden) + v) * lanes + i]
+                                            + last_cell[d, b, k]
+                                            * weights[d, k, part + (j * vectors(hidden) + v) * lanes + i]
                                         )
                             for v in T.unroll(vectors(hidden)):
                                 for i in T.vectorized(lanes):
-                                    gates[part + (j * vectors(hidden) + v) * lanes + i] = total[v * lanes + i]
+                                    scratch[d, b, part + (j * vectors(hidden) + v) * lanes + i] = total[v * lanes + i]
                         for j in range(hidden // lanes):
                             for i in T.vectorized(lanes):
-                                h[j * lanes + i] = (one - gates[j * lanes + i]) * cell.function(
-                                    1, d, gates[part + j * lanes + i]
-                                ) + gates[j * lanes + i] * h[j * lanes + i]
+                                last[d, b, j * lanes + i] = (one - scratch[d, b, j * lanes + i]) * cell.function(
+                                    1, d, scratch[d, b, part + j * lanes + i]
+                                ) + scratch[d, b, j * lanes + i] * last[d, b, j * lanes + i]
                     else:
                         for j in range(hidden // lanes):
                             for i in T.vectorized(lanes):
-                                h[j * lanes + i] = cell.function(0, d, gates[j * lanes + i])
+                                last[d, b, j * lanes + i] = cell.function(0, d, scratch[d, b, j * lanes + i])
                     for i in range(hidden):
-                        states[t, d, b, i] = h[i]
+                        states[t, d, b, i] = last[d, b, i]
                 for step in T.serial(steps - length[0]):
                     for i in range(hidden):
                         states[length[0] + step, d, b, i] = T.Cast(dtype, 0)
-                for i in range(hidden):
-                    last[d, b, i] = T.Select(length[0] > T.int64(0), h[i], T.Cast(dtype, 0))
-                    last_cell[d, b, i] = T.Select(length[0] > T.int64(0), c[i], T.Cast(dtype, 0))
+                if length[0] == T.int64(0):
+                    for i in range(hidden):
+                        last[d, b, i] = T.Cast(dtype, 0)
+                        last_cell[d, b, i] = T.Cast(dtype, 0)
 
     return recurrence

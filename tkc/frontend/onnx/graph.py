@@ -18,7 +18,7 @@ from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.signature import DTYPES
-from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, fold, pack_sizes
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, checkable, fold, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag
@@ -142,6 +142,21 @@ class Node:
         """The sizes of an input."""
         return shape_of(self.tensor(position), self.algebra)
 
+    def require_shape(self, position: int, sizes: Sequence[Size]) -> None:
+        """See to it that an input has these sizes: learned of the model's inputs, or checked at the call."""
+        value, old = self.value(position), self.shape(position)
+        fits = len(old) == len(sizes)
+        for new, size in zip(sizes, old, strict=False):
+            if self.algebra.undecided(new, size):
+                self.algebra.unify(new, size)
+            else:
+                fits &= self.algebra.equal(new, size)
+        if value is None or not fits:
+            raise ConversionError(
+                f"has input {position} of shape {[*map(str, old)]}; expected {[*map(str, sizes)]}: correct the model"
+            )
+        match_sizes(value, sizes, self.builder, self.algebra)
+
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
         rank: int = self.tensor(position).struct_info.ndim
@@ -163,6 +178,11 @@ class Node:
         ``part`` is as in :class:`tkc.frontend.indices.IndexUse`.
         """
         self.index_uses.add(indices, size, wraps=True, source=describe(self.proto), part=part)
+
+    def note_count(self, counts: relax.Expr, size: Size) -> None:
+        """Note that ``counts`` are to be from 0 to ``size``, both included."""
+        above = self.algebra.simplify(size + 1)
+        self.index_uses.add(counts, above, wraps=False, source=describe(self.proto))
 
     def note_divisor(self, position: int, quotient: relax.Expr) -> None:
         """Note that the node divides integers by an input, for a result of the shape of ``quotient``."""
@@ -236,6 +256,26 @@ def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
     if not isinstance(shape, relax.ShapeExpr):
         raise ConversionError("works on a tensor whose shape depends on the data; compute it with other operators")
     return [algebra.simplify(size) for size in shape.values]
+
+
+def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder, algebra: SizeAlgebra) -> None:
+    """Take a tensor for one of ``sizes``; a call fails where one that may differ from the tensor's own does.
+
+    Raises :class:`ConversionError` where that would be a variable: TVM takes such a cast for the variable's
+    definition, and drops the check.
+    """
+    tensor = expression_of(value, builder)
+    old = shape_of(tensor, algebra)
+    checked = [new if algebra.undecided(new, size) else size for new, size in zip(sizes, old, strict=True)]
+    if all(new is size for new, size in zip(checked, old, strict=True)):
+        return
+    for new, size in zip(checked, old, strict=True):
+        if new is not size and isinstance(new, tirx.Var):
+            raise ConversionError(
+                f"needs the sizes {size} and {new} to be equal, which the running model alone knows; "
+                "have the exporter fold constants and write fixed sizes"
+            )
+    value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
 
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
@@ -338,16 +378,32 @@ class GraphImporter:
             converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
+            elif node.op_type == "Concat" and node.domain in STANDARD_DOMAINS:
+                self._unify_parts(node, inputs)
             outputs = self._values(node, converter(context))
         self.values.update(zip(filter(None, node.output), outputs, strict=True))
 
     def _unify_broadcast(self, inputs: Sequence[Value | None]) -> None:
         """See to it that the sizes of inputs provably broadcast, as Relax must know them to."""
-        tensors = [expression_of(value, self.builder) for value in inputs if value is not None]
-        if all(isinstance(tensor.struct_info.shape, relax.ShapeExpr) for tensor in tensors):
-            shapes = [shape_of(tensor, self.algebra)[::-1] for tensor in tensors]
-            for sizes in itertools.zip_longest(*shapes, fillvalue=1):
-                self.algebra.broadcast(sizes)
+        values = [value for value in inputs if value is not None]
+        shapes = [shape_of(expression_of(value, self.builder), self.algebra)[::-1] for value in values]
+        common = [self.algebra.broadcast(sizes) for sizes in itertools.zip_longest(*shapes, fillvalue=1)]
+        for value, shape in zip(values, shapes, strict=True):
+            wide = [1 if isinstance(size, int) and size == 1 else common[i] for i, size in enumerate(shape)]
+            match_sizes(value, wide[::-1], self.builder, self.algebra)
+
+    def _unify_parts(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> None:
+        """See to it that the parts of a concatenation provably agree along its other axes."""
+        values = [value for value in inputs if value is not None]
+        shapes = [shape_of(expression_of(value, self.builder), self.algebra) for value in values]
+        rank = len(shapes[0])
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        if not -rank <= axis < rank or any(len(shape) != rank for shape in shapes):
+            raise ConversionError("concatenates tensors along an axis that not all of them have; correct the model")
+        common = [checkable(sizes) for sizes in zip(*shapes, strict=True)]
+        for value, shape in zip(values, shapes, strict=True):
+            wanted = [size if i == axis % rank else common[i] for i, size in enumerate(shape)]
+            match_sizes(value, wanted, self.builder, self.algebra)
 
     def _known_outputs(
         self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
@@ -419,14 +475,28 @@ class GraphImporter:
             if test.struct_info.ndim != 0:
                 test = self.builder.emit(relax.op.reshape(test, ()))
             then, other = (self._branch(branches[name]) for name in ("then_branch", "else_branch"))
+            for name, left, right in zip(node.output, then.results, other.results, strict=True):
+                _check_alike(name, left, right)
             ends = then.end(self.builder, 0, len(other.flags)), other.end(self.builder, len(then.flags), 0)
             choice = self.builder.emit(relax.If(test, *ends))
             if flags := then.flags + other.flags:
                 counts = self.builder.emit(relax.TupleGetItem(choice, len(node.output)))
                 self.index_uses.add_counts(counts, flags)
             fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
-            outputs = [Value(expression=expression) for expression in fields]
+            outputs = [
+                Value(expression=self._sized(field, name)) for name, field in zip(node.output, fields, strict=True)
+            ]
         self.values.update(zip(node.output, outputs, strict=True))
+
+    def _sized(self, tensor: relax.Expr, name: str) -> relax.Expr:
+        """The tensor with new symbolic sizes, where the taken branch decides them."""
+        info = tensor.struct_info
+        if not isinstance(info, relax.TensorStructInfo) or isinstance(info.shape, relax.ShapeExpr):
+            return tensor
+        sizes = [tirx.Var(f"{identifier(name, ())}_{axis}", "int64") for axis in range(info.ndim)]
+        for size in sizes:
+            self.algebra.declare(size, minimum=0)
+        return self.builder.match_cast(tensor, relax.TensorStructInfo(sizes, info.dtype))
 
     def _branch(self, graph: onnx.GraphProto) -> _Branch:
         """A branch whose bindings run only when it is taken."""
@@ -448,6 +518,21 @@ class GraphImporter:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)
         return [inner.values[output.name] for output in graph.output]
+
+
+def _check_alike(name: str, left: relax.Expr, right: relax.Expr) -> None:
+    """Raise :class:`ConversionError` for results of two branches that no tensor type can be for both."""
+    infos = [result.struct_info for result in (left, right)]
+    if not all(isinstance(info, relax.TensorStructInfo) for info in infos):
+        return
+    one, other = infos
+    if one.dtype != other.dtype:
+        raise ConversionError(f"has {short(name)} of {one.dtype} or {other.dtype}, by the branch; correct the model")
+    if one.ndim != other.ndim or one.ndim < 0:
+        raise ConversionError(
+            f"has {short(name)} of {one.ndim} or {other.ndim} dimensions, by the branch; export the model with fixed "
+            "sizes, which decide the condition"
+        )
 
 
 def _makes_sequence(node: onnx.NodeProto) -> bool:

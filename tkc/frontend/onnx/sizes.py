@@ -102,18 +102,20 @@ class SizeAlgebra:
         """
         wide = [size for size in sizes if not (isinstance(size, int) and size == 1)]
         for size in wide[1:]:
-            if self._undecided(wide[0], size):
-                self._unify(wide[0], size)
-        return wide[0] if wide else 1
+            if self.undecided(wide[0], size):
+                self.unify(wide[0], size)
+        return checkable(wide) if wide else 1
 
-    def _undecided(self, left: Size, right: Size) -> bool:
+    def undecided(self, left: Size, right: Size) -> bool:
+        """Whether two sizes may be equal, and may be not."""
         try:
             self.equal(left, right)
         except UndecidedError:
             return True
         return False
 
-    def _unify(self, left: Size, right: Size) -> None:
+    def unify(self, left: Size, right: Size) -> None:
+        """Learn that two sizes are equal. Raises :class:`SizesLearned` where that could be."""
         for size in (left, right):
             for variable, limit in _limits(size):
                 if variable in self.ranges:  # a slice of a table: its rows end where the size does
@@ -126,6 +128,13 @@ class SizeAlgebra:
                 self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}
                 self._values |= known
                 raise SizesLearned
+
+    def at_least(self, size: Size, minimum: int) -> None:
+        """Learn that an input's size has a minimum. Raises :class:`SizesLearned` where that was not known."""
+        sizes = self.ranges.get(size) if isinstance(size, tirx.Var) else None
+        if sizes is not None and sizes.minimum < minimum:
+            self._bound(size, SizeRange(minimum, sizes.maximum))
+            raise SizesLearned
 
     def simplify(self, size: Size) -> Size:
         """The simplest equal expression, a Python integer where the value is fixed."""
@@ -177,6 +186,11 @@ class SizeAlgebra:
     def product(self, sizes: Sequence[Size]) -> Size:
         """The product of sizes; one for none."""
         return self.simplify(math.prod(sizes, start=1))
+
+
+def checkable(sizes: Sequence[Size]) -> Size:
+    """Of sizes that must be equal, one that the others can be checked against: a number, or else a formula."""
+    return min(sizes, key=lambda size: 0 if isinstance(size, int) else 1 + isinstance(size, tirx.Var))
 
 
 def fold(
@@ -320,9 +334,14 @@ def _pack(elements: list[Size], shape: tuple[int, ...], dtype: str) -> Known:
 
 def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
     """The variable and the limit of ``min(variable, limit)``."""
-    if isinstance(size, tirx.Min) and isinstance(size.a, tirx.Var) and isinstance(size.b, tirx.IntImm):
-        return [(size.a, int(size.b))]
-    return []
+    if not isinstance(size, tirx.Min):
+        return []
+    parts = (size.a, size.b)
+    return [
+        (variable, int(limit))
+        for variable, limit in (parts, parts[::-1])
+        if isinstance(variable, tirx.Var) and isinstance(limit, tirx.IntImm)
+    ]
 
 
 def _is_long(size: tirx.PrimExpr) -> bool:

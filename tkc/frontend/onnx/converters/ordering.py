@@ -106,17 +106,37 @@ def _non_max_suppression(node: Node) -> Converted:
             (4, "its score threshold", -np.inf),
         )
     )
+    if np.isnan(score):
+        raise ConversionError("has a score threshold that is no number; correct the model")
     # TVM drops a box whose overlap reaches the threshold, ONNX one whose overlap exceeds it.
     above = float(np.nextafter(np.float32(overlap), np.float32(np.inf)))
     chosen = relax.op.vision.all_class_non_max_suppression(
         _corners(node) if node.attribute("center_point_box", 0) else node.tensor(0),
-        node.tensor(1),
+        _places(node, score if node.has(4) else None),
         scalar(int(most), "int64"),
         scalar(above, "float32"),
-        scalar(score, "float32"),
+        scalar(0.0, "float32"),
         output_format="onnx",
     )
     return [relax.TupleGetItem(node.emit(chosen), 0)]
+
+
+def _places(node: Node, threshold: float | None) -> relax.Expr:
+    """For each box of a class its place among the scores, the lowest 1, or 0 where its score is not above a threshold.
+
+    TVM takes boxes of scores up to 0 for such that were dropped before. NaN is above no threshold, and comes last.
+    """
+    op, emit, scores = relax.op, node.emit, node.tensor(1)
+    lowest = scalar(-np.inf, "float32")
+    numbers = emit(op.where(op.isnan(scores), lowest, scores))
+    order = emit(op.argsort(numbers, -1, descending=True, dtype="int32"))
+    place = emit(op.astype(op.argsort(order, -1, descending=False, dtype="int32"), "float32"))
+    count = emit(op.astype(size_scalar(node, node.shape(1)[-1], "int64"), "float32"))
+    places = emit(op.subtract(count, place))
+    if threshold is None:
+        return places
+    above = emit(op.greater(numbers, scalar(threshold, "float32")))
+    return emit(op.where(above, places, scalar(0.0, "float32")))
 
 
 def _corners(node: Node) -> relax.Expr:

@@ -33,6 +33,9 @@ def _reverse_sequence(node: Node) -> Converted:
     """Each sequence of a batch with its first elements, as many as its length, in reverse order."""
     batch, time = (normalized_axis(node.attribute(f"{name}_axis", i), 2) for i, name in ((1, "batch"), (0, "time")))
 
+    node.require_shape(1, [node.shape(0)[batch]])
+    node.note_count(node.tensor(1), node.shape(0)[time])
+
     def compute(data: te.Tensor, lengths: te.Tensor) -> te.Tensor:
         def element(*index: tirx.Var) -> tirx.PrimExpr:
             place = list(index)
@@ -52,6 +55,11 @@ def _tensor_scatter(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", -2), rank)
     circular = node.attribute("mode", "linear") == "circular"
     length = node.shape(1)[axis]
+    node.require_shape(1, [length if i == axis else size for i, size in enumerate(node.shape(0))])
+    if node.has(2):
+        node.require_shape(2, [node.shape(0)[0]])
+    if node.has(2) and not circular:
+        node.note_count(node.tensor(2), node.algebra.simplify(node.shape(0)[axis] - length))
 
     def compute(cache: te.Tensor, update: te.Tensor, *first: te.Tensor) -> te.Tensor:
         def element(*index: tirx.Var) -> tirx.PrimExpr:
@@ -64,7 +72,7 @@ def _tensor_scatter(node: Node) -> Converted:
             def read(position: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
                 return update(*index[:axis], position[0], *index[axis + 1 :])
 
-            return read_within(read, [offset], extents([length]), cache(*index))
+            return read_within(read, [offset], extents([update.shape[axis]]), cache(*index))
 
         return te.compute(cache.shape, element, name="scattered")
 

@@ -82,7 +82,8 @@ def _recurrent(kind: Kind) -> Converter:
             *(_first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6)),
         ]
         count, hidden = cell.directions, cell.hidden
-        shapes = [[steps, count, batch, hidden], *[[count, batch, hidden]] * 2]
+        width = GATES[kind] * hidden
+        shapes = [[steps, count, batch, hidden], *[[count, batch, hidden]] * 2, [count, batch, width]]
         function = node.builder.add_func(recurrence(cell, inner), "recurrence")
         infos = [relax.TensorStructInfo(shape, inner) for shape in shapes]
         results = node.emit(relax.call_tir(function, operands, infos))
@@ -177,6 +178,7 @@ def _peepholes(node: Node, cell: Cell, dtype: str) -> relax.Expr:
 def _lengths(node: Node, steps: Size, batch: Size) -> relax.Expr:
     """How many steps each sequence has."""
     if node.has(4):
+        node.note_count(node.tensor(4), steps)
         return _as(node, node.tensor(4), "int32")
     length = node.emit(relax.op.arange(steps, steps + 1, 1, "int32"))
     return node.emit(relax.op.broadcast_to(length, [batch]))

@@ -47,6 +47,7 @@ def _stft(node: Node) -> Converted:
     signal = node.tensor(0)
     if node.rank(0) == 2:
         signal = node.emit(relax.op.expand_dims(signal, [2]))
+    node.algebra.at_least(node.shape(0)[1], length)
     count = node.algebra.simplify(node.algebra.divide(node.shape(0)[1] - length, step) + 1)
     first = node.emit(relax.op.arange(0, count, 1, "int64"))
     first = node.emit(relax.op.multiply(first, relax.const(step, "int64")))

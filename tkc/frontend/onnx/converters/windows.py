@@ -21,7 +21,7 @@ def _col2im(node: Node) -> Converted:
     rank = len(sizes)
     dilations, strides = (node.attribute(name, [1] * rank) for name in ("dilations", "strides"))
     pads = node.attribute("pads", [0] * 2 * rank)
-    batch, rows, _ = node.shape(0)
+    rows = node.shape(0)[1]
     taps = math.prod(kernel)
     if not isinstance(rows, int) or rows % taps:
         raise ConversionError(f"has {rows} rows; expected a fixed multiple of {taps}: correct the model")
@@ -53,7 +53,7 @@ def _col2im(node: Node) -> Converted:
             limits = extents(counts)
             return te.sum(read_within(read, windows, limits, tirx.const(0, inner), *whole), axis=offsets)
 
-        return te.compute(extents([batch, rows // taps, *sizes]), pixel, name="col2im")
+        return te.compute(extents([columns.shape[0], rows // taps, *sizes]), pixel, name="col2im")
 
     result = node.builder.emit_te(compute, node.tensor(0), primfunc_name_hint="col2im")
     return relax.op.astype(result, dtype) if inner != dtype else result
@@ -65,7 +65,7 @@ def _deform_conv(node: Node) -> Converted:
         raise ConversionError(f"has an image of {node.rank(0)} dimensions; only those of 4 are supported")
     dtype = node.dtype(0)
     inner = dtype if dtype in EXACT else "float32"
-    batch, channels, height, width = node.shape(0)
+    batch, channels = node.shape(0)[:2]
     filters, depth, *given = node.shape(1)
     kernel = node.attribute("kernel_shape", given)
     sizes = (channels, filters, depth, *kernel)
@@ -76,6 +76,9 @@ def _deform_conv(node: Node) -> Converted:
     pads = node.attribute("pads", [0] * 4)
     rows, columns = node.shape(2)[2:]
     taps = kernel[0] * kernel[1]
+    node.require_shape(2, [batch, 2 * parts * taps, rows, columns])
+    if node.has(4):
+        node.require_shape(4, [batch, parts * taps, rows, columns])
 
     def compute(image: te.Tensor, offsets: te.Tensor, *mask: te.Tensor) -> te.Tensor:
         def sample(b: tirx.Var, c: tirx.Var, tap: tirx.Var, y: tirx.Var, x: tirx.Var) -> tirx.PrimExpr:
@@ -97,12 +100,12 @@ def _deform_conv(node: Node) -> Converted:
                     weight = (factors[0] if dy else 1 - factors[0]) * (factors[1] if dx else 1 - factors[1])
                     position = [firsts[0].astype("int64") + dy, firsts[1].astype("int64") + dx]
                     found = read_within(
-                        lambda p: image(b, c, *p), position, extents([height, width]), tirx.const(0, inner)
+                        lambda p: image(b, c, *p), position, extents(image.shape[2:]), tirx.const(0, inner)
                     )
                     total = total + weight * found
             return total * mask[0](b, part * taps + tap, y, x) if mask else total
 
-        return te.compute(extents([batch, channels, taps, rows, columns]), sample, name="deformed")
+        return te.compute([*extents([image.shape[0], channels, taps]), *offsets.shape[2:]], sample, name="deformed")
 
     operands = [
         node.emit(relax.op.astype(node.tensor(i), inner)) if node.dtype(i) != inner else node.tensor(i)

@@ -1,0 +1,78 @@
+"""Sizes that the graph implies to be equal, and sizes that a branch decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.frontend.onnx_execution import compiled, parsed
+from tkc.errors import InputError, UnsupportedModelError
+
+HALVES = """g (float[n, 4] x) => (float[a, b] y) {
+    zero = Constant<value_ints=[0]>()
+    one = Constant<value_ints=[1]>()
+    two = Constant<value_ints=[2]>()
+    end = Constant<value_ints=[100000000]>()
+    even = Slice(x, zero, end, zero, two)
+    odd = Slice(x, one, end, zero, two)
+    y = OPERATOR(even, odd)
+}"""
+
+
+@pytest.mark.parametrize("operator", ["Concat<axis=1>", "Add"])
+def test_sizes_that_must_agree_are_checked_at_the_call(operator: str) -> None:
+    """Of an even number of rows, both halves have as many; of an odd one, they do not."""
+    call = compiled(HALVES.replace("OPERATOR", operator))
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+    for rows in (2, 6):
+        even, odd = x[:rows:2], x[1:rows:2]
+        (found,) = call(x[:rows])
+        np.testing.assert_array_equal(found, even + odd if operator == "Add" else np.concatenate([even, odd], 1))
+    for rows in (1, 5):
+        with pytest.raises(InputError, match="sizes that do not fit"):
+            call(x[:rows])
+
+
+def branches(then: str, other: str) -> str:
+    """A choice between two results, and what reads it."""
+    return f"""g (bool c, float[n] x) => (float[m] y) {{
+        axis = Constant<value_ints=[0]>()
+        two = Constant<value_float=2.0>()
+        r = If (c) <
+            then_branch = t () => (float[k] a) {{ a = {then} }},
+            else_branch = e () => (float[l] b) {{ b = {other} }}
+        >
+        y = Mul(r, two)
+    }}"""
+
+
+def test_a_branch_decides_a_size() -> None:
+    """What reads the result takes either."""
+    call = compiled(branches("Concat<axis=0>(x, x)", "Neg(x)"))
+    x = np.arange(5, dtype="float32")
+    np.testing.assert_array_equal(call(np.array(True), x)[0], np.concatenate([x, x]) * 2)
+    np.testing.assert_array_equal(call(np.array(False), x)[0], x * -2)
+
+
+@pytest.mark.parametrize(
+    ("then", "told"), [("Unsqueeze(x, axis)", "2 or 1 dimensions"), ("Cast<to=11>(x)", "float64 or float32")]
+)
+def test_branches_of_different_types_are_refused(then: str, told: str) -> None:
+    """The error names the node, and what differs."""
+    model = parsed(branches(then, "Neg(x)").replace("float[k] a", "double[k] a" if "double" in told else "float[k] a"))
+    with pytest.raises(UnsupportedModelError, match=rf"'r' \(If\).*{told}"):
+        tkc.compile(model, target="cpu", kernels="none")
+
+
+def test_sizes_that_the_model_computes_apart_are_refused() -> None:
+    """TVM would drop the check that they are equal."""
+    model = parsed(
+        """g (float[n] x, int64[1] a, int64[1] b) => (float[m] y) {
+        p = Expand(x, a)
+        q = Expand(x, b)
+        y = Add(p, q)
+    }""".replace("float[n] x", "float[1] x")
+    )
+    with pytest.raises(UnsupportedModelError, match=r"\(Add\).*to be equal"):
+        tkc.compile(model, target="cpu", kernels="none")
