@@ -41,7 +41,8 @@ def capability_of_the_driver() -> Iterator[None]:
 def no_context() -> Iterator[None]:
     """What initializes CUDA inside raises :class:`RuntimeError`, with a traceback that says what it was.
 
-    Fake tensors ask how many GPUs there are, which initializes the driver; with at least one the answer changes nothing.
+    Fake tensors ask how many GPUs there are, which initializes the driver; with at least one the answer changes
+    nothing.
     """
     with (
         patch.object(torch.cuda, "_lazy_init", _refuse),
