@@ -18,6 +18,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.graph.branches import PlanMemory
+from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 from tkc.passes.lowering.device_memory import DeviceMemory
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
@@ -129,7 +130,7 @@ def fusion_stages() -> list[PassStage]:
         # alone are written, by opaque functions: no consumer takes the write into itself.
         PassStage(
             "write rows",
-            (transform.EliminateCommonSubexpr(), WriteRows()),
+            (EliminateCommonSubexpressions(), WriteRows()),
             holds=_KERNEL_GRAPH,
         ),
         # What TVM would compute in too low a precision, or wrongly, is spelled out.

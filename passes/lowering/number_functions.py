@@ -50,6 +50,16 @@ def softplus(x: Number, beta: float, threshold: float) -> Number:
     return tirx.Select(scaled > _like(threshold, x), x, tirx.Div(log1p(tirx.exp(scaled)), _like(beta, x)))
 
 
+def silu(x: Number) -> Number:
+    """``x`` times its sigmoid."""
+    return tirx.Div(x, _like(1, x) + tirx.exp(-x))
+
+
+def rsqrt(x: Number) -> Number:
+    """One over the square root."""
+    return tirx.Div(_like(1, x), tirx.sqrt(x))
+
+
 def gelu(x: Number) -> Number:
     """``x`` times the normal distribution's probability of less."""
     return _like(0.5, x) * x * (_like(1, x) + tirx.erf(x * _like(math.sqrt(0.5), x)))

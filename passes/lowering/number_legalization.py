@@ -140,6 +140,12 @@ def _cast(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 def _leaky_relu(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """``x * alpha`` of what is not above 0; with a zero that TVM does not fold, so that NaN and infinity stay NaN."""
     x, alpha = call.args[0], float(call.attrs.alpha)
+    if alpha and _is_narrow(call):
+
+        def steep(x: Number) -> Number:
+            return tirx.Select(x > tirx.const(0, x.dtype), x, x * tirx.const(alpha, x.dtype))
+
+        return elementwise(in_float32(steep), "leaky_relu")(builder, relax.Call(call.op, [x]))
     if alpha:
         return _lowered_by_tvm(builder, call)
 
@@ -174,6 +180,8 @@ NUMBERS: dict[str, Legalization] = {
     "relax.round": _where(_is_narrow, in_float32(tirx.nearbyint), "round"),
     "relax.nn.leakyrelu": _leaky_relu,
     "relax.nn.softplus": _softplus,
+    "relax.nn.silu": _where(_is_float16, in_float32(number_functions.silu), "silu"),
+    "relax.rsqrt": _where(_is_float16, in_float32(number_functions.rsqrt), "rsqrt"),
     "relax.nn.gelu": _where(_is_float16, in_float32(number_functions.gelu), "gelu"),
     "relax.nn.gelu_tanh": _where(_is_float16, in_float32(number_functions.gelu_tanh), "gelu_tanh"),
     **{

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, te
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
 from tkc.passes.lowering import number_functions
 
 Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -34,13 +34,26 @@ def _arithmetic(function: Binary) -> Converter:
     return lambda b, x, y, *_: function(b.tensor(x, _numeric(b.dtype)), b.tensor(y, _numeric(b.dtype)))
 
 
+def _multiply(b: Emitter, x: Any, y: Any) -> relax.Expr:
+    """The product, rounded once."""
+    return op.multiply(*b.operands(x, y, _numeric(b.dtype)))
+
+
 def _scaled(function: Binary) -> Converter:
-    """As :func:`_arithmetic`, the second operand times ``alpha``."""
+    """Of ``x`` and ``y * alpha``.
+
+    PyTorch's kernels for CPUs round numbers to the tensors' dtype here, not the product: so do we.
+    """
 
     def convert(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
         dtype = _numeric(b.dtype)
         x, y = b.tensor(x, dtype), b.tensor(y, dtype)
-        return function(x, y if alpha == 1 else b.emit(op.multiply(y, b.tensor(alpha, dtype))))
+        if isinstance(alpha, int | float) and alpha == 1:
+            return function(x, y)
+        if _is_floating(dtype) and isinstance(alpha, int | float):
+            alpha = rounded(alpha, dtype)
+        x, y = b.wide(x), b.wide(y)
+        return function(x, b.emit(op.multiply(y, b.tensor(alpha, x.struct_info.dtype))))
 
     return convert
 
@@ -78,9 +91,11 @@ def _is_floating(dtype: str) -> bool:
 
 def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> relax.Expr:
     """The quotient, or its ``floor`` or ``trunc``."""
-    x, y = b.tensor(x, b.dtype), _divisor(b, y)
-    if _is_floating(b.dtype) and b.has_shape(x, b.shape):
-        y = _uniform(b, y)
+    if _is_floating(b.dtype):
+        x, y = b.operands(x, y, b.dtype)
+        y = _uniform(b, y) if b.has_shape(x, b.shape) else y
+    else:
+        x, y = b.tensor(x, b.dtype), _divisor(b, y)
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
     quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
@@ -126,11 +141,16 @@ def power(b: Emitter, x: Any, exponent: Any) -> relax.Expr:
     """``x ** exponent``; small whole exponents as products, which integers need and floats are exact with."""
     x = b.tensor(x, b.dtype)
     if exponent in (0, 1, 2, 3) if isinstance(exponent, int | float) else False:
+        if exponent == 3:
+            x = b.wide(x)
         result = x if exponent else op.ones_like(x)
         for _ in range(int(exponent) - 1):
             result = b.emit(op.multiply(result, x))
         return result
     if isinstance(exponent, int | float) and exponent in _ROOTS and _is_floating(b.dtype):
+        if exponent == -2:
+            x = b.wide(x)
+            x = b.emit(op.multiply(x, x))
         return _ROOTS[exponent](x)
     return op.power(b.wide(x), b.wide(b.tensor(exponent, b.dtype)))  # TVM has no power of bfloat16
 
@@ -139,7 +159,7 @@ _ROOTS: dict[float, Callable[[relax.Expr], relax.Expr]] = {
     0.5: op.sqrt,
     -0.5: op.rsqrt,
     -1: lambda x: _reciprocal(x),
-    -2: lambda x: _reciprocal(op.multiply(x, x)),
+    -2: lambda square: _reciprocal(square),
 }
 
 
@@ -159,8 +179,7 @@ def _except_nan(function: Binary) -> Converter:
 
 def rsub(b: Emitter, x: Any, y: Any, alpha: Any = 1) -> relax.Expr:
     """``y - alpha * x``."""
-    x = b.tensor(x, b.dtype)
-    return op.subtract(b.tensor(y, b.dtype), x if alpha == 1 else op.multiply(x, b.tensor(alpha, b.dtype)))
+    return _scaled(op.subtract)(b, y, x, alpha)
 
 
 def clamp(b: Emitter, x: relax.Expr, minimum: Any = None, maximum: Any = None) -> relax.Expr:
@@ -241,14 +260,30 @@ def leaky_relu(b: Emitter, x: relax.Expr, slope: float) -> relax.Expr:
 
 def elu(b: Emitter, x: relax.Expr, alpha: float, scale: float, input_scale: float) -> relax.Expr:
     """``scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))``."""
-    inner = expm1(b, b.emit(op.multiply(x, b.tensor(input_scale, b.dtype))))
-    negative = op.multiply(inner, b.tensor(alpha * scale, b.dtype))
-    positive = op.multiply(x, b.tensor(scale, b.dtype))
-    return op.where(op.greater(x, b.tensor(0, b.dtype)), positive, negative)
+    x = b.wide(x)
+    dtype = x.struct_info.dtype
+    inner = elementwise(b, "expm1", number_functions.expm1, b.emit(op.multiply(x, b.tensor(input_scale, dtype))))
+    negative = op.multiply(inner, b.tensor(alpha * scale, dtype))
+    positive = op.multiply(x, b.tensor(scale, dtype))
+    return op.where(op.greater(x, b.tensor(0, dtype)), positive, negative)
+
+
+def softshrink(b: Emitter, x: relax.Expr, bound: float) -> relax.Expr:
+    """``x`` nearer to zero by ``bound``, and zero (or NaN) within it."""
+    x = b.wide(x)
+    dtype = x.struct_info.dtype
+    high, low, zero = b.tensor(bound, dtype), b.tensor(-bound, dtype), b.tensor(0, dtype)
+    within = op.multiply(x, zero)  # NaN stays
+    below = op.where(op.less(x, low), op.add(x, high), within)
+    return op.where(op.greater(x, high), op.subtract(x, high), below)
 
 
 def _log_base(base: float) -> Converter:
-    return lambda b, x: op.multiply(op.log(b.tensor(x, b.dtype)), b.tensor(1 / math.log(base), b.dtype))
+    def convert(b: Emitter, x: relax.Expr) -> relax.Expr:
+        x = b.wide(b.tensor(x, b.dtype))
+        return op.multiply(b.emit(op.log(x)), b.tensor(1 / math.log(base), x.struct_info.dtype))
+
+    return convert
 
 
 def elementwise(b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr) -> relax.Expr:
@@ -331,7 +366,7 @@ CONVERTERS: dict[str, Converter] = {
     **_table({name: _unary(function) for name, function in _UNARY.items()}, "default"),
     **_table({name: _comparison(function) for name, function in _COMPARISONS.items()}, "Tensor", "Scalar"),
     **_table({"add": _scaled(op.add), "sub": _scaled(op.subtract), "rsub": rsub}, "Tensor", "Scalar"),
-    **_table({"mul": _arithmetic(op.multiply), "div": divide}, "Tensor", "Scalar"),
+    **_table({"mul": _multiply, "div": divide}, "Tensor", "Scalar"),
     **_table({"remainder": remainder, "fmod": fmod}, "Tensor", "Scalar"),
     **_table({"div": divide}, "Tensor_mode", "Scalar_mode"),
     **_table(
@@ -368,6 +403,7 @@ CONVERTERS: dict[str, Converter] = {
             "leaky_relu": leaky_relu,
             "elu": elu,
             "hardtanh": clamp,
+            "softshrink": softshrink,
             "sign": sign,
             "expm1": expm1,
             "log1p": log1p,
@@ -401,6 +437,16 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "prims.scalar_tensor.default": scalar_tensor,
     "aten.remainder.Scalar_Tensor": remainder,
+    **{
+        f"aten.bitwise_{name}.Scalar_Tensor": _bitwise(function, logical)
+        for name, function, logical in (
+            ("and", op.bitwise_and, op.logical_and),
+            ("or", op.bitwise_or, op.logical_or),
+            ("xor", op.bitwise_xor, op.logical_xor),
+        )
+    },
+    "aten.bitwise_left_shift.Scalar_Tensor": _arithmetic(op.left_shift),
+    "aten.bitwise_right_shift.Scalar_Tensor": _arithmetic(op.right_shift),
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

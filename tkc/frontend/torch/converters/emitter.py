@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -181,6 +182,17 @@ class Emitter:
             return self._scalar(value, dtype)
         return relax.const(as_element(getattr(value, "value", value), dtype), dtype)
 
+    def operands(self, x: Any, y: Any, dtype: str) -> tuple[relax.Expr, relax.Expr]:
+        """``x`` and ``y``, tensors or numbers, as operands of arithmetic whose result is of ``dtype``.
+
+        Both are float32 where ``dtype`` is a float of 16 bits in which a number would not be exact: PyTorch's kernels
+        take numbers, and a tensor without axes as the second operand, in float32, and round their result alone. What
+        is exact stays in ``dtype``, which gives the same and leaves kernels and fusion their operators.
+        """
+        wide = dtype in _LOW_PRECISION and (_is_inexact(x, dtype) or _is_inexact(y, dtype) or _is_wide_scalar(y))
+        chosen = "float32" if wide else dtype
+        return self.tensor(x, chosen), self.tensor(y, chosen)
+
     def reshape(self, x: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
         """``x`` in ``shape``, of as many elements, of which one may be -1; Relax would keep an axis for a size of 0."""
         if any(self.equal(size, 0) for size in shape):
@@ -329,6 +341,26 @@ def _example(argument: Any) -> Any:
     if isinstance(value, torch.SymBool):
         return True
     return 1.0 if isinstance(value, torch.SymFloat) else value
+
+
+def rounded(value: float, dtype: str) -> float:
+    """``value`` as the floating ``dtype`` has it."""
+    return torch.tensor(value, dtype=getattr(torch, dtype)).item()
+
+
+def _is_inexact(value: Any, dtype: str) -> bool:
+    """Whether ``value`` is a number that the floating ``dtype`` may not have."""
+    value = getattr(value, "value", value)
+    if isinstance(value, int | float):
+        return not math.isnan(value) and rounded(value, dtype) != value
+    return isinstance(value, tirx.PrimExpr)
+
+
+def _is_wide_scalar(value: Any) -> bool:
+    """Whether ``value`` is a tensor without axes of a dtype that floats of 16 bits do not cover."""
+    if not isinstance(value, relax.Expr) or not isinstance(value.struct_info, relax.TensorStructInfo):
+        return False
+    return value.struct_info.ndim == 0 and value.struct_info.dtype not in (*_LOW_PRECISION, "bool", "int8", "uint8")
 
 
 def as_element(value: Any, dtype: str) -> Any:
