@@ -121,3 +121,36 @@ def test_what_is_asserted_of_numbers_is_checked(name: str) -> None:
     with pytest.raises(tkc.InputError, match=r"exported for .*does not hold"):
         executable(wrong)
     same(executable(x), function(x))
+
+
+class Asserting(torch.nn.Module):
+    """Asserts something of numbers that it reads out of a tensor, and does nothing else with them."""
+
+    def __init__(self, check: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.check = check
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``2 * x``."""
+        self.check(x)
+        return x * 2
+
+
+ASSERTIONS: dict[str, tuple[Callable[[torch.Tensor], None], torch.Tensor]] = {
+    "an integer": (lambda x: torch._check(x[0].item() > 0), torch.tensor([1, 2])),
+    "a float": (lambda x: torch._check(x[0].item() > 0), torch.tensor([1.0, 2.0])),
+    "a bound": (lambda x: torch._check(x[0].item() >= 0), torch.tensor([1, 2])),
+    "a range": (lambda x: (torch._check(x[0].item() >= 2), torch._check(x[0].item() <= 5))[0], torch.tensor([3, 2])),
+    "two": (lambda x: torch._check(x[0].item() < x[1].item()), torch.tensor([1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", ASSERTIONS)
+def test_what_is_only_asserted_is_checked(name: str) -> None:
+    """As PyTorch raises, in each call."""
+    check, good = ASSERTIONS[name]
+    executable = tkc.compile(Asserting(check), (good,), target="cpu")
+    assert torch.equal(executable(good), good * 2)
+    with pytest.raises(tkc.Error, match=r"does not hold in this call|exported for at least"):
+        executable(good * torch.tensor([-1, -4]))
+    assert torch.equal(executable(good), good * 2)

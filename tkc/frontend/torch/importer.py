@@ -397,7 +397,11 @@ def _translate(
         for spec in outputs
         if spec.name not in updated
     ]
-    return returned, [values[name] for name in updated]
+    new = [values[name] for name in updated]
+    if calls is not None:
+        checked = calls.checked([*returned, *new])
+        returned, new = checked[: len(returned)], checked[len(returned) :]
+    return returned, new
 
 
 def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:

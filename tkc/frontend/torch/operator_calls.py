@@ -19,6 +19,7 @@ from tvm import relax, tirx
 from tkc.contracts import CALL_OPERATOR, CHECK_SIZES
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
+from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
@@ -123,11 +124,14 @@ class OperatorCalls:
         self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
         self._calls: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
+        self._is_inner = False
+        self._asserted_alone: list[tuple[str, relax.Expr]] = []
 
     def within(self, graph: fx.Graph, emitter: Emitter) -> OperatorCalls:
         """Calls in a ``graph`` that this one calls; they are listed with the others."""
         inner = OperatorCalls(graph, self._ranges, emitter)
         inner._of_data |= self._of_data
+        inner._is_inner = True
         inner._calls, inner._why = self._calls, self._why
         return inner
 
@@ -137,6 +141,33 @@ class OperatorCalls:
             OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name])
             for name, sources in self._calls.items()
         )
+
+    def checked(self, outputs: list[relax.Expr]) -> list[relax.Expr]:
+        """``outputs`` of the graph, which exist where all holds that is asserted of numbers that nothing else reads.
+
+        What is checked where such a number is read would be removed with it, as what nothing reads.
+        """
+        if not self._asserted_alone:
+            return outputs
+        first, *others = outputs
+        for message, holds in self._asserted_alone:
+            first = self._emitter.builder.emit(
+                relax.call_pure_packed(
+                    CHECK_SIZES, relax.StringImm(message), first, holds, sinfo_args=[first.struct_info]
+                )
+            )
+        return [first, *others]
+
+    def _note_asserted(self, node: fx.Node, message: str, holds: relax.Expr) -> None:
+        """Note what is asserted of the number that ``node`` reads, if nothing else reads it."""
+        if not _is_only_asserted(node):
+            return
+        if self._is_inner:
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a branch or the body of a loop asserts something of a number that "
+                "nothing else reads, which is not supported. Assert it outside of the function."
+            )
+        self._asserted_alone.append((message, holds))
 
     def defines_sizes(self, node: fx.Node) -> bool:
         """Whether only the data decides a size of the node's result, which no converter computes."""
@@ -248,6 +279,7 @@ class OperatorCalls:
             self._defined.add(symbol)
             for message, condition in self._checks({symbol}):
                 holds = emitter.tensor(condition, "bool")
+                self._note_asserted(node, message, holds)
                 number = emitter.builder.emit(
                     relax.call_pure_packed(
                         CHECK_SIZES, relax.StringImm(message), number, holds, sinfo_args=[number.struct_info]
@@ -351,14 +383,14 @@ class OperatorCalls:
             (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
             self._emitter.symbols.define(symbol, nonnegative=True)
             number = self._emitter.symbols.expression(symbol)
-            self._cast(value, lambda: relax.ShapeStructInfo([number]), new)
+            self._cast(value, lambda: relax.ShapeStructInfo([number]), new, node)
             return self._emitter.symbols.size(expected)
         if isinstance(expected, torch.SymInt):
             self._define_number(expected)
-            self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new)
+            self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new, node)
             return self._emitter.symbols.size(expected)
         dtype = dtype_name(expected.dtype)
-        return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new)
+        return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new, node)
 
     def _define_number(self, value: torch.SymInt) -> None:
         """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
@@ -375,7 +407,9 @@ class OperatorCalls:
             if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
         ]
 
-    def _cast(self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol]) -> relax.Expr:
+    def _cast(
+        self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol], node: fx.Node
+    ) -> relax.Expr:
         """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts.
 
         A new size that is asserted to be equal to a known one is that one from there on.
@@ -400,7 +434,17 @@ class OperatorCalls:
                 if symbol in new and other.free_symbols <= self._defined - new:
                     symbols.replace(symbol, symbols.expression(other))
                     self._of_data.discard(symbol)
-        return builder.match_cast(value, sinfo())
+        result = builder.match_cast(value, sinfo())
+        for message, holds in conditions:
+            self._note_asserted(node, message, relax.PrimValue(tirx.Cast("int64", holds)))
+        return result
+
+
+def _is_only_asserted(node: fx.Node) -> bool:
+    """Whether the model does nothing with the number that ``node`` is but assert something of it."""
+    if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return all(str(user.target) in CHECKS or _is_only_asserted(user) for user in node.users)
 
 
 def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
