@@ -168,6 +168,43 @@ def test_whole_numbers(dtype: torch.dtype) -> None:
     check({name: lambda x, y, s, f=f: f(x, y) for name, f in WHOLE.items()} | apart, x, y, safe, tolerance=1e-6)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_functions_of_the_c_library(dtype: torch.dtype) -> None:
+    """Signs of zeros and NaN among them; ``ldexp`` by whole and other exponents, beyond the dtype too."""
+    x, y = pairs(SPECIAL, dtype)
+    exponents = torch.tensor([-3, 0, 5, 20, -20, 1, 2, 100]).repeat(len(x))[: len(x)]
+    functions: dict[str, Function] = {
+        "hypot": lambda x, y, i: torch.hypot(x, y),
+        "copysign": lambda x, y, i: torch.copysign(x, y),
+        "copysign of zeros": lambda x, y, i: 1 / torch.copysign(x * 0, y),
+        "copysign of a number": lambda x, y, i: torch.copysign(x, -0.0),
+        "copysign of integers": lambda x, y, i: torch.copysign(i, y),
+        "ldexp": lambda x, y, i: torch.ldexp(x, i),
+        "ldexp of integers": lambda x, y, i: torch.ldexp(i, i),
+    }
+    check(functions, x, y, exponents, tolerance=1e-6 if dtype == torch.float32 else 0.0)
+
+
+def test_numbers_before_bits() -> None:
+    """A number as the first operand of operators on bits."""
+    x = torch.tensor([1, 2, 7, -8, 0])
+    functions: dict[str, Function] = {
+        name: lambda x, f=function: f(6, x)
+        for name, function in (
+            ("and", torch.bitwise_and),
+            ("or", torch.bitwise_or),
+            ("xor", torch.bitwise_xor),
+        )
+    }
+    functions |= {
+        "left": lambda x: torch.bitwise_left_shift(6, x.clamp(0)),
+        "right": lambda x: torch.bitwise_right_shift(6, x.clamp(0)),
+    }
+    check(functions, x)
+    truth = {name: lambda x, f=functions[name]: f(x > 1) for name in ("and", "or", "xor")}
+    check(truth, x)
+
+
 def test_division_by_zero_ends_no_process() -> None:
     """Processors stop what divides by zero, or the lowest number by -1; PyTorch refuses the first."""
     x = torch.tensor([7, -7, torch.iinfo(torch.int64).min, 0])

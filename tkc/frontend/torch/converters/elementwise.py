@@ -309,6 +309,27 @@ def log1p(b: Emitter, x: relax.Expr) -> relax.Expr:
     return elementwise(b, "log1p", number_functions.log1p, b.tensor(x, b.dtype))
 
 
+def _from_library(name: str) -> Converter:
+    """The C library's function of two floats, in the dtype of the result."""
+    function = number_functions.from_library(name)
+
+    def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        operands = (op.broadcast_to(b.tensor(value, b.dtype), b.shape) for value in (x, y))
+        return elementwise(b, name, function, *map(b.emit, operands))
+
+    return convert
+
+
+def ldexp(b: Emitter, x: relax.Expr, exponent: relax.Expr) -> relax.Expr:
+    """``x * 2 ** exponent``; PyTorch has the power of a whole number in float32."""
+    dtype = exponent.struct_info.dtype
+    power_dtype = dtype if _is_floating(dtype) else "float32"
+    two = b.tensor(2.0, "float32" if power_dtype in ("float16", "bfloat16") else power_dtype)
+    power_of_two = b.emit(op.power(two, b.wide(b.tensor(exponent, power_dtype))))
+    x = b.wide(b.tensor(x, b.dtype))  # a power that is infinite in float16 may have a finite product
+    return op.multiply(x, b.tensor(b.cast(power_of_two, power_dtype), x.struct_info.dtype))
+
+
 def _reciprocal(x: relax.Expr) -> relax.Expr:
     return op.divide(relax.const(1, x.struct_info.dtype), x)
 
@@ -404,6 +425,7 @@ CONVERTERS: dict[str, Converter] = {
             "elu": elu,
             "hardtanh": clamp,
             "softshrink": softshrink,
+            "hypot": _from_library("hypot"),
             "sign": sign,
             "expm1": expm1,
             "log1p": log1p,
@@ -436,6 +458,10 @@ CONVERTERS: dict[str, Converter] = {
         "Scalar",
     ),
     "prims.scalar_tensor.default": scalar_tensor,
+    "prims.convert_element_type.default": cast,
+    "aten.copysign.Tensor": _from_library("copysign"),
+    "aten.copysign.Scalar": _from_library("copysign"),
+    "aten.ldexp.Tensor": ldexp,
     "aten.remainder.Scalar_Tensor": remainder,
     **{
         f"aten.bitwise_{name}.Scalar_Tensor": _bitwise(function, logical)
