@@ -149,6 +149,10 @@ class OperatorCalls:
         """
         if not self._asserted_alone:
             return outputs
+        if not outputs:
+            raise UnsupportedModelError(
+                "the model asserts something of a number and returns no tensor, which is not supported. Return one."
+            )
         first, *others = outputs
         for message, holds in self._asserted_alone:
             first = self._emitter.builder.emit(
