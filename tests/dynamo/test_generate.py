@@ -28,6 +28,7 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("dynamic", "cache"), [(True, None), (None, "static")], ids=["dynamic", "static"])
 def test_tokens_are_those_of_eager(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None

@@ -42,6 +42,7 @@ def expected(boxes: np.ndarray, scores: np.ndarray, threshold: float | None) -> 
     return chosen
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("threshold", [None, -1.5])
 def test_scores_of_any_sign(threshold: float | None) -> None:
     """A box of a score below 0 suppresses those that it overlaps, and is left if nothing suppresses it."""

@@ -73,6 +73,7 @@ CONSTANT: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_are_not_rounded_before_the_result(number: float, dtype: torch.dtype) -> None:

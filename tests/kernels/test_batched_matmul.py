@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.built_kernel import BuiltKernel, build, build_for, gpu_requests
+from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
@@ -97,7 +98,6 @@ def test_work_counts_every_entry() -> None:
     ("arch", "parameters"),
     [
         ("sm_80", BatchedMatmulParameters(512, 64, "bfloat16")),
-        ("sm_89", BatchedMatmulParameters(16384, 5120, "bfloat16", "kn")),  # 65,535 of them hold more than 2^31 numbers
         ("sm_90a", BatchedMatmulParameters(512, 64, "bfloat16")),
         ("sm_90a", BatchedMatmulParameters(None, 64, "float16", out_dtype="float32")),
         ("sm_90a", BatchedMatmulParameters(64, None, "bfloat16", "kn")),
@@ -110,6 +110,16 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, parameters: Bat
     target = Target("cuda", arch)
     request = KernelRequest(SPEC.name, parameters, SPEC.configurations(parameters, target)[0], target)
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
+
+
+def test_copies_that_are_not_tmas_reach_beyond_32_bits() -> None:
+    """As many matrices as a grid is high hold more numbers than that."""
+    parameters, target = BatchedMatmulParameters(16384, 5120, "bfloat16", "kn"), Target("cuda", "sm_89")
+    for configuration in SPEC.configurations(parameters, target)[::2]:
+        source = cuda_source(KernelRequest(SPEC.name, parameters, configuration, target))
+        copies = [line for line in source.splitlines() if "cp_async_gs" in line]
+        assert copies
+        assert all("int64_t" in line for line in copies)
 
 
 @pytest.mark.gpu
