@@ -1,4 +1,4 @@
-"""Sums, differences and products of integer data that wrap around, as PyTorch's and ONNX's do.
+"""Arithmetic of integer data that wraps around, as PyTorch's and ONNX's does.
 
 TVM tells LLVM, and CUDA's C++ says to nvcc, that those of 32 and 64 bits never overflow. What reads the result is then
 optimized on that promise: ``x + 1 < x`` is never true, ``x * 5 // 5`` is ``x``. Positions keep the promise, which LLVM
@@ -21,8 +21,8 @@ _PROMISED = (32, 64)
 _PROMOTED = (8, 16)
 """Bits of the integers that C++ computes in 32."""
 
-_LEAVE_THEIR_BITS = frozenset({"tirx.shift_left", "tirx.bitwise_not"})
-"""Other operators whose result in 32 bits is none of the operands' type; and the quotient of the lowest and -1."""
+_BITWISE = frozenset({"tirx.shift_left", "tirx.bitwise_not"})
+"""Operators on bits that, computed in 32 bits, give numbers beyond those of 8 or 16."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="WrapIntegers")
@@ -59,7 +59,8 @@ def _wrapping(func: tirx.PrimFunc) -> tirx.Stmt:
         # LLVM computes the lower half of it alone, and that without the promise.
         return _computed(expr, expr.dtype.replace(str(dtype.bits), str(2 * dtype.bits), 1))
 
-    kinds = (*_ARITHMETIC, tirx.Div, tirx.Call)
+    # The lowest number by -1 is one more than the highest. LLVM computes in the integers' own type.
+    kinds = (*_ARITHMETIC, tirx.Div, tirx.Call) if on_cuda else _ARITHMETIC
     return ir_transform(func.body, None, replaced, [f"tirx.{kind.__name__}" for kind in kinds])
 
 
@@ -67,7 +68,7 @@ def _cut(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
     """``expr`` in the 32 bits in which C++ computes it, cut to its own type; ``None`` where none of them is beyond."""
     if not isinstance(expr, tirx.Call):
         return _computed(expr, "int32")
-    if expr.op.name not in _LEAVE_THEIR_BITS:
+    if not isinstance(expr.op, tvm.ir.Op) or expr.op.name not in _BITWISE:
         return None
     wide = [tirx.Cast("int32", argument) for argument in expr.args]
     return tirx.Cast(expr.dtype, tirx.Call("int32", expr.op, wide))

@@ -208,8 +208,7 @@ class OperatorCalls:
                 is_tensor = isinstance(operand, relax.Expr) and not isinstance(operand, relax.PrimValue)
                 operands.append(operand if is_tensor else relax.PrimValue(operand))
         else:
-            arguments, named = self._arguments(node, called, operands)
-            description = {"operator": name, "arguments": arguments, "named": named, "results": "tensors"}
+            description = self._plain_call(node, called, operands)
         if isinstance(results, torch.SymInt):
             description["results"] = self._bounds(results)
         if isinstance(results, torch.SymBool):
@@ -243,24 +242,12 @@ class OperatorCalls:
                     return {kind: [base, *(self._described(value, operands, node) for value in values)]}
             return {"tensor": base}
 
-        arguments, named = [], {}
-        for each in called._schema.arguments:
+        def described(each: torch.Argument) -> Any:
             if each.alias_info is not None and each.alias_info.is_write:
-                described = argument(each.name, "list" if "List" in str(each.type) else "tensor")
-            else:
-                value = self._emitter.resolve(given.get(each.name, each.default_value))
-                described = self._described(value, operands, node)
-            if each.kwarg_only:
-                named[each.name] = described
-            else:
-                arguments.append(described)
-        return {
-            "operator": called.name(),
-            "arguments": arguments,
-            "named": named,
-            "results": "tensors",
-            "bases": list(range(len(bases))),
-        }
+                return argument(each.name, "list" if "List" in str(each.type) else "tensor")
+            return self._described(self._emitter.resolve(given.get(each.name, each.default_value)), operands, node)
+
+        return {**_description(called, described), "bases": list(range(len(bases)))}
 
     def _note(self, operator: str, node: fx.Node, why: str) -> None:
         self._calls.setdefault(operator, []).append(source_of(node))
@@ -319,21 +306,15 @@ class OperatorCalls:
             emitter.env[node] = variable
         self._note(_ITEM, node, "a number is computed from one that is read out of a tensor")
 
-    def _arguments(
-        self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """The node's arguments as :mod:`tkc.runtime.operators` reads them; tensors and sizes go to ``operands``."""
-        arguments, named = [], {}
-        schema = called._schema.arguments
-        given = dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
-        for argument in schema:
-            value = self._emitter.resolve(given.get(argument.name, argument.default_value))
-            described = self._described(value, operands, node)
-            if argument.kwarg_only:
-                named[argument.name] = described
-            else:
-                arguments.append(described)
-        return arguments, named
+    def _plain_call(self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]) -> dict[str, Any]:
+        """The description of a call that writes into nothing; tensors and sizes go to ``operands``."""
+        names = (argument.name for argument in called._schema.arguments)
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+        def described(each: torch.Argument) -> Any:
+            return self._described(self._emitter.resolve(given.get(each.name, each.default_value)), operands, node)
+
+        return _description(called, described)
 
     def _described(self, value: Any, operands: list[relax.Expr], node: fx.Node) -> Any:
         if isinstance(value, list | tuple):
@@ -442,6 +423,17 @@ class OperatorCalls:
         for message, holds in conditions:
             self._note_asserted(node, message, relax.PrimValue(tirx.Cast("int64", holds)))
         return result
+
+
+def _description(called: OpOverload, described: Callable[[torch.Argument], Any]) -> dict[str, Any]:
+    """A call as :mod:`tkc.runtime.operators` reads it, of arguments as ``described`` describes each."""
+    arguments, named = [], {}
+    for each in called._schema.arguments:
+        if each.kwarg_only:
+            named[each.name] = described(each)
+        else:
+            arguments.append(described(each))
+    return {"operator": called.name(), "arguments": arguments, "named": named, "results": "tensors"}
 
 
 def _is_only_asserted(node: fx.Node) -> bool:
