@@ -79,10 +79,10 @@ def compile(
         model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
         example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
         example_kwargs: Its named example inputs.
-        target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``,
-            ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``, ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``,
-            which nothing was measured on, kernels use 8.0's instructions and the least shared memory of all; the report
-            says so.
+        target: ``cpu``, ``cuda`` (the GPU that the model's tensors are on, or the current one) or ``cuda:ARCH``
+            (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``,
+            ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``, which nothing was measured on, kernels use 8.0's
+            instructions and the least shared memory of all; the report says so.
         dynamic_shapes: Which sizes stay symbolic, as ``torch.export.export`` takes it.
         kernels: ``"auto"`` uses a kernel where one exists and pays, ``"all"`` wherever one exists, ``"none"`` nowhere.
         fallback: Call PyTorch's own operator in place where TKC has no converter of it, or refuses how it is used. The
@@ -117,6 +117,7 @@ def compile(
     """
     from tkc.builder import BuilderSettings
     from tkc.compiler import CompileOptions, compiled
+    from tkc.runtime.local_gpu import current_gpu_of
 
     options = CompileOptions(
         kernels=kernels,
@@ -129,18 +130,19 @@ def compile(
         kernel_progress=kernel_progress,
         builder=builder or BuilderSettings(),
     )
-    return compiled(
-        model,
-        example_args,
-        example_kwargs,
-        dynamic_shapes,
-        size_names,
-        target,
-        options,
-        checks=checks,
-        copy_weights=copy_weights,
-        max_concurrency=max_concurrency,
-    )
+    with current_gpu_of(model, example_args, example_kwargs):
+        return compiled(
+            model,
+            example_args,
+            example_kwargs,
+            dynamic_shapes,
+            size_names,
+            target,
+            options,
+            checks=checks,
+            copy_weights=copy_weights,
+            max_concurrency=max_concurrency,
+        )
 
 
 @_refuses_unknown_options

@@ -29,12 +29,27 @@ def capability_of_the_driver() -> Iterator[None]:
     with (
         patch.object(torch.cuda, "get_device_capability", _capability),
         patch.object(torch.utils._triton, "has_triton", lambda: False),
-        patch.dict(sys.modules, {"numba": None}),
+        _without_numba(),
     ):
         from torch.testing._internal import common_cuda  # which asks for the capability
 
         with patch.object(common_cuda, "TEST_CUDNN", False):
             yield
+
+
+@contextmanager
+def _without_numba() -> Iterator[None]:
+    """Importing Numba fails inside. Other modules that are imported meanwhile stay, which ``patch.dict`` drops."""
+    missing = object()
+    before = sys.modules.get("numba", missing)
+    sys.modules["numba"] = None  # type: ignore[assignment]  # what makes an import fail
+    try:
+        yield
+    finally:
+        if before is missing:
+            del sys.modules["numba"]
+        else:
+            sys.modules["numba"] = before  # type: ignore[assignment]  # a module
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -182,3 +183,32 @@ def test_what_cannot_be_recorded_is_launched_with_a_warning(
     with pytest.warns(UserWarning, match="launched one by one"):
         second = executable(x)[0]
     assert torch.equal(first, second) and torch.equal(executable(x)[0], first)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_model_on_a_gpu_that_is_not_the_current_one(layer: nn.Module, executable: tkc.Executable) -> None:
+    """It is compiled for its own GPU and runs there, recorded too, by turns with one on the current GPU."""
+    with torch.no_grad():
+        x = inputs(5)
+        other = tkc.compile(copy.deepcopy(layer).to("cuda:1"), (x.to("cuda:1"),), target="cuda")
+        for _ in range(4):
+            (found, _), (expected, _) = other(x.to("cuda:1")), executable(x)
+            assert found.device == torch.device("cuda:1") == other.device and torch.cuda.current_device() == 0
+            assert torch.equal(found.to("cuda:0"), expected)
+        with torch.cuda.device(1):
+            assert torch.equal(executable(x)[0], expected)
+
+
+@pytest.mark.gpu
+def test_a_failed_recording_leaves_pytorch_as_it_was(executable: tkc.Executable) -> None:
+    """The caller's stream is the current one, and nothing is being recorded."""
+    before = torch.cuda.current_stream()
+
+    def failing(_: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, None]:
+        raise RuntimeError("not this one")
+
+    with pytest.warns(UserWarning, match="not this one"):
+        assert cuda_graphs._record(failing, [inputs(3)], ()) is None
+    assert torch.cuda.current_stream() == before and not torch.cuda.is_current_stream_capturing()
+    assert torch.equal(executable(inputs(3) * 0)[0], executable(inputs(3) * 0)[0])

@@ -21,7 +21,8 @@ class CompiledGraph:
 
     def __init__(self, graph: GraphProgram, executable: Executable | None) -> None:
         self.executable = executable
-        self._inputs, self._layouts, self._tail, self._device = graph.inputs, graph.layouts, graph.tail, graph.device
+        self._inputs, self._tail, self._device = graph.inputs, graph.tail, graph.device
+        self._outputs = tuple(zip(graph.layouts, graph.places, strict=True))
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run the graph. Raises :class:`~tkc.UsageError` under forward-mode automatic differentiation."""
@@ -42,16 +43,16 @@ class CompiledGraph:
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
             return torch.empty((int(argument) + given.offset, 0), device=self._device)
-        if argument.device != self._device and argument.dim() == 0:
-            return argument.to(self._device)  # type: ignore[no-any-return]  # a number from the CPU
-        return argument  # type: ignore[no-any-return]  # a tensor
+        return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
 
     def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """What was computed in its layout, each in memory of its own: those that share some are left to the tail."""
+        """What was computed in its place and layout, each in memory of its own: what shares some is left to the
+        tail."""
         taken = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
         results = []
-        for value, layout in zip(computed, self._layouts, strict=True):
+        for value, (layout, place) in zip(computed, self._outputs, strict=True):
             if isinstance(value, torch.Tensor):
+                value = value.to(place)
                 if not value.numel():
                     value = value.new_empty(value.shape)
                 elif layout is not None:

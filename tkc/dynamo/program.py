@@ -16,6 +16,7 @@ import sympy
 import torch
 from torch import fx
 from torch._export.verifier import Verifier
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.export import ExportedProgram
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -59,12 +60,14 @@ class GraphProgram:
     of the program.
 
     ``layouts`` are where the elements of the program's outputs are to lie, ``None`` for contiguous ones and for
-    numbers; ``tail`` makes the graph's outputs of them. ``device`` is where the program runs.
+    numbers, and ``places`` the devices that they are to be on; ``tail`` makes the graph's outputs of them. ``device``
+    is where the program runs.
     """
 
     program: ExportedProgram | None
     inputs: tuple[Given, ...]
     layouts: tuple[Layout | None, ...]
+    places: tuple[torch.device | None, ...]
     tail: Tail
     device: torch.device
 
@@ -72,11 +75,14 @@ class GraphProgram:
 def graph_program(module: fx.GraphModule) -> GraphProgram:
     """The program of a graph of AOTAutograd, which stays as it is.
 
-    Raises :class:`UnsupportedModelError` for a graph on several devices, or on one that TKC does not compile for, and
+    What a graph on a GPU computes on the CPU beside is computed on the GPU, too.
+
+    Raises :class:`UnsupportedModelError` for a graph on several GPUs, or on a device that TKC does not compile for, and
     for inputs that are neither dense tensors nor integers.
     """
     device = _device(module.graph)
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
+    _compute_on(module.graph, device)
     placeholders = list(module.graph.find_nodes(op="placeholder"))
     positions = {node: position for position, node in enumerate(placeholders)}
     _convert_by_aten(module.graph)
@@ -94,31 +100,51 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     inputs = tuple(given[node] for node in module.graph.find_nodes(op="placeholder") if node in given)
     values = [node.meta["val"] for node in tail.computed]
     layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
+    places = tuple(value.device if isinstance(value, torch.Tensor) else None for value in values)
     program = _program(module, constants, tail.computed) if tail.computed else None
-    return GraphProgram(program, inputs, layouts, tail, device)
+    return GraphProgram(program, inputs, layouts, places, tail, device)
 
 
 def _device(graph: fx.Graph) -> torch.device:
-    """The one device of a graph's values. Numbers in tensors without axes may come from the CPU."""
+    """The device that a graph's values are on, those aside that are on the CPU in a graph on a GPU."""
     found: dict[torch.device, fx.Node] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         for tensor in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(tensor, torch.Tensor) and not _is_number_on_cpu(node, tensor):
+            if isinstance(tensor, torch.Tensor):
                 found.setdefault(tensor.device, node)
-    if len(found) > 1:
-        places = ", ".join(f"{node} on {device}" for device, node in found.items())
+    elsewhere = {device: node for device, node in found.items() if device.type != "cpu"}
+    if len(elsewhere) > 1:
+        places = ", ".join(f"{node} on {device}" for device, node in elsewhere.items())
         raise UnsupportedModelError(
             f"the graph computes on several devices: {places}. Move the tensors to one before the model uses them."
         )
-    device = next(iter(found), torch.device("cpu"))
+    device = next(iter(elsewhere), torch.device("cpu"))
     if device.type not in ("cpu", "cuda"):
-        raise UnsupportedModelError(f"the graph computes on {device}; TKC compiles for cpu and cuda")
+        raise UnsupportedModelError(
+            f"the graph computes on {device}, at {found[device]}; TKC compiles for cpu and cuda"
+        )
     return device
 
 
-def _is_number_on_cpu(node: fx.Node, tensor: torch.Tensor) -> bool:
-    return node.op == "placeholder" and tensor.device.type == "cpu" and tensor.dim() == 0 and bool(node.users)
+def _compute_on(graph: fx.Graph, device: torch.device) -> None:
+    """Have all operators make their results on ``device``. Raises for a random one that draws on another."""
+    for node in graph.nodes:
+        if node.op != "call_function" or ("device" not in node.kwargs and not _is_random(node)):
+            continue
+        value = node.meta.get("val")
+        first = value[0] if isinstance(value, list | tuple) else value
+        if isinstance(first, torch.Tensor) and first.device != device:
+            if _is_random(node):
+                raise UnsupportedModelError(
+                    f"{node} draws random numbers on {first.device} in a graph on {device}, whose generator is another "
+                    f"one. Draw them on {device}, or pass them in."
+                )
+            node.kwargs = {**node.kwargs, "device": device}
+
+
+def _is_random(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _convert_by_aten(graph: fx.Graph) -> None:

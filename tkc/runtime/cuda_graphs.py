@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,13 +141,34 @@ class _Recorded:
         return [output.clone() for output in self.outputs]
 
 
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, device: torch.device) -> Iterator[None]:
+    """Record what is launched inside on ``device``, the current one.
+
+    ``torch.cuda.graph`` has one stream for all devices, and leaves it the current one where a recording fails.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()  # the graph's memory is of its own
+    with torch.cuda.stream(_capture_stream(device)):
+        # Relaxed, because kernels may be loaded meanwhile, and other threads may allocate.
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded | None:
     """The call as a graph; ``None`` where it could not be recorded."""
     read = [tensor if position in updated else tensor.clone() for position, tensor in enumerate(inputs)]
     graph = torch.cuda.CUDAGraph()
     try:
-        # Relaxed, because kernels may be loaded meanwhile, and other threads may allocate.
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        with _capturing(graph, inputs[0].device):
             outputs, allocated, memory = retaining(read)
     except RuntimeError as error:
         warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)

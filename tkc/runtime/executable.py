@@ -146,6 +146,10 @@ class Executable(SurvivesFork):
 
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
+        if self._is_elsewhere():
+            # PyTorch's streams, allocations and recordings are the current device's.
+            with torch.cuda.device(self._device):
+                return self.run_flat(inputs)
         if self._in_turn is None:
             results = self._run(inputs)
         else:
@@ -155,6 +159,12 @@ class Executable(SurvivesFork):
             if not results[position].is_complex():
                 results[position] = torch.view_as_complex(results[position])
         return results
+
+    def _is_elsewhere(self) -> bool:
+        """Whether the current GPU is another one than the executable's."""
+        if self._device.type != "cuda" or torch.cuda._is_in_bad_fork():
+            return False
+        return torch.cuda.current_device() != self._device.index
 
     def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 from tkc.errors import TargetError
 from tkc.kernels.devices import device_of
 from tkc.kernels.target import Target
 
 
 def local_gpu() -> Target:
-    """The target of this machine's first GPU; :class:`TargetError` if there is none or it is not supported."""
+    """The target of this machine's current GPU; :class:`TargetError` if there is none or it is not supported."""
     import torch
 
     if not torch.cuda.is_available():
@@ -39,3 +43,28 @@ def runs_here(target: Target) -> str | None:
     if local == target:
         return None
     return f"it was compiled for {target}, and this machine's GPU is {local}; compile the model for that target"
+
+
+@contextmanager
+def current_gpu_of(
+    model: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Inside, the GPU that the tensors of a PyTorch model or of its example inputs are on is the current one.
+
+    Nothing changes for a model on the CPU. Of tensors on several GPUs, the first decides.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = pytree.tree_leaves((example_args, dict(example_kwargs or {})))
+    if isinstance(model, torch.nn.Module):
+        tensors += [*model.parameters(), *model.buffers()]
+    elif isinstance(model, torch.export.ExportedProgram):
+        tensors += [*model.state_dict.values(), *model.constants.values()]
+    indices = (each.device.index for each in tensors if isinstance(each, torch.Tensor) and each.is_cuda)
+    index = next(indices, None)
+    if index is None:
+        yield
+        return
+    with torch.cuda.device(index):
+        yield
