@@ -19,12 +19,13 @@ class RetainMemory:
     holds them, nothing else is placed there: what a CUDA graph of the call's kernels writes is its own.
 
     Runs when every allocation is one of storage, and before storage is freed after its last use. A ``main`` with
-    branches or loops gets no such entry: a graph would always do what was done when it was recorded.
+    branches or loops gets no such entry: a graph would always do what was done when it was recorded. Nor does one that
+    computes nothing.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the second entry; its ``main`` has one block of bindings, as everything here makes it."""
-        if has_branches(module[MAIN]) or calls_parts(module[MAIN]):
+        if not module[MAIN].body.blocks or has_branches(module[MAIN]) or calls_parts(module[MAIN]):
             return module
         main = relax.utils.copy_with_new_vars(module[MAIN])
         (block,) = main.body.blocks

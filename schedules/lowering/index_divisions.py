@@ -1,10 +1,13 @@
-"""Quotients of positions by sizes such as ``n + 2``, on which TVM's analysis of positions fails.
+"""Quotients of positions that TVM gets wrong, or fails on, when memory becomes flat.
 
-When memory becomes flat, TVM 0.25 simplifies ``i // (n + 2) * (n + 2) + i % (n + 2)``. Where a schedule has divided
-``i``, an assertion about the divisor fails that it cannot prove. Whether it does is tried here.
+TVM 0.25 simplifies ``i // (n + 2) * (n + 2) + i % (n + 2)``. Where a schedule has divided ``i``, an assertion about the
+divisor fails that it cannot prove. Other quotients it loses a part of (:mod:`~tkc.schedules.lowering.flat_places`).
+Whether it does is tried here.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tvm
 from tvm import s_tir, tirx
@@ -12,40 +15,85 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.data_conditions import FLOORS, hidden
+from tkc.schedules.lowering.flat_places import same_places
 
-_FLATTEN = tvm.transform.Sequential(
+# The passes of TVM's pipeline up to the flattening.
+_BEFORE = tvm.transform.Sequential(
     [
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
         s_tir.transform.LowerInitBlock(),
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.LiftThreadBinding(),
+        s_tir.transform.ManifestSharedMemoryLocalStage(),
         s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.LowerAutoCopy(),
+        s_tir.transform.UnifyThreadBinding(),
+        s_tir.transform.LowerMatchBuffer(),
+        tirx.transform.StmtSimplify(),
+        s_tir.transform.InjectPermutedLayout(),
+        s_tir.transform.AnnotateIrregularLoop(),
+        s_tir.transform.InjectSoftwarePipeline(),
+        s_tir.transform.TransformMmaBufferLayout(),
         s_tir.transform.LowerOpaqueBlock(),
-        tirx.transform.FlattenBuffer(),
     ]
 )
+_FLATTEN = tirx.transform.FlattenBuffer()
+_FLOORS = [f"tirx.{kind.__name__}" for kind in FLOORS]
 
 
 def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func``, where memory cannot become flat otherwise, with quotients by such sizes hidden from the analysis."""
-    if not any(map(_is_by_a_formula, nodes(func.body))) or _becomes_flat(func):
+    """``func``, with quotients hidden from TVM's analysis where it fails on them or makes other places of them."""
+    if not any(map(_is_suspect, nodes(func.body))):
         return func
-    return func.with_body(
-        ir_transform(
-            func.body,
-            None,
-            lambda expr: hidden(expr) if _is_by_a_formula(expr) else None,
-            [f"tirx.{kind.__name__}" for kind in FLOORS],
-        )
-    )
+    flat = _becomes_flat(func)
+    if flat is None:
+        func = _hide(func, _is_by_a_formula)
+        flat = _becomes_flat(func)
+    if flat:
+        return func
+    hidden_in_places = _hide_in_places(func)
+    return hidden_in_places if _becomes_flat(hidden_in_places) else _hide(func)
 
 
-def _is_by_a_formula(node: object) -> bool:
-    return isinstance(node, FLOORS) and not isinstance(node.b, tirx.IntImm | tirx.Var)
+def _hide(func: tirx.PrimFunc, which: Callable[[tirx.PrimExpr], bool] = lambda expr: True) -> tirx.PrimFunc:
+    return func.with_body(ir_transform(func.body, None, lambda expr: hidden(expr) if which(expr) else None, _FLOORS))
 
 
-def _becomes_flat(func: tirx.PrimFunc) -> bool:
+def _hide_in_places(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` with the quotients hidden that stand in places of accesses; those that follow from loops stay."""
+
+    def replaced(access: tirx.BufferLoad | tirx.BufferStore) -> tirx.BufferLoad | tirx.BufferStore:
+        indices = [
+            ir_transform(tirx.Evaluate(index), None, hidden, _FLOORS).value
+            if isinstance(index, tirx.PrimExpr)
+            else index
+            for index in access.indices
+        ]
+        if isinstance(access, tirx.BufferStore):
+            return tirx.BufferStore(access.buffer, access.value, indices, access.predicate)
+        return tirx.BufferLoad(access.buffer, indices, access.predicate)
+
+    return func.with_body(ir_transform(func.body, None, replaced, ["tirx.BufferLoad", "tirx.BufferStore"]))
+
+
+def _is_suspect(node: object) -> bool:
+    """Whether TVM may go wrong here: quotients that follow from loops alone, of whole positions, it gets right."""
+    if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
+        return any(isinstance(part, FLOORS) for index in node.indices for part in nodes(index))
+    return isinstance(node, FLOORS) and _is_by_a_formula(node)
+
+
+def _is_by_a_formula(node: tirx.PrimExpr) -> bool:
+    return not isinstance(node.b, tirx.IntImm | tirx.Var)
+
+
+def _becomes_flat(func: tirx.PrimFunc) -> bool | None:
+    """Whether memory becomes flat with the same places as before; ``None`` where TVM fails."""
     try:
-        _FLATTEN(tvm.IRModule({"main": func}))
+        before = _BEFORE(tvm.IRModule({"main": func}))
+        after = _FLATTEN(before)
     except Exception:  # whatever TVM raises: nothing is lost where it was something else, which comes again
-        return False
-    return True
+        return None
+    return same_places(before["main"], after["main"])

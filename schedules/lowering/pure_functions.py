@@ -11,4 +11,5 @@ def register_pure(name: str) -> Op:
     """The operator ``name``, registered as such a function."""
     tvm.ir.register_op_attr(name, "TCallEffectKind", tirx.CallEffectKind.Pure.value)
     tvm.ir.register_op_attr(name, "TVectorizable", True)
+    tvm.ir.register_op_attr(name, "TScriptPrinterName", name)  # a dump warns of those that have none
     return Op.get(name)

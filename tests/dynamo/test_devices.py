@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 import tkc
 from tkc.dynamo.program import graph_program
@@ -35,6 +37,25 @@ def test_what_is_on_the_cpu_is_computed_on_the_gpu() -> None:
     assert found.program is not None
     made_on = [node.kwargs["device"] for node in found.program.graph.nodes if "device" in node.kwargs]
     assert made_on and set(made_on) == {GPU}
+
+
+def test_batch_normalization_has_statistics_where_pytorch_states_them() -> None:
+    """In inference they are empty on the CPU, and as long as there are channels on a GPU: stated here as there."""
+    x, y = torch.rand(2, 3), torch.rand(3) + 0.5
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten._native_batch_norm_legit_no_training(x, y, y, y, y, 0.1, 1e-5)
+
+    module = make_fx(function, tracing_mode="fake")(x, y)
+    out, *saved = [node for node in module.graph.nodes if node.target is operator.getitem]
+    stated = [out.meta["val"], *(out.meta["val"].new_empty(3) for _ in saved)]
+    out.args[0].meta["val"] = tuple(stated)
+    for node, value in zip((out, *saved), stated, strict=True):
+        node.meta["val"] = value
+    program = graph_program(module).program
+    assert program is not None
+    found = tkc.compile(program)(x, y)
+    torch.testing.assert_close(tuple(found), (F.batch_norm(x, y, y, y, y), y, (y + 1e-5).rsqrt()))
 
 
 def test_two_gpus_in_one_graph_are_refused() -> None:

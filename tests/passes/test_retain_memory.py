@@ -8,7 +8,7 @@ import tvm
 from torch import nn
 from tvm import relax
 
-from tkc.contracts import RETAINING_MAIN
+from tkc.contracts import MAIN, RETAINING_MAIN
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.passes.graph.branches import PlanMemory
@@ -85,3 +85,12 @@ def test_programs_for_the_cpu_have_one_entry() -> None:
     """CUDA graphs are what the second entry is for."""
     names = [p.info.name for p in lowering_stage(Target.parse("cpu")).passes]
     assert RetainMemory().info.name not in names and PlanMemory().info.name in names
+
+
+def test_a_program_that_computes_nothing_has_one_entry() -> None:
+    """A model may return what is known when it is compiled."""
+    builder = relax.BlockBuilder()
+    with builder.function(MAIN, []):
+        builder.emit_func_output(relax.Tuple([]))
+    module = builder.get()
+    assert RetainMemory()(module).get_global_vars() == module.get_global_vars()

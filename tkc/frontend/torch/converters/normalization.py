@@ -80,20 +80,22 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> list[relax.Expr]:
-    """Batch normalization by the running statistics, for inference."""
-    dtype = x.struct_info.dtype
+    """Batch normalization by the running statistics, for inference.
+
+    With it the mean and the reciprocal deviation of each channel, which PyTorch has on a GPU; on the CPU these are
+    empty, as for all tensors that it states to be.
+    """
     channels = [1, x.struct_info.shape[1], *[1] * (x.struct_info.ndim - 2)]
+    wide = b.wide(x)
+    dtype = wide.struct_info.dtype
 
     def along(parameter: relax.Expr) -> relax.Expr:
-        return b.emit(op.reshape(b.cast(parameter, "float32" if dtype != "float64" else dtype), channels))
+        return b.emit(op.reshape(b.cast(parameter, dtype), channels))
 
-    wide = b.wide(x)
-    deviation = b.emit(op.rsqrt(op.add(along(variance), relax.const(eps, wide.struct_info.dtype))))
-    scale = deviation if weight is None else b.emit(op.multiply(deviation, along(weight)))
+    reciprocal = b.emit(op.rsqrt(op.add(b.cast(variance, dtype), relax.const(eps, dtype))))
+    scale = along(reciprocal) if weight is None else b.emit(op.multiply(along(reciprocal), along(weight)))
     out = b.emit(op.multiply(op.subtract(wide, along(mean)), scale))
-    # What a backward pass would need of the batch: nothing.
-    saved = [b.emit(op.zeros([0], "float32" if dtype != "float64" else dtype)) for _ in range(2)]
-    return [out if bias is None else op.add(out, along(bias)), *saved]
+    return [out if bias is None else op.add(out, along(bias)), b.cast(mean, dtype), reciprocal]
 
 
 def instance_norm(

@@ -1,0 +1,114 @@
+"""Places that TVM gets wrong when memory becomes flat: quotients and remainders of remainders that do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import tvm
+from torch import Tensor
+from torch.nn import functional as F
+from tvm import tirx
+from tvm.script import tirx as T
+
+import tkc
+from tests.schedules.graphs import Model
+from tkc.schedules.lowering.flat_places import same_places
+from tkc.schedules.lowering.index_divisions import hide_failing_divisions
+
+Position = Callable[[tirx.Var], tirx.PrimExpr]
+
+PLACES: dict[str, tuple[Position, bool]] = {
+    "the position itself": (lambda i: i, True),
+    "rows and columns": (lambda i: i // 8 * 8 + i % 8, True),
+    "halves of columns": (lambda i: i // 8 * 4 + i % 8 // 2, True),
+    "halves of columns from the second": (lambda i: i // 8 * 4 + (i % 8 + 1) // 2, False),
+    "thirds of columns": (lambda i: i // 8 * 3 + i % 8 // 3, True),
+    "a remainder that does not divide": (lambda i: i % 64 % 7, False),
+    "one after a sum": (lambda i: (i % 16 + 3) % 5, False),
+    "of quotients": (lambda i: i // 4 % 8 % 3, False),
+    "before the first": (lambda i: (i % 8 + 7) // 4, False),
+}
+"""Where an element is read for the position ``i`` of 128, and whether TVM 0.25 keeps it when memory becomes flat."""
+
+
+def _copying(place: Position) -> tirx.PrimFunc:
+    """A loop over 128 elements, each read at such a place."""
+    source, target = (tirx.decl_buffer((128,), "float32", name) for name in ("source", "target"))
+    i = tirx.Var("i", "int64")
+    body = tirx.BufferStore(target, tirx.BufferLoad(source, [place(i)]), [i])
+    loop = tirx.For(i, tirx.IntImm("int64", 0), tirx.IntImm("int64", 128), tirx.ForKind.SERIAL, body)
+    given = [tirx.Var(name, "handle") for name in ("a", "b")]
+    return tirx.PrimFunc(given, loop, buffer_map=dict(zip(given, (source, target), strict=True)))
+
+
+def _flat(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return tirx.transform.FlattenBuffer()(tvm.IRModule({"main": func}))["main"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_other_places_are_found_and_mended(name: str) -> None:
+    """What TVM rewrites wrongly is told from what it rewrites, and stays what it is once quotients are hidden."""
+    place, kept = PLACES[name]
+    func = _copying(place)
+    assert same_places(func, _flat(func)) == kept
+    mended = hide_failing_divisions(func)
+    assert same_places(mended, _flat(mended))
+    assert mended.same_as(func) == kept
+
+
+def test_functions_that_differ_elsewhere() -> None:
+    """In what they store, and in a condition."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def one(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")) -> None:
+        for i in range(8):
+            if i < 7:
+                b[i] = a[i] * T.float32(2)
+
+    @T.prim_func(private=True, s_tir=True)
+    def other(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")) -> None:
+        for i in range(8):
+            if i < 7:
+                b[i] = a[i] * T.float32(3)
+
+    @T.prim_func(private=True, s_tir=True)
+    def third(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")) -> None:
+        for i in range(8):
+            if i < 6:
+                b[i] = a[i] * T.float32(2)
+
+    assert same_places(one, one)
+    assert not same_places(one, other) and not same_places(one, third)
+
+
+MODELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed convolution": lambda x: F.conv_transpose1d(x[:, None], x.new_ones(1, 2, 3), None, 2, 1, 1),
+    "the same, flat": lambda x: F.conv_transpose1d(x[:, None], x.new_ones(1, 2, 3), None, 2, 1, 1).reshape(-1) * 2,
+    "in two dimensions": lambda x: (
+        F.conv_transpose2d(x[None, None], x.new_ones(1, 2, 3, 3), None, 2, 1, 1).flatten() * 2
+    ),
+    "by thirds": lambda x: F.conv_transpose1d(x[:, None], x.new_ones(1, 2, 4), None, 3, 2, 2).reshape(-1) * 2,
+    "enlarged without the first": lambda x: F.interpolate(x[None, None], scale_factor=3.0)[..., 1:].reshape(-1) * 2,
+    "repeated without the first": lambda x: x.repeat_interleave(2, 1)[:, 1:].reshape(-1) + 1,
+    "tiled and cut": lambda x: x.repeat(1, 3)[:, 2:].reshape(-1) * 2,
+    "rolled": lambda x: x.roll(3, 1).repeat_interleave(3, 1).reshape(-1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(6, 4), (4, 8)], ids=str)
+def test_models_on_the_cpu(name: str, shape: tuple[int, int]) -> None:
+    """Results are PyTorch's."""
+    x = torch.rand(shape)
+    torch.testing.assert_close(tkc.compile(Model(MODELS[name]), (x,))(x), MODELS[name](x))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", [(6, 4), (4, 8), (33, 7)], ids=str)
+def test_models_on_a_gpu(name: str, shape: tuple[int, int]) -> None:
+    """There loops are joined and divided anew, which gives more such places."""
+    x = torch.rand(shape, device="cuda")
+    torch.testing.assert_close(tkc.compile(Model(MODELS[name]), (x,), target="cuda")(x), MODELS[name](x))
