@@ -31,6 +31,7 @@ from tkc.passes.lowering.machine_calls import MachineCalls
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.own_results import OwnResults
 from tkc.passes.lowering.planned_views import PlannedViews
+from tkc.passes.lowering.read_regions import ReadRegions
 from tkc.passes.lowering.reshape_views import ReshapeViews
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
@@ -38,6 +39,7 @@ from tkc.passes.lowering.short_scans import ShortScans
 from tkc.passes.lowering.simple_sizes import SimpleSizes
 from tkc.passes.lowering.sort_keys import SortKeys
 from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
 from tkc.passes.lowering.update_in_place import UpdateInPlace
 from tkc.passes.lowering.widen_products import WidenProducts
 from tkc.passes.lowering.write_rows import WriteRows
@@ -158,6 +160,8 @@ def fusion_stages() -> list[PassStage]:
                 transform.DeadCodeElimination(),
                 transform.FuseOps(),
                 transform.FuseTIR(),
+                RemoveUnreadBlocks(),
+                ReadRegions(),
                 DefineSizesFirst(),
                 # Before anything is scheduled, because it recognises reshapes by their loops: they become views.
                 ReshapeViews(),

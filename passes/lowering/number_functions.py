@@ -11,10 +11,17 @@ from typing import TypeAlias
 
 from tvm import DataType, tirx
 
+from tkc.kernels.pure_functions import SUBTRACT, register_pure
+
 Number: TypeAlias = tirx.PrimExpr
 Function: TypeAlias = Callable[..., Number]
 
 _NARROW = ("float16", "bfloat16")
+
+
+def difference(x: Number, y: Number) -> Number:
+    """``x - y`` of unsigned numbers, which wraps around. TVM ends the process where it finds ``0 - 1`` of them."""
+    return tirx.call_intrin(x.dtype, register_pure(SUBTRACT), x, y)
 
 
 def from_library(name: str) -> Function:

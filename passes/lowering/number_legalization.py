@@ -174,7 +174,10 @@ NUMBERS: dict[str, Legalization] = {
     "relax.right_shift": elementwise(number_functions.shift_right, "right_shift"),
     "relax.power": elementwise(in_float32(from_library("pow")), "power"),
     "relax.atanh": elementwise(in_float32(from_library("atanh")), "atanh"),
-    "relax.negative": _where(_is_unsigned, lambda x: tirx.const(0, x.dtype) - x, "negative"),
+    "relax.subtract": _where(_is_unsigned, number_functions.difference, "subtract"),
+    "relax.negative": _where(
+        _is_unsigned, lambda x: number_functions.difference(tirx.const(0, x.dtype), x), "negative"
+    ),
     "relax.sign": _where(_is_unsigned, lambda x: tirx.min(x, tirx.const(1, x.dtype)), "sign"),
     "relax.astype": _cast,
     "relax.round": _where(_is_narrow, in_float32(tirx.nearbyint), "round"),

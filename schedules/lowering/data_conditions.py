@@ -6,7 +6,8 @@ Of data there is nothing to learn: as arguments of functions that TVM does not k
 
 It also takes integers of 32 and 64 bits for numbers that never wrap around. Six steps of ``(x * 5 + i) % 1000`` lose
 the last remainder, ``max(x + 1, x + 2)`` becomes ``x + 2``, and a sum that is converted to more bits becomes a sum in
-more bits. Quotients of positions rounded down, and what remains, are hidden where ``index_divisions`` asks for it.
+more bits. On ``x - x - 1`` of unsigned numbers it fails. Quotients of positions rounded down, and what remains, are
+hidden where ``index_divisions`` asks for it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from functools import partial
 from tvm import DataType, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.kernels.pure_functions import SUBTRACT, register_pure
 from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.integer_floors import floor_of_data, floor_of_positions
-from tkc.schedules.lowering.pure_functions import register_pure
 
 FLOORS = (tirx.FloorDiv, tirx.FloorMod)
 _CONDITIONS = (tirx.Select, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 _DIVISIONS = (*FLOORS, tirx.Div, tirx.Mod)
 _EXTREMA = (tirx.Max, tirx.Min)
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
-_NODES = [f"tirx.{kind.__name__}" for kind in (*_CONDITIONS, *_DIVISIONS, *_EXTREMA, tirx.Cast)]
+_HIDEABLE = (*_CONDITIONS, *_EXTREMA, tirx.Cast)
+_NODES = [f"tirx.{kind.__name__}" for kind in (*_HIDEABLE, *_DIVISIONS, tirx.Sub)]
 _HIDDEN = {
-    kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_CONDITIONS, *FLOORS, *_EXTREMA, tirx.Cast)
+    **{kind: register_pure(f"tkc.{kind.__name__.lower()}") for kind in (*_HIDEABLE, *FLOORS)},
+    tirx.Sub: register_pure(SUBTRACT),
 }
 _HIDDEN_DATA = {kind: register_pure(f"tkc.data_{kind.__name__.lower()}") for kind in _DIVISIONS}
 _DATA_NAMES = frozenset(op.name for op in _HIDDEN_DATA.values())
@@ -85,6 +88,8 @@ def _with_hidden_data(body: tirx.Stmt) -> tirx.Stmt:
             return tirx.call_intrin(expr.dtype, _HIDDEN_DATA[type(expr)], expr.a, expr.b)
         if isinstance(expr, (tirx.Cast, *_EXTREMA)) and not _may_overflow(expr):
             return None
+        if isinstance(expr, tirx.Sub):
+            return hidden(expr) if expr.dtype.startswith("uint") else None
         return hidden(expr) if _is_on_data(expr) else None
 
     return ir_transform(body, None, replaced, _NODES)

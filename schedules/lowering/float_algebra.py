@@ -11,7 +11,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.lowering.pure_functions import register_pure
+from tkc.kernels.pure_functions import register_pure
 
 _NODES = [f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div")]
 

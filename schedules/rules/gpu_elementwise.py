@@ -166,8 +166,17 @@ def _is_copy(block: tirx.SBlock) -> bool:
 
 
 def contiguous_reads(block: tirx.SBlock, last: tirx.Var) -> list[int]:
-    """Which of the block's reads run along ``last``, one of its iterators."""
-    return [index for index, read in enumerate(block.reads) if _is_contiguous([part.min for part in read.region], last)]
+    """Which of the block's reads run along ``last``, one of its iterators: of one element each.
+
+    A copy in registers of several, of which a condition chooses one, would be addressed by it: that puts it into local
+    memory.
+    """
+    return [
+        index
+        for index, read in enumerate(block.reads)
+        if _is_contiguous([part.min for part in read.region], last)
+        and all(static(part.extent) == 1 for part in read.region)
+    ]
 
 
 def _is_contiguous(indices: Sequence[tirx.PrimExpr], last: tirx.Var) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import tvm
 from tvm import tirx
 from tvm.ir import Op
 
+SUBTRACT = "tkc.sub"
+"""A difference, of which the two operands are the arguments. Code generation is told of it as one."""
 
+
+@functools.cache
 def register_pure(name: str) -> Op:
     """The operator ``name``, registered as such a function."""
     tvm.ir.register_op_attr(name, "TCallEffectKind", tirx.CallEffectKind.Pure.value)

@@ -1,0 +1,83 @@
+"""What fused functions compute that nothing reads: a part of a split that the model leaves unused.
+
+``FuseTIR`` makes of such a result a tensor of the function's own, which no schedule for a GPU has a place for.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.ir.transform import PassContext
+from tvm.tirx.stmt_functor import post_order_visit
+
+
+@tvm.transform.module_pass(opt_level=0, name="RemoveUnreadBlocks")
+class RemoveUnreadBlocks:
+    """Removes statements that write a tensor of the function's own which no statement reads."""
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` without such statements in its TensorIR functions."""
+        result = IRModule(module.functions, attrs=module.attrs)
+        for variable, func in module.functions_items():
+            if isinstance(func, tirx.PrimFunc) and isinstance(func.body, tirx.SBlockRealize):
+                root = func.body.block
+                kept = _kept(root)
+                if len(kept) < len(_statements(root.body)):
+                    result[variable] = func.with_body(_with_statements(func.body, kept))
+        return result
+
+
+def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _kept(root: tirx.SBlock) -> list[tirx.Stmt]:
+    """The statements of ``root`` that a parameter, or another of them, needs."""
+    own = set(root.alloc_buffers)
+    kept: list[tirx.Stmt] = []
+    read: set[tirx.Buffer] = set()
+    for statement in reversed(_statements(root.body)):
+        written, needed, known = _accesses(statement)
+        if known and written and written <= own and not written & read:
+            continue
+        kept.append(statement)
+        read |= needed
+    return kept[::-1]
+
+
+def _accesses(statement: tirx.Stmt) -> tuple[set[tirx.Buffer], set[tirx.Buffer], bool]:
+    """What ``statement`` writes, what it reads, and whether that is all: a call may do more."""
+    written: set[tirx.Buffer] = set()
+    read: set[tirx.Buffer] = set()
+    known = True
+
+    def visit(node: object) -> None:
+        nonlocal known
+        if isinstance(node, tirx.BufferStore):
+            written.add(node.buffer)
+        elif isinstance(node, tirx.BufferLoad):
+            read.add(node.buffer)
+        elif isinstance(node, tirx.Evaluate):
+            known = False
+
+    post_order_visit(statement, visit)
+    return written, read, known
+
+
+def _with_statements(realize: tirx.SBlockRealize, kept: list[tirx.Stmt]) -> tirx.SBlockRealize:
+    root = realize.block
+    used = set[tirx.Buffer]().union(*(part for each in kept for part in _accesses(each)[:2]))
+    block = tirx.SBlock(
+        root.iter_vars,
+        root.reads,
+        root.writes,
+        root.name_hint,
+        kept[0] if len(kept) == 1 else tirx.SeqStmt(kept),
+        root.init,
+        [buffer for buffer in root.alloc_buffers if buffer in used],
+        root.match_buffers,
+        root.annotations,
+        root.span,
+    )
+    return tirx.SBlockRealize(realize.iter_values, realize.predicate, block)
