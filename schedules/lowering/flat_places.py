@@ -47,7 +47,7 @@ def same_places(before: tirx.PrimFunc, after: tirx.PrimFunc) -> bool:
 
     Also ``False`` where this cannot be told, because their statements differ.
     """
-    samples = _Samples()
+    samples = Samples()
     try:
         with np.errstate(all="ignore"):
             _compare(samples, before.body, after.body, np.ones(_SAMPLES, bool))
@@ -60,7 +60,7 @@ class _DifferentError(Exception):
     """The two functions differ."""
 
 
-class _Samples:
+class Samples:
     """The values of expressions at positions that are drawn when a variable is first met."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def _mixed(name: str, arguments: Sequence[Numbers]) -> Numbers:
     return (mixed % np.uint64(61)).astype(np.int64) - 30
 
 
-def _compare(samples: _Samples, before: tirx.Stmt, after: tirx.Stmt, reached: NDArray[np.bool_]) -> None:
+def _compare(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached: NDArray[np.bool_]) -> None:
     """Raise where the statements differ at a position that is ``reached``."""
     pairs = list(_statements(before)), list(_statements(after))
     if [type(each) for each in pairs[0]] != [type(each) for each in pairs[1]]:
@@ -147,7 +147,7 @@ def _statements(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
         yield stmt
 
 
-def _compare_one(samples: _Samples, before: tirx.Stmt, after: tirx.Stmt, reached: NDArray[np.bool_]) -> None:
+def _compare_one(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached: NDArray[np.bool_]) -> None:
     if isinstance(before, tirx.For):
         extent = samples(before.extent)
         samples.enter(before.loop_var, samples(before.min), extent)

@@ -1,8 +1,8 @@
 """Quotients of positions that TVM gets wrong, or fails on, when memory becomes flat.
 
 TVM 0.25 simplifies ``i // (n + 2) * (n + 2) + i % (n + 2)``. Where a schedule has divided ``i``, an assertion about the
-divisor fails that it cannot prove. Other quotients it loses a part of (:mod:`~tkc.schedules.lowering.flat_places`).
-Whether it does is tried here.
+divisor fails that it cannot prove. Other quotients it loses a part of (:mod:`~tkc.schedules.lowering.flat_places`), or
+takes for another number (:mod:`~tkc.schedules.lowering.simplified_places`). Whether it does is tried here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.data_conditions import FLOORS, hidden
 from tkc.schedules.lowering.flat_places import same_places
+from tkc.schedules.lowering.simplified_places import simplifies_rightly
 
 # The passes of TVM's pipeline up to the flattening.
 _BEFORE = tvm.transform.Sequential(
@@ -96,4 +97,4 @@ def _becomes_flat(func: tirx.PrimFunc) -> bool | None:
         after = _FLATTEN(before)
     except Exception:  # whatever TVM raises: nothing is lost where it was something else, which comes again
         return None
-    return same_places(before["main"], after["main"])
+    return same_places(before["main"], after["main"]) and simplifies_rightly(before["main"])

@@ -1,0 +1,136 @@
+"""Whether TVM's simplifier keeps the positions that a function computes.
+
+TVM 0.25 takes ``(t * 4 + 2) % 6`` for a number from 2 to 0, and so ``(t * 4 + 2) % 6 // 3`` for 0 and ``… % 6 % 4`` for
+``… % 6``: of a remainder whose dividend has a known remainder itself it derives wrong bounds. Such dividends come about
+when loops are unrolled or vectorized. Here positions and conditions are simplified as they will be then, and both forms
+computed for positions drawn at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import arith, tirx
+from tvm.tirx.stmt_functor import post_order_visit, substitute
+
+from tkc.schedules.blocks import nodes
+from tkc.schedules.lowering.data_conditions import FLOORS
+from tkc.schedules.lowering.flat_places import Samples
+
+_MOST_UNROLLED = 16
+_MOST_TRIED = 24
+
+
+@dataclass(frozen=True)
+class _Loop:
+    variable: tirx.Var
+    least: tirx.PrimExpr
+    extent: tirx.PrimExpr
+    by_threads: bool
+
+    @property
+    def may_be_unrolled(self) -> bool:
+        return not self.by_threads and isinstance(self.extent, tirx.IntImm) and self.extent.value <= _MOST_UNROLLED
+
+
+def simplifies_rightly(func: tirx.PrimFunc) -> bool:
+    """Whether all positions and conditions with quotients in ``func``, whose blocks are loops, stay what they are.
+
+    Of divisors that are powers of two, as strides of threads and vectors are, all bounds are right, and of those that
+    are no constants TVM derives none.
+    """
+    if not any(isinstance(node, FLOORS) and _is_no_power_of_two(node.b) for node in nodes(func.body)):
+        return True
+    with np.errstate(all="ignore"):
+        return all(_stays(expr, loops) for expr, loops in _with_quotients(func.body, ()))
+
+
+def _is_no_power_of_two(divisor: tirx.PrimExpr) -> bool:
+    return isinstance(divisor, tirx.IntImm) and int(divisor).bit_count() != 1
+
+
+def _with_quotients(stmt: tirx.Stmt, loops: tuple[_Loop, ...]) -> Iterator[tuple[tirx.PrimExpr, tuple[_Loop, ...]]]:
+    if isinstance(stmt, tirx.SeqStmt):
+        for each in stmt.seq:
+            yield from _with_quotients(each, loops)
+    elif isinstance(stmt, tirx.For):
+        bound = stmt.kind == tirx.ForKind.THREAD_BINDING
+        yield from _with_quotients(stmt.body, (*loops, _Loop(stmt.loop_var, stmt.min, stmt.extent, bound)))
+    elif isinstance(stmt, tirx.AttrStmt):
+        if isinstance(stmt.node, tirx.IterVar):
+            zero = tirx.const(0, stmt.node.var.dtype)
+            loops = (*loops, _Loop(stmt.node.var, zero, stmt.value, True))
+        yield from _with_quotients(stmt.body, loops)
+    elif isinstance(stmt, tirx.IfThenElse):
+        yield from ((expr, loops) for expr in _divided([stmt.condition]))
+        yield from _with_quotients(stmt.then_case, loops)
+        if stmt.else_case is not None:
+            yield from _with_quotients(stmt.else_case, loops)
+    elif isinstance(stmt, tirx.While):
+        yield from _with_quotients(stmt.body, loops)
+    elif isinstance(stmt, tirx.BufferStore):
+        yield from ((expr, loops) for expr in _divided([*stmt.indices, *_positions(stmt.value)]))
+    elif isinstance(stmt, tirx.Bind | tirx.Evaluate):
+        yield from ((expr, loops) for expr in _divided(_positions(stmt.value)))
+
+
+def _positions(value: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """Where ``value`` reads, and the conditions that it depends on."""
+    found: list[tirx.PrimExpr] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, tirx.BufferLoad):
+            found.extend(node.indices)
+        elif isinstance(node, tirx.Select):
+            found.append(node.condition)
+        elif isinstance(node, tirx.Call) and getattr(node.op, "name", "") == "tirx.if_then_else":
+            found.append(node.args[0])
+
+    post_order_visit(value, visit)
+    return found
+
+
+def _divided(exprs: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+    return [expr for expr in exprs if _has_quotient(expr)]
+
+
+def _has_quotient(expr: tirx.PrimExpr) -> bool:
+    found = False
+
+    def visit(node: object) -> None:
+        nonlocal found
+        found |= isinstance(node, FLOORS)
+
+    post_order_visit(expr, visit)
+    return found
+
+
+def _stays(expr: tirx.PrimExpr, loops: Sequence[_Loop]) -> bool:
+    samples, analyzer = Samples(), arith.Analyzer()
+    for loop in loops:
+        analyzer.bind(loop.variable, tvm.ir.Range.from_min_extent(loop.least, loop.extent))
+        samples.enter(loop.variable, samples(loop.least), samples(loop.extent))
+    unrolled = [loop for loop in loops if loop.may_be_unrolled]
+    for values in _values(unrolled):
+        known = {loop.variable: tirx.const(value, loop.variable.dtype) for loop, value in values.items()}
+        for loop, value in values.items():
+            samples.bind(loop.variable, samples(value))
+        written_out = substitute(expr, known)
+        if not np.array_equal(samples(written_out), samples(analyzer.simplify(written_out))):
+            return False
+    return True
+
+
+def _values(loops: Sequence[_Loop]) -> Iterator[dict[_Loop, int]]:
+    """Positions in ``loops``: all of them, or as many as are tried."""
+    extents = [int(loop.extent) for loop in loops]
+    count = int(np.prod(extents))
+    numbers = range(count) if count <= _MOST_TRIED else np.random.default_rng(0).integers(0, count, _MOST_TRIED)
+    for number in numbers:
+        yield {
+            loop: int(loop.least) + int(at)
+            for loop, at in zip(loops, np.unravel_index(int(number), extents) if loops else (), strict=True)
+        }
