@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tkc.diagnosis.comparison import Comparison
     from tkc.kernels import Target
     from tkc.runtime.executable import Executable
-    from tkc.runtime.report import Report
+    from tkc.runtime.report import ProgramReport, Report
     from tkc.schedules.tuning.progress import Progress
     from tkc.stages import Observer
     from tkc.tuning.functions import TuningResult
@@ -51,12 +51,30 @@ def _refuses_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def _check_entries(
+    model: Any,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    entries: Mapping[str, Any] | None,
+) -> None:
+    """Raise :class:`UsageError` for no model at all, and for examples beside those of ``entries``."""
+    if entries is None:
+        if model is None:
+            raise UsageError("there is no model; give a module, an ExportedProgram, a .pt2 or .onnx path, or entries")
+    elif not isinstance(entries, Mapping):
+        raise UsageError(f"entries is a {type(entries).__name__}; give a dictionary of entries by name")
+    elif example_args or example_kwargs or dynamic_shapes is not None:
+        raise UsageError("examples and dynamic_shapes are those of each entry; give them to its tkc.Entry(...)")
+
+
 @_refuses_unknown_options
 def compile(
-    model: Any,
+    model: Any = None,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
+    entries: Mapping[str, Any] | None = None,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
@@ -79,6 +97,10 @@ def compile(
         model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
         example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
         example_kwargs: Its named example inputs.
+        entries: Several functions by name, over one set of weights and one state, which make a :class:`Program`.
+            ``{"prefill": tkc.Entry(...), "decode": tkc.Entry(...)}`` says with what examples the model is exported for
+            each; an entry may also be an ``ExportedProgram``, or a ``.pt2`` or ``.onnx`` path, and then there need be
+            no ``model``. What one entry updates, all find changed.
         target: ``cpu``, ``cuda`` (this machine's GPU) or ``cuda:ARCH`` (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``,
             ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``, ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``,
             which nothing was measured on, kernels use 8.0's instructions and the least shared memory of all; the report
@@ -116,7 +138,7 @@ def compile(
     :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, compiled
+    from tkc.compiler import CompileOptions, compiled, compiled_program
 
     options = CompileOptions(
         kernels=kernels,
@@ -129,6 +151,18 @@ def compile(
         kernel_progress=kernel_progress,
         builder=builder or BuilderSettings(),
     )
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    if entries is not None:
+        return compiled_program(
+            model,
+            entries,
+            size_names,
+            target,
+            options,
+            checks=checks,
+            copy_weights=copy_weights,
+            max_concurrency=max_concurrency,
+        )
     return compiled(
         model,
         example_args,
@@ -145,10 +179,11 @@ def compile(
 
 @_refuses_unknown_options
 def explain(
-    model: Any,
+    model: Any = None,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
+    entries: Mapping[str, Any] | None = None,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
@@ -160,13 +195,13 @@ def explain(
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
-) -> Report:
+) -> Report | ProgramReport:
     """The report of a compilation without building anything: no kernel is compiled and no code generated.
 
-    Arguments and errors are those of :func:`compile`.
+    Arguments and errors are those of :func:`compile`. For ``entries`` it is a :class:`ProgramReport`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, explained_only
+    from tkc.compiler import CompileOptions, explained_only, explained_program
 
     options = CompileOptions(
         kernels=kernels,
@@ -179,6 +214,9 @@ def explain(
         kernel_progress=None,
         builder=BuilderSettings(),
     )
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    if entries is not None:
+        return explained_program(model, entries, size_names, target, options, checks=checks)
     return explained_only(
         model, example_args, example_kwargs, dynamic_shapes, size_names, target, options, checks=checks
     )

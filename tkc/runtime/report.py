@@ -158,9 +158,35 @@ class Report:
         return f"compiled, with {calls} call{'s' if calls > 1 else ''} of operators in PyTorch: {named}"
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=140).print(self)
-        return text.getvalue()
+        return _printed(self)
+
+
+@dataclass(frozen=True)
+class ProgramReport:
+    """The reports of a program's entries, by their names; ``print`` it, or take :meth:`to_json`."""
+
+    entries: Mapping[str, Report]
+
+    def to_json(self) -> dict[str, Any]:
+        """The reports as JSON-ready values."""
+        return {"entries": {name: report.to_json() for name, report in self.entries.items()}}
+
+    @property
+    def verdict(self) -> str:
+        """How each entry compiles, in one line."""
+        return "; ".join(f"{name}: {report.verdict}" for name, report in self.entries.items())
+
+    def __rich__(self) -> RenderableType:
+        return Group(*(part for name, report in self.entries.items() for part in (f"Entry {name}", report, "")))
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
+def _printed(report: Report | ProgramReport) -> str:
+    text = io.StringIO()
+    Console(file=text, width=140).print(report)
+    return text.getvalue()
 
 
 def _device_note(report: Report) -> str | None:
