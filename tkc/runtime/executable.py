@@ -138,7 +138,10 @@ class Executable(SurvivesFork):
         a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
         it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
         """
-        values = self._tensors(args, kwargs)
+        return self.call_flat(self._tensors(args, kwargs))
+
+    def call_flat(self, values: Sequence[Any]) -> Any:
+        """What a call returns, for the flattened tensor inputs in the signature's order."""
         outputs = self.run_flat(values)
         restore = from_torch_as(values[0]) if values else from_torch
         results = [

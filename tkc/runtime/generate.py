@@ -61,7 +61,7 @@ def generated(
         for _ in range(max_new_tokens):
             feed = tokens[:, fed:]
             entry = prefill if fed == 0 and _takes(prefill, feed.shape[1]) else decode
-            logits = _last_logits(entry(**_inputs(entry, feed, mask)), entry)
+            logits = _last_logits(entry.call_flat(_inputs(entry, feed, mask)), entry)
             fed = tokens.shape[1]
             following, scores = choose(tokens, logits)
             following = end.padded(following)
@@ -176,10 +176,10 @@ def _rooms(entry: Executable) -> dict[str, int]:
     return rooms
 
 
-def _inputs(entry: Executable, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+def _inputs(entry: Executable, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     """What ``entry`` takes for ``ids [batch, tokens]``, the last of those that ``mask`` is of."""
     tokens, length = ids.shape[1], mask.shape[1]
-    inputs = {}
+    inputs = []
     for spec in entry.signature.inputs:
         if spec.name == IDS:
             value = ids
@@ -192,7 +192,7 @@ def _inputs(entry: Executable, ids: torch.Tensor, mask: torch.Tensor) -> dict[st
             value = (mask.long().cumsum(1) - 1).clamp(min=0)[:, -tokens:]
         else:
             value = torch.arange(length - tokens, length, device=ids.device)
-        inputs[spec.name] = value.to(getattr(torch, spec.dtype)).contiguous()
+        inputs.append(value.to(getattr(torch, spec.dtype)).contiguous())
     return inputs
 
 
