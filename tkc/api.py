@@ -309,7 +309,7 @@ def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
     Raises :class:`~tkc.ArtifactError` for a folder that is no artifact, has a missing or changed file, is for another
     version, target or device, or needs an operator that is not here.
     """
-    from tkc.runtime.executable import load as load_executable
+    from tkc.runtime.loading import load as load_executable
 
     return load_executable(path, max_concurrency=max_concurrency)
 

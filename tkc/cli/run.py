@@ -17,7 +17,8 @@ from rich.table import Table
 
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
-from tkc.runtime.executable import Executable, load
+from tkc.runtime.executable import Executable
+from tkc.runtime.loading import load
 from tkc.runtime.program import Program
 from tkc.runtime.random_inputs import described_range, random_inputs
 from tkc.runtime.signature import Signature

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.filesize import decimal
@@ -291,7 +291,18 @@ class Executable(SurvivesFork):
             with self._memory.in_turn:
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._memory.changed or {}).items()}
         packed = artifact.to_bytes(self._contents())
-        return _unpickled, (packed, state, self._max_concurrency, self.cuda_graphs)
+        return self._unpickle, (packed, state, self._max_concurrency, self.cuda_graphs)
+
+    @property
+    def _unpickle(self) -> Callable[..., Executable]:
+        return unpickled
+
+    def with_settings(self, state: Mapping[str, torch.Tensor], *, cuda_graphs: bool) -> Self:
+        """This, with what an artifact does not keep."""
+        self.cuda_graphs = cuda_graphs
+        if state:
+            self.set_state(state)
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         return self.__copy__()
@@ -554,26 +565,6 @@ def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
     )
 
 
-def load(path: str | os.PathLike[str], *, max_concurrency: int | None = None) -> Executable:
-    """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
-
-    ``max_concurrency`` is as in :func:`tkc.compile`. Raises :class:`ArtifactError` for a folder that is no artifact,
-    has a missing or changed file, is for another version, target or device, or needs an operator that is not here. Load
-    only what you trust: an artifact is machine code.
-    """
-    return _made_of(artifact.read(path), path, max_concurrency)
-
-
-def _made_of(contents: artifact.Contents, named: object, max_concurrency: int | None) -> Executable:
-    checked_concurrency(max_concurrency)
-    with artifact.what_cannot_be(named):
-        if contents.is_program:
-            from tkc.runtime.program import program_of
-
-            return program_of(contents, max_concurrency)
-        return executable_of(contents, artifact.MAIN, max_concurrency)
-
-
 def executable_of(
     contents: artifact.Contents,
     entry: str,
@@ -599,11 +590,12 @@ def executable_of(
     )
 
 
-def _unpickled(
+def unpickled(
     packed: bytes, state: Mapping[str, torch.Tensor], max_concurrency: int | None, cuda_graphs: bool
 ) -> Executable:
-    executable = _made_of(artifact.from_bytes(packed), "a pickled executable", max_concurrency)
-    executable.cuda_graphs = cuda_graphs
-    if state:
-        executable.set_state(state)
-    return executable
+    """What ``pickle`` packed of an executable. Checks and errors are those of :func:`tkc.load`."""
+    named = "a pickled executable"
+    contents = artifact.from_bytes(packed)
+    with artifact.what_cannot_be(named):
+        executable = executable_of(contents, artifact.MAIN, max_concurrency)
+    return executable.with_settings(state, cuda_graphs=cuda_graphs)

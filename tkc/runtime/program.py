@@ -177,6 +177,10 @@ class Program(Executable):
         lines.append(f"  state     {state or 'none'}")
         return "\n".join(lines) + ">"
 
+    @property
+    def _unpickle(self) -> Callable[..., Executable]:
+        return unpickled_program
+
     def __copy__(self) -> Program:
         return self.copied(self._memory.copied())
 
@@ -211,6 +215,16 @@ def program_of(
         for name in contents.entries
     }
     return Program(entries, memory)
+
+
+def unpickled_program(
+    packed: bytes, state: Mapping[str, torch.Tensor], max_concurrency: int | None, cuda_graphs: bool
+) -> Program:
+    """What ``pickle`` packed of a program. Checks and errors are those of :func:`tkc.load`."""
+    contents = artifact.from_bytes(packed)
+    with artifact.what_cannot_be("a pickled program"):
+        program = program_of(contents, max_concurrency)
+    return program.with_settings(state, cuda_graphs=cuda_graphs)
 
 
 def check_entry_names(names: Iterable[str]) -> None:
