@@ -41,7 +41,7 @@ class CompiledGraph:
 
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
-            return torch.empty((int(argument) + given.offset, 0), device=self._device)
+            return torch.empty((given.sign * int(argument) + given.offset, 0), device=self._device)
         if argument.device != self._device and argument.dim() == 0:
             return argument.to(self._device)  # type: ignore[no-any-return]  # a number from the CPU
         return argument  # type: ignore[no-any-return]  # a tensor

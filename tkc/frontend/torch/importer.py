@@ -338,7 +338,10 @@ def _imported(
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = _dimensions(program, names).solved().items()
-    known = {symbol: (sizes[name] - offset) // factor for symbol, (name, offset, factor) in solved}
+    known = {
+        symbol: offset - sizes[name] if factor == -1 else (sizes[name] - offset) // factor
+        for symbol, (name, offset, factor) in solved
+    }
     symbols = Symbols(known, {size: signature.sizes[name].minimum for name, size in sizes.items()})
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
     weights = program_weights(program, read_state)
