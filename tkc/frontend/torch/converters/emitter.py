@@ -320,7 +320,8 @@ class Emitter:
                 f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
                 f"where PyTorch has {shape}. Please report this model."
             )
-        return self.builder.match_cast(value, relax.TensorStructInfo(shape, dtype))
+        # As what is computed from them will have them: FuseTIR takes sizes in two forms for those of two buffers.
+        return self.builder.match_cast(value, relax.TensorStructInfo([self.simplified(size) for size in shape], dtype))
 
 
 def _has_unknown_shape(value: relax.Expr) -> bool:
