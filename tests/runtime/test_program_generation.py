@@ -241,6 +241,7 @@ except tkc.UsageError as error:
     ]
 
 
+@pytest.mark.daily(3)
 def test_a_cache_by_position(model: Any, prompts: tuple[torch.Tensor, torch.Tensor]) -> None:
     """As transformers wraps models for export, without a mask: prompts of one length, as long as the cache."""
     own = copy.deepcopy(model)
