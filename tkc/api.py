@@ -118,9 +118,10 @@ def compile(
         checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
             code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
             means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
-            model itself, for which the next call or :meth:`Executable.check` raises. Kernels whose subgraph computes
-            indices may not be used with it. Zeros that integers are divided by are found with and without it: on the
-            CPU the call raises, on a GPU the next one.
+            model itself, for which the next call or :meth:`Executable.check` raises; on the CPU also those that the
+            model computes and writes rows by (``index_copy``), as into a cache that is too short. Kernels whose
+            subgraph computes indices may not be used with it. Zeros that integers are divided by are found with and
+            without it: on the CPU the call raises, on a GPU the next one.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
             changes when the model is trained further.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import os
@@ -13,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
 from tkc.child import ChildStuckError, can_fork, in_child
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from tkc.schedules.unordered import UnorderedFunction
     from tkc.stages import StageRunner
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 GENERATE_CODE = "generate code"
 _LOG = logging.getLogger(__name__)
 
@@ -59,6 +63,22 @@ def check_kernels(kernels: str) -> None:
     """Raise :class:`UsageError` for what says not which kernels to use."""
     if kernels not in get_args(Kernels):
         raise UsageError(f"kernels={kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
+
+
+def _one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which other threads wait for: PyTorch's tracer notes what it does for the process as a whole.
+
+    The lock is that of ``torch.compile``, which is held by a thread that its backend compiles in.
+    """
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        from torch._dynamo.convert_frame import compile_lock
+
+        with compile_lock:
+            return function(*args, **kwargs)
+
+    return alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +104,7 @@ class CompileOptions:
             raise UsageError(f"there is no tuning database folder {self.database}")
 
 
+@_one_at_a_time
 def compiled(
     model: Any,
     example_args: Sequence[Any],
@@ -125,6 +146,7 @@ def compiled(
     return executable_of(Contents(resolved, {MAIN: entry}, folder), MAIN, max_concurrency, out_spec=imported.out_spec)
 
 
+@_one_at_a_time
 def compiled_program(
     model: Any,
     entries: Mapping[str, Any],
@@ -259,6 +281,7 @@ def _built_entry(
     )
 
 
+@_one_at_a_time
 def explained_only(
     model: Any,
     example_args: Sequence[Any],
@@ -285,6 +308,7 @@ def explained_only(
     return _explained(runner, imported, resolved, settings)
 
 
+@_one_at_a_time
 def explained_program(
     model: Any,
     entries: Mapping[str, Any],
@@ -315,7 +339,7 @@ def _explained(runner: StageRunner, imported: ImportedModel, target: Target, set
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
     """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`tkc.compile`."""
-    return "all" if checks else "inputs" if target.is_cuda else "none"
+    return "all" if checks else "inputs" if target.is_cuda else "writes"
 
 
 def prepare_toolchain(target: Target) -> None:
