@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tkc.diagnosis.comparison import Comparison
     from tkc.kernels import Target
     from tkc.runtime.executable import Executable
-    from tkc.runtime.report import ProgramReport, Report
+    from tkc.runtime.report import Report
     from tkc.schedules.tuning.progress import Progress
     from tkc.stages import Observer
     from tkc.tuning.functions import TuningResult
@@ -196,7 +196,7 @@ def explain(
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
-) -> Report | ProgramReport:
+) -> Report:
     """The report of a compilation without building anything: no kernel is compiled and no code generated.
 
     Arguments and errors are those of :func:`compile`. For ``entries`` it is a :class:`ProgramReport`.

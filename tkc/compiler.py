@@ -324,7 +324,7 @@ def explained_program(
     resolved = resolve_target(target)
     runners = _runners(found, resolved, settings)
     imported = _imported_entries(found, runners, size_names, resolved, settings, checks=checks)
-    return ProgramReport(
+    return ProgramReport.of(
         {name: _explained(runners[name], entry, resolved, settings) for name, entry in imported.items()}
     )
 

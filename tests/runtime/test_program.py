@@ -175,6 +175,11 @@ def test_what_a_program_says(program: tkc.Program) -> None:
     assert "2 to 64" in text and text.count("inputs") == 4 and text.count("state ") == 1
     assert "Entry many" in str(program.report) and program.report.verdict.count("compiled whole") == 4
     assert program.report.entries["one"].stages[0].name == "import"
+    assert "one: import" in {stage.name for stage in program.report.stages}
+    assert len(program.report.scheduled) == sum(len(entry.report.scheduled) for entry in program.entries.values())
+    coverage = program.report.coverage
+    assert coverage.exact + coverage.anchor + coverage.none == pytest.approx(1)
+    assert tkc.ProgramReport.from_json(program.report.to_json()) == program.report
     with pytest.raises(tkc.InputError, match=r"several entries; call one of them: exe.many\(...\), exe.one\(...\)"):
         program(torch.ones(1, SIZE))
     with pytest.raises(AttributeError, match="no entry 'three'; it has many, one, read, twice"):

@@ -40,6 +40,7 @@ class Program(Executable):
         check_entry_names(entries)
         self.entries: Mapping[str, Executable] = MappingProxyType(dict(entries))
         """The entries by their names."""
+        self.report: ProgramReport = ProgramReport.of({name: entry.report for name, entry in entries.items()})
         first = next(iter(entries.values()))
         self.target = first.target
         self.requires = all_requirements(entry.requires for entry in entries.values())
@@ -117,11 +118,6 @@ class Program(Executable):
         """
         options = {name: value for name, value in locals().items() if name not in ("self", "ids", "max_new_tokens")}
         return generated(self.entries, self._memory.in_turn, self.reset, ids, max_new_tokens, **options)
-
-    @property
-    def report(self) -> ProgramReport:  # type: ignore[override]  # of several, where an executable has one
-        """The reports of the entries."""
-        return ProgramReport({name: entry.report for name, entry in self.entries.items()})
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:  # type: ignore[override]  # not to be assigned
@@ -241,5 +237,5 @@ def check_entry_names(names: Iterable[str]) -> None:
             raise UsageError(f"an entry cannot have the name {name!r}, which executables have for something else")
 
 
-_TAKEN = frozenset({"entries", "target", "requires", "signature", "code", "libraries"})
+_TAKEN = frozenset({"entries", "report", "target", "requires", "signature", "code", "libraries"})
 """What executables have that their class has not."""
