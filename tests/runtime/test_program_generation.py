@@ -271,6 +271,53 @@ def test_a_cache_by_position(model: Any, prompts: tuple[torch.Tensor, torch.Tens
         program.generate(ids[1:], 1, attention_mask=mask[1:])
 
 
+class Counts(nn.Module):
+    """No cache: the next token follows from the last one, and from how many the mask has."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Logits ``[batch, 11]``, after a result that is none."""
+        following = (attention_mask.sum(1) + input_ids[:, -1]) % 11
+        return {"following": following, "logits": nn.functional.one_hot(following, 11).to(torch.bfloat16)}
+
+
+def test_masks_of_the_tokens_so_far() -> None:
+    """Of a symbolic length, of truth values; any batch; logits by their name, in bfloat16; no state."""
+    batch, tokens, length = Dim("batch"), Dim("tokens", min=2, max=64), Dim("length", min=2, max=8)
+
+    def inputs(count: int, room: int) -> dict[str, torch.Tensor]:
+        return {
+            "input_ids": torch.zeros(3, count, dtype=torch.int64),
+            "attention_mask": torch.ones(3, room, dtype=torch.bool),
+        }
+
+    program = tkc.compile(
+        Counts(),
+        entries={
+            "prefill": tkc.Entry(
+                example_kwargs=inputs(4, 4),
+                dynamic_shapes={"input_ids": {0: batch, 1: tokens}, "attention_mask": {0: batch, 1: tokens}},
+            ),
+            "decode": tkc.Entry(
+                example_kwargs=inputs(1, 4),
+                dynamic_shapes={"input_ids": {0: batch}, "attention_mask": {0: batch, 1: length}},
+            ),
+        },
+        kernels="none",
+        database=False,
+    )
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    expected = torch.tensor([[0, 4, 5], [7, 8, 9]])
+    for step in range(3):
+        following = (mask.sum(1) + step + expected[:, -1]) % 11
+        expected = torch.cat([expected, following[:, None]], 1)
+    assert torch.equal(program.generate(expected[:, :3], 3, attention_mask=mask), expected)
+    assert program.generate(expected[:1, :3], 6).shape == (1, 9)
+    with pytest.raises(
+        tkc.InputError, match="the attention_mask has room for 8 tokens, and 3 of the prompt with 7 new"
+    ):
+        program.generate(expected[:, :3], 7)
+
+
 class Tokens(nn.Module):
     """Logits of other names and kinds."""
 
