@@ -233,7 +233,8 @@ def test_saved_programs_share_by_name(memory: Memory, tmp_path: Path) -> None:
 
 
 def test_weights_of_one_name_that_differ(tmp_path: Path) -> None:
-    """Of two models: each entry keeps its own, in the artifact too."""
+    """Of two models: each entry keeps its own, in the artifact too. Dumps and stages say which entry they are of."""
+    stages: list[str] = []
     models = [nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)]
     with torch.no_grad():
         models[1].bias.copy_(models[0].bias)
@@ -242,7 +243,11 @@ def test_weights_of_one_name_that_differ(tmp_path: Path) -> None:
         entries={f"m{i}": torch.export.export(model, (x,)) for i, model in enumerate(models)},
         kernels="none",
         database=False,
+        dump=tmp_path / "dump",
+        observer=stages.append,
     )
+    assert {folder.name for folder in (tmp_path / "dump").iterdir()} == {"m0", "m1"}
+    assert stages[:2] == ["m0: import", "m1: import"] and "m1: generate code" in stages
     for made in (program, tkc.load(program.save(tmp_path / "model.tkc"))):
         assert sorted(made.parameters) == ["bias", "m1.weight", "weight"]
         for i, model in enumerate(models):
