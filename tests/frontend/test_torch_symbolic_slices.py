@@ -48,6 +48,7 @@ def test_symbolic_slices(compiled: tkc.Executable, size: int, n: int) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.daily(2)
 def test_a_start_of_either_sign() -> None:
     """A number that torch.compile made symbolic counts from the front or from the end, in one compilation each."""
     from tkc.dynamo.backend import tkc as backend

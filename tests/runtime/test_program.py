@@ -208,6 +208,7 @@ def test_calls_of_all_entries_run_one_at_a_time(program: tkc.Program) -> None:
     assert program.max_concurrency == 1
 
 
+@pytest.mark.daily(2)
 def test_saved_programs_share_by_name(memory: Memory, tmp_path: Path) -> None:
     """Whose tensors are no longer the same memory; from the command line."""
     files = {}
@@ -255,6 +256,7 @@ def test_weights_of_one_name_that_differ(tmp_path: Path) -> None:
     assert program.max_concurrency > 1
 
 
+@pytest.mark.daily(2)
 def test_copied_weights_are_shared_too(memory: Memory) -> None:
     """With ``copy_weights``: they are no longer the model's, and still one for all entries."""
     given = {name: entry for name, entry in entries(memory).items() if name in ("one", "read")}

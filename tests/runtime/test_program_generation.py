@@ -220,6 +220,7 @@ def test_what_does_not_fit_is_refused(program: tkc.Program, prompts: tuple[torch
     assert program.generate(ids, 1, attention_mask=mask).shape == (2, 8)
 
 
+@pytest.mark.daily(2)
 def test_a_loaded_program_needs_no_transformers(artifact: Path) -> None:
     """Greedy, and sampled without warpers; of these it is said what is missing."""
     code = f"""
@@ -280,6 +281,7 @@ class Counts(nn.Module):
         return {"following": following, "logits": nn.functional.one_hot(following, 11).to(torch.bfloat16)}
 
 
+@pytest.mark.daily(3)
 def test_masks_of_the_tokens_so_far() -> None:
     """Of a symbolic length, of truth values; any batch; logits by their name, in bfloat16; no state."""
     batch, tokens, length = Dim("batch"), Dim("tokens", min=2, max=64), Dim("length", min=2, max=8)

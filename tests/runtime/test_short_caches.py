@@ -32,6 +32,7 @@ class Cache(nn.Module):
         return self.rows * 2
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_full_cache_takes_no_more(dtype: torch.dtype) -> None:
     """Up to its last row it does; what comes behind was written into that one. ``reset`` makes room."""
