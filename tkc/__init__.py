@@ -26,8 +26,10 @@ from tkc.errors import (
 
 if TYPE_CHECKING:
     from tkc.api import compile, debug, explain, load, tune
+    from tkc.frontend.entries import Entry
     from tkc.runtime.executable import Executable
-    from tkc.runtime.report import Report
+    from tkc.runtime.program import Program
+    from tkc.runtime.report import ProgramReport, Report
     from tkc.tuning.functions import TuningResult
 
 __version__ = "0.1.0"
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
     "CacheError",
+    "Entry",
     "Error",
     "Executable",
     "ForkError",
@@ -43,6 +46,8 @@ __all__ = [
     "KernelBuildError",
     "OperatorError",
     "OutOfMemoryError",
+    "Program",
+    "ProgramReport",
     "Report",
     "TargetError",
     "TuningResult",
@@ -57,7 +62,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Entry": "tkc.frontend.entries",
     "Executable": "tkc.runtime.executable",
+    "Program": "tkc.runtime.program",
+    "ProgramReport": "tkc.runtime.report",
     "Report": "tkc.runtime.report",
     "compile": "tkc.api",
     "explain": "tkc.api",

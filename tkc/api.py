@@ -51,12 +51,30 @@ def _refuses_unknown_options(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def _check_entries(
+    model: Any,
+    example_args: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    entries: Mapping[str, Any] | None,
+) -> None:
+    """Raise :class:`UsageError` for no model at all, and for examples beside those of ``entries``."""
+    if entries is None:
+        if model is None:
+            raise UsageError("there is no model; give a module, an ExportedProgram, a .pt2 or .onnx path, or entries")
+    elif not isinstance(entries, Mapping):
+        raise UsageError(f"entries is a {type(entries).__name__}; give a dictionary of entries by name")
+    elif example_args or example_kwargs or dynamic_shapes is not None:
+        raise UsageError("examples and dynamic_shapes are those of each entry; give them to its tkc.Entry(...)")
+
+
 @_refuses_unknown_options
 def compile(
-    model: Any,
+    model: Any = None,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
+    entries: Mapping[str, Any] | None = None,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
@@ -79,6 +97,10 @@ def compile(
         model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
         example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
         example_kwargs: Its named example inputs.
+        entries: Several functions by name, over one set of weights and one state, which make a :class:`Program`.
+            ``{"prefill": tkc.Entry(...), "decode": tkc.Entry(...)}`` says with what examples the model is exported for
+            each; an entry may also be an ``ExportedProgram``, or a ``.pt2`` or ``.onnx`` path, and then there need be
+            no ``model``. What one entry updates, all find changed.
         target: ``cpu``, ``cuda`` (the GPU that the model's tensors are on, or the current one) or ``cuda:ARCH``
             (``sm_80``, ``sm_86``, ``sm_89``, ``sm_90a``, ``sm_120``; no GPU needed). For ``sm_87``, ``sm_88``,
             ``sm_100a``, ``sm_103a``, ``sm_110a`` and ``sm_121``, which nothing was measured on, kernels use 8.0's
@@ -96,9 +118,10 @@ def compile(
         checks: Check also the indices that the model computes, and have a call on a GPU wait for its checks. Generated
             code brings every index into range; where PyTorch and ONNX would raise, results are then not what the model
             means. Without this, indices that are handed in are checked: on the CPU before a call runs, on a GPU by the
-            model itself, for which the next call or :meth:`Executable.check` raises. Kernels whose subgraph computes
-            indices may not be used with it. Zeros that integers are divided by are found with and without it: on the
-            CPU the call raises, on a GPU the next one.
+            model itself, for which the next call or :meth:`Executable.check` raises; on the CPU also those that the
+            model computes and writes rows by (``index_copy``), as into a cache that is too short. Kernels whose
+            subgraph computes indices may not be used with it. Zeros that integers are divided by are found with and
+            without it: on the CPU the call raises, on a GPU the next one.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
             changes when the model is trained further.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
@@ -116,7 +139,7 @@ def compile(
     :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, compiled
+    from tkc.compiler import CompileOptions, compiled, compiled_program
     from tkc.runtime.local_gpu import current_gpu_of
 
     options = CompileOptions(
@@ -130,6 +153,18 @@ def compile(
         kernel_progress=kernel_progress,
         builder=builder or BuilderSettings(),
     )
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    if entries is not None:
+        return compiled_program(
+            model,
+            entries,
+            size_names,
+            target,
+            options,
+            checks=checks,
+            copy_weights=copy_weights,
+            max_concurrency=max_concurrency,
+        )
     with current_gpu_of(model, example_args, example_kwargs):
         return compiled(
             model,
@@ -147,10 +182,11 @@ def compile(
 
 @_refuses_unknown_options
 def explain(
-    model: Any,
+    model: Any = None,
     example_args: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
+    entries: Mapping[str, Any] | None = None,
     target: str | Target = "cpu",
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
@@ -165,10 +201,10 @@ def explain(
 ) -> Report:
     """The report of a compilation without building anything: no kernel is compiled and no code generated.
 
-    Arguments and errors are those of :func:`compile`.
+    Arguments and errors are those of :func:`compile`. For ``entries`` it is a :class:`ProgramReport`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, explained_only
+    from tkc.compiler import CompileOptions, explained_only, explained_program
 
     options = CompileOptions(
         kernels=kernels,
@@ -181,6 +217,9 @@ def explain(
         kernel_progress=None,
         builder=BuilderSettings(),
     )
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    if entries is not None:
+        return explained_program(model, entries, size_names, target, options, checks=checks)
     return explained_only(
         model, example_args, example_kwargs, dynamic_shapes, size_names, target, options, checks=checks
     )
@@ -273,7 +312,7 @@ def load(path: str | Path, *, max_concurrency: int | None = None) -> Executable:
     Raises :class:`~tkc.ArtifactError` for a folder that is no artifact, has a missing or changed file, is for another
     version, target or device, or needs an operator that is not here.
     """
-    from tkc.runtime.executable import load as load_executable
+    from tkc.runtime.loading import load as load_executable
 
     return load_executable(path, max_concurrency=max_concurrency)
 

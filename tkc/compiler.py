@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import importlib.metadata
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from tkc.builder import BuilderSettings, KernelBuilder, KernelLibrary
 from tkc.child import ChildStuckError, can_fork, in_child
 from tkc.coverage import coverage
 from tkc.databases import Database, database_roots, kernel_choices
-from tkc.errors import UsageError
+from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
+from tkc.frontend.entries import Entry, checked_entries, imported_entries
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
-from tkc.runtime.executable import Executable
+from tkc.runtime.artifact import MAIN, Contents, EntryContents
+from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.machines import checked_concurrency
-from tkc.runtime.report import KernelUse, Nondeterministic, OperatorUse, Refused, Report, Scheduled
+from tkc.runtime.program import Program, check_entry_names, program_of
+from tkc.runtime.report import KernelUse, Nondeterministic, OperatorUse, ProgramReport, Refused, Report, Scheduled
 from tkc.runtime.requirements import Requirements
 from tkc.targets import resolve_target
 
@@ -41,18 +46,39 @@ if TYPE_CHECKING:
     from tkc.schedules.unordered import UnorderedFunction
     from tkc.stages import StageRunner
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 GENERATE_CODE = "generate code"
 _LOG = logging.getLogger(__name__)
 
 Kernels = Literal["auto", "all", "none"]
 Observer = Callable[[str], None]
 KernelProgress = Callable[[KernelLibrary, bool], None]
+BuildKernels = Callable[[Sequence[Any]], Future[Any]]
+"""Begins to build the kernels of some requests; the result is their libraries, by key."""
 
 
 def check_kernels(kernels: str) -> None:
     """Raise :class:`UsageError` for what says not which kernels to use."""
     if kernels not in get_args(Kernels):
         raise UsageError(f"kernels={kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
+
+
+def _one_at_a_time(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which other threads wait for: PyTorch's tracer notes what it does for the process as a whole.
+
+    The lock is that of ``torch.compile``, which is held by a thread that its backend compiles in.
+    """
+
+    @functools.wraps(function)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+        from torch._dynamo.convert_frame import compile_lock
+
+        with compile_lock:
+            return function(*args, **kwargs)
+
+    return alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +104,7 @@ class CompileOptions:
             raise UsageError(f"there is no tuning database folder {self.database}")
 
 
+@_one_at_a_time
 def compiled(
     model: Any,
     example_args: Sequence[Any],
@@ -98,11 +125,8 @@ def compiled(
     from tkc.stages import StageRunner
 
     runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
-    # The builder is left first: when something fails here, its processes end instead of being waited for.
-    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
-        if settings.kernels != "none":
-            kernel_builder.load()
-        checked = checked_in_graph(checks, resolved)
+    folder = tempfile.TemporaryDirectory(prefix="tkc-")
+    with _kernel_builds(settings) as build:
         imported = runner.run(
             "import",
             lambda: import_model(
@@ -110,36 +134,154 @@ def compiled(
                 example_args,
                 example_kwargs,
                 dynamic_shapes,
-                checked,
+                checked_in_graph(checks, resolved),
                 size_names,
                 fallback=settings.fallback,
             ),
         )
-        runner.dump(imported.module)
-        runner.explain_with(imported)
-        front = _substituted(runner, imported.module, resolved, settings)
-        runner.run("join weights", lambda: imported.join_weights(front.joined))
-        requests = [request for kernel in front.kernels or () for request in kernel.requests]
-        libraries = background.submit(kernel_builder.build, requests, settings.kernel_progress)
-        generated = _generated(runner, front, resolved, settings)
-        folder = tempfile.TemporaryDirectory(prefix="tkc-")
         code = Path(folder.name) / "model.so"
-        runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, resolved, code), generated.module)
-        built = runner.run("build kernels", libraries.result)
-    return Executable(
-        target=resolved,
+        entry = _built_entry(runner, imported, resolved, settings, build, code, checks=checks)
+    if copy_weights:
+        entry = dataclasses.replace(entry, parameters=_copied(entry.parameters))
+    return executable_of(Contents(resolved, {MAIN: entry}, folder), MAIN, max_concurrency, out_spec=imported.out_spec)
+
+
+@_one_at_a_time
+def compiled_program(
+    model: Any,
+    entries: Mapping[str, Any],
+    size_names: Mapping[str, str] | None,
+    target: str | Target,
+    settings: CompileOptions,
+    *,
+    checks: bool,
+    copy_weights: bool,
+    max_concurrency: int | None,
+) -> Program:
+    """What :func:`tkc.compile` returns for ``entries``, whose arguments these are."""
+    checked_concurrency(max_concurrency)
+    check_entry_names(entries)
+    found = checked_entries(model, entries)
+    resolved = resolve_target(target)
+    prepare_toolchain(resolved)
+    runners = _runners(found, resolved, settings)
+    folder = tempfile.TemporaryDirectory(prefix="tkc-")
+    packed: dict[Hashable, torch.Tensor] = {}
+    built: dict[str, EntryContents] = {}
+    with _kernel_builds(settings) as build:
+        imported = _imported_entries(found, runners, size_names, resolved, settings, checks=checks)
+        for name, entry in imported.items():
+            code = Path(folder.name) / f"{name}.so"
+            built[name] = _built_entry(
+                runners[name], entry, resolved, settings, build, code, checks=checks, packed=packed
+            )
+    if copy_weights:
+        # At once, so that what entries share stays shared.
+        copies = copy.deepcopy(
+            {
+                name: {each: weight.detach() for each, weight in entry.parameters.items()}
+                for name, entry in built.items()
+            }
+        )
+        built = {name: dataclasses.replace(entry, parameters=copies[name]) for name, entry in built.items()}
+    out_specs = {name: entry.out_spec for name, entry in imported.items()}
+    return program_of(Contents(resolved, built, folder), max_concurrency, out_specs)
+
+
+def _runners(
+    entries: Mapping[str, tuple[Any, Entry]], target: Target, settings: CompileOptions
+) -> dict[str, StageRunner]:
+    """What runs the stages of each entry, and says of which entry a stage is."""
+    from tkc.stages import StageRunner
+
+    def told(entry: str) -> Observer | None:
+        observer = settings.observer
+        return None if observer is None else lambda stage: observer(f"{entry}: {stage}")
+
+    return {
+        name: StageRunner(
+            told(name),
+            None if settings.dump is None else Path(settings.dump) / name,
+            _circumstances(model, target, settings),
+            settings.verify,
+        )
+        for name, (model, _) in entries.items()
+    }
+
+
+def _imported_entries(
+    entries: Mapping[str, tuple[Any, Entry]],
+    runners: Mapping[str, StageRunner],
+    size_names: Mapping[str, str] | None,
+    target: Target,
+    settings: CompileOptions,
+    *,
+    checks: bool,
+) -> dict[str, ImportedModel]:
+    """The entries, imported, with the weights and the state that they share."""
+
+    def run(name: str, model: Any, entry: Entry, read_state: frozenset[str]) -> ImportedModel:
+        def imported() -> ImportedModel:
+            try:
+                return import_model(
+                    model,
+                    entry.example_args,
+                    entry.example_kwargs,
+                    entry.dynamic_shapes,
+                    checked_in_graph(checks, target),
+                    size_names,
+                    fallback=settings.fallback,
+                    read_state=read_state,
+                )
+            except (UsageError, UnsupportedModelError) as error:
+                raise type(error)(f"entry {name!r}: {error}") from error
+
+        return runners[name].run("import", imported)
+
+    return imported_entries(entries, run)
+
+
+@contextmanager
+def _kernel_builds(settings: CompileOptions) -> Iterator[BuildKernels]:
+    """What builds kernels beside the compilation."""
+    # The builder is left first: when something fails here, its processes end instead of being waited for.
+    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
+        if settings.kernels != "none":
+            kernel_builder.load()
+        yield lambda requests: background.submit(kernel_builder.build, requests, settings.kernel_progress)
+
+
+def _built_entry(
+    runner: StageRunner,
+    imported: ImportedModel,
+    target: Target,
+    settings: CompileOptions,
+    build: BuildKernels,
+    code: Path,
+    *,
+    checks: bool,
+    packed: dict[Hashable, torch.Tensor] | None = None,
+) -> EntryContents:
+    """An imported model, compiled to the file ``code``. ``packed`` are weights that other entries packed."""
+    runner.dump(imported.module)
+    runner.explain_with(imported)
+    front = _substituted(runner, imported.module, target, settings)
+    runner.run("join weights", lambda: imported.join_weights(front.joined, packed))
+    libraries = build([request for kernel in front.kernels or () for request in kernel.requests])
+    generated = _generated(runner, front, target, settings)
+    runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, target, code), generated.module)
+    built = runner.run("build kernels", libraries.result)
+    return EntryContents(
         signature=dataclasses.replace(imported.signature, checked_at_once=checks),
-        parameters=_copied(imported.parameters) if copy_weights else imported.parameters,
+        parameters=imported.parameters,
         code=code,
         libraries=tuple(built.values()),
-        report=_report(generated, imported, resolved, settings, runner),
+        report=_report(generated, imported, target, settings, runner),
         requires=_requirements(imported.operators),
-        folder=folder,
-        out_spec=imported.out_spec,
-        max_concurrency=max_concurrency,
     )
 
 
+@_one_at_a_time
 def explained_only(
     model: Any,
     example_args: Sequence[Any],
@@ -163,16 +305,41 @@ def explained_only(
             model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=settings.fallback
         ),
     )
+    return _explained(runner, imported, resolved, settings)
+
+
+@_one_at_a_time
+def explained_program(
+    model: Any,
+    entries: Mapping[str, Any],
+    size_names: Mapping[str, str] | None,
+    target: str | Target,
+    settings: CompileOptions,
+    *,
+    checks: bool,
+) -> ProgramReport:
+    """What :func:`tkc.explain` returns for ``entries``, whose arguments these are."""
+    check_entry_names(entries)
+    found = checked_entries(model, entries)
+    resolved = resolve_target(target)
+    runners = _runners(found, resolved, settings)
+    imported = _imported_entries(found, runners, size_names, resolved, settings, checks=checks)
+    return ProgramReport.of(
+        {name: _explained(runners[name], entry, resolved, settings) for name, entry in imported.items()}
+    )
+
+
+def _explained(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> Report:
     runner.dump(imported.module)
     runner.explain_with(imported)
-    front = _substituted(runner, imported.module, resolved, settings)
-    generated = _generated(runner, front, resolved, settings)
-    return _report(generated, imported, resolved, settings, runner)
+    front = _substituted(runner, imported.module, target, settings)
+    generated = _generated(runner, front, target, settings)
+    return _report(generated, imported, target, settings, runner)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
     """Which indices a model for ``target`` checks itself, by the option ``checks`` of :func:`tkc.compile`."""
-    return "all" if checks else "inputs" if target.is_cuda else "none"
+    return "all" if checks else "inputs" if target.is_cuda else "writes"
 
 
 def prepare_toolchain(target: Target) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import tvm
 from tvm import IRModule
 
+import tkc.tvm_errors
 import tkc.tvm_strings  # noqa: F401
 from tkc.compilation import Compilation
 from tkc.dump import PassChange, changes_text, functions_of

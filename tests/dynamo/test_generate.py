@@ -6,40 +6,92 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from tkc.dynamo.backend import tkc
 
+SHAPE = {
+    "vocab_size": 200,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+
+def language_model(name: str, seed: int = 0, **options: Any) -> Any:
     """A language model of one layer."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=200,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**{**SHAPE, **options})
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def compiled(model: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None) -> None:
+    """Have ``model`` call its forward pass as TKC compiles it."""
+    monkeypatch.setattr(model, "forward", torch.compile(model.forward, backend=tkc, dynamic=dynamic))
+
+
+def check_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, **options: Any) -> None:
+    """Assert that ``model.generate`` gives the same tokens with and without TKC, for a prompt, or two with padding."""
+    torch.manual_seed(1)
+    prompt = torch.randint(1, 200, (options.pop("batch", 2), 9))
+    mask = torch.ones_like(prompt)
+    if len(prompt) > 1:
+        mask[0, :3] = prompt[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 7, "do_sample": False, **options}
+    torch.manual_seed(2)
+    expected = model.generate(prompt, **options)
+    compiled(model, monkeypatch, dynamic)
+    torch.manual_seed(2)
+    assert torch.equal(model.generate(prompt, **options), expected)
 
 
 @pytest.mark.daily(2)
 @pytest.mark.parametrize(("dynamic", "cache"), [(True, None), (None, "static")], ids=["dynamic", "static"])
-def test_tokens_are_those_of_eager(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None
-) -> None:
-    """With left padding, by one forward pass for prompts and decode steps of all lengths."""
-    prompt = torch.randint(1, 200, (2, 9))
-    mask = torch.ones_like(prompt)
-    mask[0, :3] = 0
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    expected = model.generate(prompt, **options)
-    if cache is not None:
-        options["cache_implementation"] = cache
-    monkeypatch.setattr(model, "forward", torch.compile(model.forward, backend=tkc, dynamic=dynamic))
-    assert torch.equal(model.generate(prompt, **options), expected)
+def test_tokens_are_those_of_eager(monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None) -> None:
+    """With left padding, by one forward pass for prompts and steps of all lengths; sampled from the likeliest."""
+    sampling = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
+    check_tokens(language_model("Llama"), monkeypatch, dynamic, cache_implementation=cache, **sampling)
+
+
+@pytest.mark.daily(4)
+@pytest.mark.parametrize(("dynamic", "cache"), [(True, None), (None, "static")], ids=["dynamic", "static"])
+def test_sliding_windows(monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None) -> None:
+    """Whose caches, shorter than the prompt, roll."""
+    model = language_model("Mistral", sliding_window=5)
+    check_tokens(model, monkeypatch, dynamic, cache_implementation=cache)
+
+
+@pytest.mark.daily(4)
+@pytest.mark.parametrize("draft", ["model", "prompt"])
+def test_assisted_decoding(monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
+    """A draft's tokens are checked several at once, by their logits alone: how many is a symbolic number."""
+    options = {"assistant_model": language_model("Llama", 1)} if draft == "model" else {"prompt_lookup_num_tokens": 3}
+    check_tokens(language_model("Llama"), monkeypatch, True, batch=1, **options)
+
+
+@pytest.mark.daily(8)
+def test_continuous_batching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``generate_batch``, whose paged cache breaks the graph in each layer."""
+    model = language_model("Llama")
+    model.set_attn_implementation("sdpa")
+    options = {
+        "generation_config": GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        "continuous_batching_config": ContinuousBatchingConfig(page_size=16, num_blocks=16, max_batch_tokens=64),
+    }
+    prompts = [[5, 6, 7, 8, 9], [10, 11, 12]]
+
+    def tokens() -> list[list[int]]:
+        outputs = model.generate_batch(prompts, **options)
+        assert [output.error for output in outputs.values()] == [None, None]
+        return [output.generated_tokens for output in outputs.values()]
+
+    expected = tokens()
+    assert [len(each) for each in expected] == [4, 4]
+    compiled(model, monkeypatch, True)
+    assert tokens() == expected

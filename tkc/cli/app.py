@@ -11,7 +11,14 @@ from rich.console import Console
 
 from tkc import api
 from tkc.cli import bench, db, tune
-from tkc.cli.options import ImportOption, JsonOption, KernelsOption, ModelArgument, TargetOption
+from tkc.cli.options import (
+    ImportOption,
+    JsonOption,
+    KernelsOption,
+    ModelArgument,
+    OptionalModelArgument,
+    TargetOption,
+)
 from tkc.cli.progress import StageProgress
 from tkc.cli.signatures import with_options_of
 
@@ -32,8 +39,8 @@ _err = Console(stderr=True)
 @app.command()
 @with_options_of(api.compile)
 def compile(
-    model: ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The artifact folder to write.")],
+    model: OptionalModelArgument = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the artifact that is at --output.")] = False,
     modules: ImportOption = None,
     as_json: JsonOption = False,
@@ -62,7 +69,7 @@ def compile(
 @app.command()
 @with_options_of(api.explain)
 def explain(
-    model: ModelArgument,
+    model: OptionalModelArgument = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
     **options: Any,
@@ -78,6 +85,7 @@ def explain(
 @app.command()
 def run(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
+    entry: Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +111,7 @@ def run(
     """Run an artifact and show its outputs."""
     from tkc.cli.run import run_artifact
 
-    result = run_artifact(artifact, inputs or [], sizes or [], seed, output, compare, tolerance)
+    result = run_artifact(artifact, entry, inputs or [], sizes or [], seed, output, compare, tolerance)
     _show(result, result.to_json(), as_json)
     if not result.agrees:
         raise typer.Exit(1)

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
-from tkc.runtime.artifact import Artifact
-from tkc.runtime.signature import Constant, TensorSpec
+from tkc.runtime.artifact import MAIN, Artifact
+from tkc.runtime.signature import Constant, Signature, TensorSpec
 
 
 def artifact_table(artifact: Artifact) -> RenderableType:
@@ -22,30 +22,36 @@ def artifact_table(artifact: Artifact) -> RenderableType:
         f"{len(manifest.parameters)} tensors, {decimal((artifact.folder / 'params.safetensors').stat().st_size)}",
     )
 
-    call = Table(title="Signature", title_justify="left")
-    for column in ("", "name", "dtype", "shape"):
-        call.add_column(column)
-    for leaf in manifest.signature.leaves:
-        if isinstance(leaf, Constant):
-            call.add_row("fixed", leaf.name, "", repr(leaf.value))
-        else:
-            updated = leaf.name in manifest.signature.updated_inputs
-            call.add_row("updated input" if updated else "input", leaf.name, leaf.dtype, _shape(leaf))
-    for output in manifest.signature.outputs:
-        call.add_row("output", output.name, output.dtype, _shape(output))
-    for _, formula in manifest.signature.size_outputs:
-        call.add_row("output", formula, "number", "")
-    for spec in manifest.signature.state:
-        call.add_row("state", spec.name, spec.dtype, _shape(spec))
-    for name, bounds in manifest.signature.sizes.items():
-        call.add_row("size", name, "", f"{bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}")
+    titles = {name: "Signature" if name == MAIN else f"Entry {name}" for name in manifest.entries}
+    calls = [_signature_table(titles[name], entry.signature) for name, entry in manifest.entries.items()]
 
     kernels = Table(title="Kernel libraries", title_justify="left")
     kernels.add_column("kernel")
     kernels.add_column("file")
     for entry in manifest.kernels:
         kernels.add_row(str(entry.request["kernel"]), entry.file)
-    return Group(head, call, kernels)
+    return Group(head, *calls, kernels)
+
+
+def _signature_table(title: str, signature: Signature) -> Table:
+    call = Table(title=title, title_justify="left")
+    for column in ("", "name", "dtype", "shape"):
+        call.add_column(column)
+    for leaf in signature.leaves:
+        if isinstance(leaf, Constant):
+            call.add_row("fixed", leaf.name, "", repr(leaf.value))
+        else:
+            updated = leaf.name in signature.updated_inputs
+            call.add_row("updated input" if updated else "input", leaf.name, leaf.dtype, _shape(leaf))
+    for output in signature.outputs:
+        call.add_row("output", output.name, output.dtype, _shape(output))
+    for _, formula in signature.size_outputs:
+        call.add_row("output", formula, "number", "")
+    for spec in signature.state:
+        call.add_row("state", spec.name, spec.dtype, _shape(spec))
+    for name, bounds in signature.sizes.items():
+        call.add_row("size", name, "", f"{bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}")
+    return call
 
 
 def _shape(spec: TensorSpec) -> str:

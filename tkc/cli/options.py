@@ -12,6 +12,9 @@ from tkc import api
 from tkc.cli.signatures import option
 
 ModelArgument = Annotated[Path, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it.")]
+OptionalModelArgument = Annotated[
+    Path | None, typer.Argument(help="A model: .onnx, or .pt2 as torch.export.save writes it. Or --entry for several.")
+]
 TargetOption = option(api.compile, "target")
 KernelsOption = option(api.compile, "kernels")
 

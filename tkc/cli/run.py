@@ -17,7 +17,9 @@ from rich.table import Table
 
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
-from tkc.runtime.executable import load
+from tkc.runtime.executable import Executable
+from tkc.runtime.loading import load
+from tkc.runtime.program import Program
 from tkc.runtime.random_inputs import described_range, random_inputs
 from tkc.runtime.signature import Signature
 
@@ -63,6 +65,7 @@ class RunResult:
 
 def run_artifact(
     artifact: Path,
+    entry: str | None,
     inputs: Sequence[str],
     sizes: Sequence[str],
     seed: int,
@@ -70,14 +73,14 @@ def run_artifact(
     compare: Path | None,
     tolerance: float,
 ) -> RunResult:
-    """Load ``artifact``, run it on the given or random inputs, and compare with ``compare`` if asked to."""
+    """Load ``artifact``, run it or its ``entry`` on given or random inputs, and compare with ``compare`` if asked."""
     if output is not None and output.suffix not in (".npz", ".safetensors"):
         raise UsageError(f"--output {output}: write outputs as .npz or .safetensors")
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
     if inputs and sizes:
         raise UsageError("--size is for random inputs; those of --input have sizes of their own")
-    executable = load(artifact)
+    executable = _entry(load(artifact), entry)
     signature = executable.signature
     tensors = (
         _read_inputs(inputs, signature) if inputs else random_inputs(signature, _parse_sizes(sizes, signature), seed)
@@ -103,6 +106,20 @@ def run_artifact(
         for spec, result, error in zip(signature.outputs, results, errors, strict=True)
     )
     return RunResult(tuple(rows), milliseconds, tolerance)
+
+
+def _entry(executable: Executable, name: str | None) -> Executable:
+    """What runs: ``executable``, or the entry of a program; :class:`UsageError` if it is not said which, or none."""
+    if not isinstance(executable, Program):
+        if name is not None:
+            raise UsageError(f"--entry {name}: this artifact has no entries; leave the option out")
+        return executable
+    known = ", ".join(executable.entries)
+    if name is None:
+        raise UsageError(f"this artifact has several entries: give --entry with one of {known}")
+    if name not in executable.entries:
+        raise UsageError(f"--entry {name}: this artifact has the entries {known}")
+    return executable.entries[name]
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:

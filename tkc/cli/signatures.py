@@ -163,10 +163,16 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _parameter(
-    name: str, kind: Any, default: Any, text: str, flag: str | None = None, metavar: str | None = None
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    flags: str | tuple[str, ...] | None = None,
+    metavar: str | None = None,
 ) -> inspect.Parameter:
-    flag = flag or f"--{name.replace('_', '-')}"
-    annotation = Annotated[kind, typer.Option(flag, help=text, metavar=metavar)]
+    flags = flags or f"--{name.replace('_', '-')}"
+    names = (flags,) if isinstance(flags, str) else flags
+    annotation = Annotated[kind, typer.Option(*names, help=text, metavar=metavar)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -189,6 +195,12 @@ def _size_names(text: str) -> Form:
     return Form((made,), parse_size_names)
 
 
+def _entries(text: str) -> Form:
+    text = f"{text} Such as prefill=prefill.pt2; once for each entry, in place of MODEL."
+    made = _parameter("entries", list[str] | None, None, text, ("--entries", "--entry"), "NAME=FILE")
+    return Form((made,), parse_entries)
+
+
 def _shapes(text: str) -> Form:
     text = f"{text} Such as seq=128,2048; once for each name."
     return Form((_parameter("shapes", list[str] | None, None, text, metavar="NAME=N,N"),), parse_shapes)
@@ -203,6 +215,7 @@ def _until_gain(text: str) -> Form:
 
 
 _FORMS: Mapping[str, Callable[[str], Form]] = {
+    "entries": _entries,
     "size_names": _size_names,
     "shapes": _shapes,
     "until_gain": _until_gain,
@@ -219,6 +232,17 @@ def parse_size_names(options: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--size-name {option}: give each size one name, as in x_0=batch")
         names[size] = name
     return names
+
+
+def parse_entries(options: list[str] | None) -> dict[str, Path] | None:
+    """``["decode=d.pt2"]`` as ``{"decode": Path("d.pt2")}``; :class:`tkc.UsageError` for another form, or one twice."""
+    entries: dict[str, Path] = {}
+    for option in options or []:
+        name, _, file = option.partition("=")
+        if not name or not file or name in entries:
+            raise UsageError(f"--entry {option}: give each entry one file, as in decode=decode.pt2")
+        entries[name] = Path(file)
+    return entries or None
 
 
 def parse_shapes(options: list[str] | None) -> dict[str, list[int]]:

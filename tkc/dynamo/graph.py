@@ -42,7 +42,7 @@ class CompiledGraph:
 
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
-            return torch.empty((int(argument) + given.offset, 0), device=self._device)
+            return torch.empty((given.sign * int(argument) + given.offset, 0), device=self._device)
         return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
 
     def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -12,6 +12,7 @@ from tkc.api import compile as compile_model
 from tkc.errors import UsageError
 
 _NOT_HERE = {
+    "entries": "each graph is one; tkc.compile(model, entries=...) makes a program of several",
     "dynamic_shapes": "say torch.compile(..., dynamic=True), or mark a size by torch._dynamo.mark_dynamic",
     "size_names": "the sizes of a traced graph have no names",
     "copy_weights": "weights are inputs of the compiled graphs",

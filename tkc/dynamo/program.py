@@ -48,10 +48,11 @@ _OFFSET = 2**62
 @dataclass(frozen=True)
 class Given:
     """An input of the program: the tensor at ``position`` of the graph's own; or, with an ``offset``, a tensor without
-    elements of shape ``[offset + integer, 0]``, for the integer that is there."""
+    elements of shape ``[offset + sign * integer, 0]``, for the integer that is there."""
 
     position: int
     offset: int | None = None
+    sign: int = 1
 
 
 @dataclass(frozen=True)
@@ -216,14 +217,21 @@ def _over_tensors(graph: fx.Graph, positions: dict[fx.Node, int]) -> list[tuple[
 def _carried(graph: fx.Graph, node: fx.Node, position: int, value: torch.SymInt) -> tuple[fx.Node, Given, fx.Node]:
     """A placeholder in place of ``node`` for a tensor that has the integer as a size, and the node that reads it."""
     bounds = bound_sympy(value.node.expr, dict(value.node.shape_env.var_to_range))
-    offset = 0 if bounds.lower >= 0 else _OFFSET
+    # An integer below zero is the size that it counts from the end, as a slice's start does. TVM plans memory for the
+    # largest that a difference of a number and a size can be, which would be all of an offset.
+    sign = -1 if bounds.upper <= 0 else 1
+    offset = 0 if bounds.lower >= 0 or sign < 0 else _OFFSET
     mode = _fake_mode(graph)
     with graph.inserting_before(node):
         carrier = graph.placeholder(f"{node.name}_as_size")
     with mode:
-        carrier.meta["val"] = torch.empty((value + offset, 0), device="cpu")
+        carrier.meta["val"] = torch.empty((sign * value + offset, 0), device="cpu")
     size = graph.call_function(torch.ops.aten.sym_size.int, (carrier, 0))
-    size.meta["val"] = value + offset
+    size.meta["val"] = sign * value + offset
+    if sign < 0:
+        negated = graph.call_function(operator.neg, (size,))
+        negated.meta["val"] = value
+        return carrier, Given(position, offset, sign), negated
     if not offset:
         return carrier, Given(position, offset), size
     number = graph.call_function(operator.sub, (size, offset))

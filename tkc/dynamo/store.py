@@ -29,7 +29,8 @@ from tkc.databases import database_roots
 from tkc.errors import ArtifactError, CacheError
 from tkc.kernels import Target
 from tkc.runtime.cpu_features import cpu_features
-from tkc.runtime.executable import Executable, load
+from tkc.runtime.executable import Executable
+from tkc.runtime.loading import load
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ def import_model(
     size_names: Mapping[str, str] | None = None,
     *,
     fallback: bool = False,
+    read_state: frozenset[str] = frozenset(),
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``; one that is imported already is returned as it is.
@@ -31,7 +32,8 @@ def import_model(
     kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
     the module itself counts the bad ones of (see :class:`Signature`). ``size_names`` is for programs: with
     ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
-    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter.
+    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``read_state`` names
+    buffers of a PyTorch model that may change between calls, though it does not change them.
     """
     import torch
 
@@ -55,6 +57,7 @@ def import_model(
             checked_in_graph,
             size_names,
             fallback=fallback,
+            read_state=read_state,
         )
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
@@ -63,7 +66,13 @@ def import_model(
         if path.suffix == ".pt2":
             from tkc.frontend.torch.importer import import_torch
 
-            return import_torch(path, checked_in_graph=checked_in_graph, size_names=size_names, fallback=fallback)
+            return import_torch(
+                path,
+                checked_in_graph=checked_in_graph,
+                size_names=size_names,
+                fallback=fallback,
+                read_state=read_state,
+            )
         _refuse_size_names(size_names, path.name)
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx

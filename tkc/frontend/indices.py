@@ -19,8 +19,9 @@ from tkc.frontend.divisors import Divisors
 from tkc.frontend.origins import Size, constant_values, origin, size_tensor
 from tkc.runtime.signature import Flag, IndexBound
 
-CheckedInGraph = Literal["none", "inputs", "all"]
-"""Which indices generated code checks: none, those that are inputs of the model, or also those that it computes."""
+CheckedInGraph = Literal["none", "inputs", "writes", "all"]
+"""Which indices generated code checks: none, those that are inputs of the model, those that it computes and writes rows
+by (into a cache that may be too short), or all of them."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class IndexUse:
     """``indices`` index an axis of ``size``; negative ones count from the end if ``wraps``.
 
     Of an index with several parts (ONNX's GatherND), ``part`` is the one meant: a position on the last axis.
+    ``writes`` says that rows are written there, and not read.
     """
 
     indices: relax.Expr
@@ -35,6 +37,7 @@ class IndexUse:
     wraps: bool
     source: str
     part: int | None = None
+    writes: bool = False
 
 
 class IndexUses:
@@ -79,9 +82,18 @@ class IndexUses:
         }
         return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True, in_part=True)
 
-    def add(self, indices: relax.Expr, size: Size, *, wraps: bool, source: str, part: int | None = None) -> None:
+    def add(
+        self,
+        indices: relax.Expr,
+        size: Size,
+        *,
+        wraps: bool,
+        source: str,
+        part: int | None = None,
+        writes: bool = False,
+    ) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
-        self._uses.append(IndexUse(indices, size, wraps, source, part))
+        self._uses.append(IndexUse(indices, size, wraps, source, part, writes))
 
     def add_counts(self, counts: relax.Var, flags: Sequence[Flag]) -> None:
         """Note what a branch or a loop counted, ``int32 [flags]``: zeros for one that was not taken."""
@@ -132,10 +144,10 @@ class IndexUses:
         held = self._origin(use.indices)
         if held in self._inputs:
             # On the CPU, the bounds of an input are checked before a call, but those of all its elements alike.
-            return self._checked != "none" or self._in_branch or use.part is not None
+            return self._checked in ("inputs", "all") or self._in_branch or use.part is not None
         if self._in_branch and self._bad_constant(use) is not None:
             return True
-        return self._checked == "all" and self._is_computed(held)
+        return (self._checked == "all" or (self._checked == "writes" and use.writes)) and self._is_computed(held)
 
     def _bad_constant(self, use: IndexUse) -> int | None:
         """An index out of range among constant ones, if there is one."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tkc.errors import UnsupportedModelError
 from tkc.runtime.signature import Signature
+from tkc.runtime.tensors import identity
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +40,8 @@ class ImportedModel:
     classes that cannot be written down. ``sources`` says which node of the model a variable of the module was bound
     for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of the
     exported program by its name, of an ONNX graph by the value's. ``operators`` are those of PyTorch's that it calls.
+    ``scalars`` are the buffers of one number that the module holds as constants. ``read_state`` names the parameters
+    that this model only reads, and other entries of a program update.
     """
 
     module: IRModule
@@ -47,17 +51,28 @@ class ImportedModel:
     sources: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, str] = field(default_factory=dict)
     operators: tuple[OperatorCall, ...] = ()
+    scalars: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    read_state: frozenset[str] = frozenset()
 
-    def join_weights(self, joined: Sequence[JoinedWeights]) -> None:
+    def join_weights(self, joined: Sequence[JoinedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
         """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.
 
         Weights go out of ``parameters`` one by one as they are joined. The others stay what they were, which may be
-        the tensors of a model that is still in use.
+        the tensors of a model that is still in use. ``known`` are those that other entries of a program joined, to
+        which new ones are added.
         """
         import torch
 
+        known = {} if known is None else known
         names = list(self.parameters)
         for weights in joined:
             sources = [names[position] for position in weights.sources]
+            if updated := self.read_state.intersection(sources):
+                raise UnsupportedModelError(
+                    f"an entry concatenates {', '.join(sorted(updated))} with weights, and another entry updates it"
+                )
             parts = [self.parameters.pop(name).detach() for name in sources]
-            self.parameters["+".join(sources)] = torch.cat(parts, weights.axis)
+            key = weights.axis, tuple(map(identity, parts))
+            if key not in known:
+                known[key] = torch.cat(parts, weights.axis)
+            self.parameters["+".join(sources)] = known[key]

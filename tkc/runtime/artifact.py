@@ -1,8 +1,9 @@
 """A compiled model on disk: one folder, written whole or not at all, checked before anything in it runs.
 
 ``manifest.json`` says what the folder holds, and ``manifest.sha256`` that it is the manifest which was written;
-``model.so`` is the generated code; ``kernels/`` the kernel libraries; ``params.safetensors`` the weights, and the
-initial values of the state. There is no pickle in it, but it is machine code all the same.
+``model.so`` is the generated code, or ``code/`` that of each entry of a program; ``kernels/`` the kernel libraries;
+``params.safetensors`` the weights, and the initial values of the state, which entries share. There is no pickle in it,
+but it is machine code all the same.
 
 Reading one takes bounded memory, follows no path out of the folder, and imports nothing that the folder names.
 """
@@ -20,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,16 @@ from tkc.kernels.target import Target
 from tkc.runtime.cpu_features import cpu_features
 from tkc.runtime.local_gpu import runs_here
 from tkc.runtime.report import Report
-from tkc.runtime.requirements import Requirements
+from tkc.runtime.requirements import Requirements, all_requirements
 from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError
+from tkc.runtime.tensors import identity
 
 FORMAT: Literal[4] = 4
 """The format that is written. Format 3, in which flags are strings that stand for indices, is read as well."""
+PROGRAM_FORMAT: Literal[5] = 5
+"""That of programs of several entries: each has code, kernels and a report of its own."""
 
 MANIFEST, DIGEST = "manifest.json", "manifest.sha256"
 MOST_MANIFEST = 64 << 20
@@ -51,7 +55,9 @@ MOST_MANIFEST = 64 << 20
 
 MAIN = "main"
 _CODE, _PARAMETERS, _KERNELS = "model.so", "params.safetensors", "kernels"
-_LIBRARY = re.compile(rf"{_KERNELS}/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_FILE = re.compile(rf"{_KERNELS}/[A-Za-z0-9_][A-Za-z0-9_.-]*|code/[A-Za-z0-9_]+\.so", re.ASCII)
+ENTRY_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+"""The names that entries of a program may have; ``main`` is that of what has no entries."""
 _PINNED = ("apache-tvm", "apache-tvm-ffi")
 """The packages whose versions an artifact's code is tied to."""
 
@@ -69,23 +75,30 @@ class KernelEntry(BaseModel):
 
 
 class Entry(BaseModel):
-    """A function that the code exports: how it is called, and which of the parameters it takes, in order."""
+    """A compiled function: how it is called, and which of the parameters it takes, in order.
+
+    Those of a program also name the file of their code and those of their kernels, say what they need, and report.
+    """
 
     model_config = _STRICT
     signature: Signature
     parameters: tuple[str, ...]
+    code: str = _CODE
+    kernels: tuple[str, ...] | None = None
+    requires: Requirements = Requirements()
+    report: dict[str, Any] | None = None
 
 
 class Manifest(BaseModel):
     """What an artifact holds.
 
-    ``entries`` are the functions of the code by name, which share ``parameters``: an LLM may have one to
+    ``entries`` are the compiled functions by name, which share ``parameters``: an LLM may have one to
     prefill and one to decode. ``requires`` is what must be there where it runs. ``files`` gives the SHA-256 of each
     file, by its path in the folder.
     """
 
     model_config = _STRICT
-    format: Literal[3, 4] = FORMAT
+    format: Literal[3, 4, 5] = FORMAT
     versions: dict[str, str]
     target: str
     cpu_features: tuple[str, ...] = ()
@@ -96,10 +109,9 @@ class Manifest(BaseModel):
     files: dict[str, str]
     report: dict[str, Any]
 
-    @property
-    def signature(self) -> Signature:
-        """How ``main`` is called."""
-        return self.entries[MAIN].signature
+    def kernel_files(self, entry: Entry) -> tuple[str, ...]:
+        """The files of the kernels that ``entry`` calls."""
+        return tuple(kernel.file for kernel in self.kernels) if entry.kernels is None else entry.kernels
 
 
 @dataclass(frozen=True)
@@ -116,21 +128,35 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """What an artifact holds of an executable, in memory and in files that an executable may load.
+class EntryContents:
+    """What an artifact holds of one entry, in memory and in files that an executable may load.
 
-    ``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any. ``requires`` is what
-    must be there when it runs.
+    ``code`` is the generated code; ``requires`` is what must be there when it runs.
     """
 
-    target: Target
     signature: Signature
     parameters: Mapping[str, torch.Tensor]
     code: Path
     libraries: tuple[KernelLibrary, ...]
     report: Report
     requires: Requirements
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an artifact holds: :data:`MAIN` alone, or the entries of a program, whose equal weights are the same memory.
+
+    ``folder`` is the temporary folder that the code lives in, if any.
+    """
+
+    target: Target
+    entries: Mapping[str, EntryContents]
     folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether there are entries that have names."""
+        return self.entries.keys() != {MAIN}
 
 
 def save(contents: Contents, path: Path, *, overwrite: bool = False) -> Path:
@@ -185,18 +211,27 @@ def read(path: str | os.PathLike[str]) -> Contents:
         raise ArtifactError(
             f"{folder} uses CPU instructions this machine lacks ({', '.join(missing)}); compile the model here"
         )
-    if others := sorted(manifest.entries.keys() - {MAIN}):
-        raise ArtifactError(f"{folder} has further entries ({', '.join(others)}), which only a newer TKC calls")
     if absent := manifest.requires.missing():
         raise ArtifactError(f"{folder} cannot run here: {absent}")
     parameters = _parameters(artifact, "cuda" if target.is_cuda else "cpu")
     # What was checked is what runs, whatever becomes of the folder.
     own = tempfile.TemporaryDirectory(prefix="tkc-")
-    code = _copied(folder, _CODE, manifest, Path(own.name))
-    libraries = tuple(_library(folder, entry, manifest, Path(own.name)) for entry in manifest.kernels)
-    with what_cannot_be(folder):
-        report = Report.from_json(manifest.report)
-    return Contents(target, manifest.signature, parameters, code, libraries, report, manifest.requires, own)
+    into = Path(own.name)
+    libraries = {entry.file: _library(folder, entry, manifest, into) for entry in manifest.kernels}
+    entries = {}
+    for name, entry in manifest.entries.items():
+        code = _copied(folder, entry.code, manifest, into)
+        with what_cannot_be(folder):
+            report = Report.from_json(manifest.report if entry.report is None else entry.report)
+        entries[name] = EntryContents(
+            entry.signature,
+            {parameter: parameters[parameter] for parameter in entry.parameters},
+            code,
+            tuple(libraries[file] for file in manifest.kernel_files(entry)),
+            report,
+            entry.requires if manifest.format == PROGRAM_FORMAT else manifest.requires,
+        )
+    return Contents(target, entries, own)
 
 
 @contextmanager
@@ -253,7 +288,8 @@ def open_artifact(path: str | os.PathLike[str]) -> Artifact:
 
 def _opened(folder: Path) -> Artifact:
     manifest = _read_manifest(folder)
-    expected = {_CODE, _PARAMETERS, *(entry.file for entry in manifest.kernels)}
+    code = [entry.code for entry in manifest.entries.values()]
+    expected = {*code, _PARAMETERS, *(kernel.file for kernel in manifest.kernels)}
     if manifest.files.keys() != expected or not all(map(_expected, expected)):
         names = ", ".join(map(repr, sorted(manifest.files.keys() ^ expected) or sorted(expected)))
         raise ArtifactError(f"{folder} was changed: {MANIFEST} names other files than an artifact has ({names[:200]})")
@@ -269,7 +305,7 @@ def _opened(folder: Path) -> Artifact:
 
 
 def _expected(name: str) -> bool:
-    return name in (MANIFEST, DIGEST, _CODE, _PARAMETERS) or _LIBRARY.fullmatch(name) is not None
+    return name in (MANIFEST, DIGEST, _CODE, _PARAMETERS) or _FILE.fullmatch(name) is not None
 
 
 def _is_own_file(folder: Path, name: str) -> bool:
@@ -343,8 +379,12 @@ def _finite(text: str) -> float:
 
 def _validated(manifest: Manifest) -> Manifest:
     """``manifest``, of which each part fits the others; :class:`ValueError` if not."""
-    if MAIN not in manifest.entries:
+    if manifest.format == PROGRAM_FORMAT:
+        _check_entries(manifest)
+    elif MAIN not in manifest.entries:
         raise ValueError(f"it has no entry {MAIN}")
+    elif others := sorted(manifest.entries.keys() - {MAIN}):
+        raise ValueError(f"it has further entries ({', '.join(others)[:200]})")
     names = [spec.name for spec in manifest.parameters]
     if len(set(names)) != len(names):
         raise ValueError("two parameters have one name")
@@ -361,9 +401,32 @@ def _validated(manifest: Manifest) -> Manifest:
         for size, bounds in signature.sizes.items():
             if not 0 <= bounds.minimum <= (_LARGEST if bounds.maximum is None else bounds.maximum) <= _LARGEST:
                 raise ValueError(f"size {size} is at least {bounds.minimum} and at most {bounds.maximum}")
+        if strange := set(entry.kernels or ()) - {kernel.file for kernel in manifest.kernels}:
+            raise ValueError(f"entry {name} calls kernels that are not there ({', '.join(sorted(strange))[:200]})")
         if unknown := sorted(set(entry.parameters) - set(names)):
             raise ValueError(f"entry {name} takes parameters that are not there ({', '.join(unknown)})")
     return manifest
+
+
+def _check_entries(manifest: Manifest) -> None:
+    """Raise :class:`ValueError` unless each entry of a program has a name, code and kernels that there are."""
+    if not manifest.entries or MAIN in manifest.entries:
+        raise ValueError("it has no entries with names")
+    for name, entry in manifest.entries.items():
+        if not ENTRY_NAME.fullmatch(name):
+            raise ValueError(f"an entry has the name {name[:100]!r}")
+        if entry.code != _code_file(name):
+            raise ValueError(f"entry {name} has its code in {entry.code[:100]!r}")
+    states: dict[str, TensorSpec] = {}
+    for name, entry in manifest.entries.items():
+        for spec in entry.signature.state:
+            if states.setdefault(spec.name, spec) != spec:
+                raise ValueError(f"entry {name} has another state {spec.name} than the entries before it")
+
+
+def _code_file(entry: str) -> str:
+    """Where the artifact of a program has the code of ``entry``."""
+    return f"code/{entry}.so"
 
 
 def _check_spec(spec: TensorSpec) -> None:
@@ -396,14 +459,14 @@ def _without_digest(folder: Path, content: bytes) -> str:
         found = json.loads(content)["format"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return f"{folder} is no artifact, or was changed: it has no {DIGEST}, and its {MANIFEST} is not valid"
-    if found == FORMAT:
+    if found in (FORMAT, PROGRAM_FORMAT):
         return f"{folder} is incomplete: {DIGEST} is missing; copy or compile it again"
     return _other_format(folder, found)
 
 
 def _other_format(folder: Path, found: Any) -> str:
     return (
-        f"{folder} has artifact format {str(found)[:20]!s}, and this TKC reads formats 3 and {FORMAT}; "
+        f"{folder} has artifact format {str(found)[:20]!s}, and this TKC reads formats 3 to {PROGRAM_FORMAT}; "
         "use the TKC that made it, or compile again"
     )
 
@@ -416,7 +479,7 @@ def _target(manifest: Manifest, folder: Path) -> Target:
 
 
 def _parameters(artifact: Artifact, device: str) -> dict[str, torch.Tensor]:
-    """The weights of ``main`` on ``device``, each as the manifest has it, and the initial values of the state."""
+    """The weights on ``device``, each as the manifest has it, and the initial values of the state."""
     manifest, folder = artifact.manifest, artifact.folder
     try:
         stored = safetensors.torch.load_file(folder / _PARAMETERS, device=device)
@@ -428,14 +491,12 @@ def _parameters(artifact: Artifact, device: str) -> dict[str, torch.Tensor]:
         raise ArtifactError(f"{folder} was changed: {_PARAMETERS} has other tensors than {MANIFEST} says ({names})")
     for name, tensor in stored.items():
         _check_tensor(folder, "the tensor", specs[name], tensor)
-    main = manifest.entries[MAIN]
-    parameters = {name: stored[name] for name in main.parameters}
-    for spec in main.signature.state:
-        found = parameters.get(spec.name)
-        if found is None:
-            raise ArtifactError(f"{folder} was changed: its state {spec.name} has no initial value")
-        _check_tensor(folder, "the initial value of", spec, found)
-    return parameters
+    for entry in manifest.entries.values():
+        for spec in entry.signature.state:
+            if spec.name not in entry.parameters:
+                raise ArtifactError(f"{folder} was changed: its state {spec.name} has no initial value")
+            _check_tensor(folder, "the initial value of", spec, stored[spec.name])
+    return stored
 
 
 def _check_tensor(folder: Path, what: str, spec: TensorSpec, found: torch.Tensor) -> None:
@@ -472,31 +533,51 @@ def _copied(folder: Path, name: str, manifest: Manifest, into: Path) -> Path:
 
 
 def _write(contents: Contents, folder: Path) -> None:
-    shutil.copyfile(contents.code, folder / _CODE)
     (folder / _KERNELS).mkdir()
-    entries = []
-    for library in contents.libraries:
-        file = f"{_KERNELS}/{library.path.name}"
-        shutil.copyfile(library.path, folder / file)
-        entries.append(KernelEntry(file=file, key=library.key, request=dict(library.request)))
-    weights = _unshared(contents)
+    if contents.is_program:
+        (folder / "code").mkdir()
+    stored, names = named_weights(contents.entries)
+    weights = _unshared(stored)
+    kernels: dict[str, KernelEntry] = {}
+    entries: dict[str, Entry] = {}
+    for name, entry in contents.entries.items():
+        code = _code_file(name) if contents.is_program else _CODE
+        shutil.copyfile(entry.code, folder / code)
+        called = []
+        for library in entry.libraries:
+            file = f"{_KERNELS}/{library.path.name}"
+            if file not in kernels:
+                shutil.copyfile(library.path, folder / file)
+                kernels[file] = KernelEntry(file=file, key=library.key, request=dict(library.request))
+            called.append(file)
+        own = {"kernels": tuple(called), "requires": entry.requires, "report": entry.report.to_json()}
+        entries[name] = Entry(
+            signature=entry.signature,
+            parameters=names[name],
+            code=code,
+            **(own if contents.is_program else {}),  # type: ignore[arg-type]  # a dictionary of several types
+        )
     safetensors.torch.save_file(weights, folder / _PARAMETERS)
-    files = [_CODE, _PARAMETERS, *(entry.file for entry in entries)]
+    all_entries = list(contents.entries.values())
+    files = [*(entry.code for entry in entries.values()), _PARAMETERS, *kernels]
     manifest = Manifest(
+        format=PROGRAM_FORMAT if contents.is_program else FORMAT,
         versions={name: importlib.metadata.version(name) for name in ("tkc", *_PINNED, "tilelang")},
         target=str(contents.target),
         cpu_features=() if contents.target.is_cuda else tuple(sorted(cpu_features())),
-        requires=contents.requires,
-        entries={MAIN: Entry(signature=contents.signature, parameters=tuple(contents.parameters))},
+        requires=all_requirements([entry.requires for entry in all_entries]),
+        entries=entries,
         parameters=tuple(
             TensorSpec(name, tuple(weight.shape), str(weight.dtype).removeprefix("torch."))
             for name, weight in weights.items()
         ),
-        kernels=tuple(entries),
+        kernels=tuple(kernels.values()),
         files={name: file_sha256(folder / name) for name in files},
-        report=contents.report.to_json(),
+        report={} if contents.is_program else all_entries[0].report.to_json(),
     )
-    content = manifest.model_dump_json(indent=1).encode()
+    # An artifact without entries is as earlier releases read it.
+    later = None if contents.is_program else {"entries": {MAIN: {"code", "kernels", "requires", "report"}}}
+    content = manifest.model_dump_json(indent=1, exclude=later).encode()
     (folder / MANIFEST).write_bytes(content)
     (folder / DIGEST).write_bytes(_digest(content))
 
@@ -517,11 +598,34 @@ def _replace(path: Path, scratch: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _unshared(contents: Contents) -> dict[str, torch.Tensor]:
+def named_weights(
+    entries: Mapping[str, EntryContents],
+) -> tuple[dict[str, torch.Tensor], dict[str, tuple[str, ...]]]:
+    """The weights by the names that they are stored by, what entries share once; and those names for each entry."""
+    stored: dict[str, torch.Tensor] = {}
+    found: dict[Hashable, str] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for entry, contents in entries.items():
+        own: list[str] = []
+        for name, weight in contents.parameters.items():
+            kept = found.get(identity(weight))
+            if kept is None or kept in own:
+                # Of several entries, two may have different weights of one name.
+                kept = name if name not in stored else f"{entry}.{name}"
+                while kept in stored:
+                    kept += "_"
+                stored[kept] = weight
+                found.setdefault(identity(weight), kept)
+            own.append(kept)
+        names[entry] = tuple(own)
+    return stored, names
+
+
+def _unshared(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights, each with storage of its own: safetensors stores no aliases."""
     owners: set[int] = set()
     weights = {}
-    for name, weight in contents.parameters.items():
+    for name, weight in parameters.items():
         tensor = weight.detach().contiguous()
         storage = tensor.untyped_storage()
         alone = storage.data_ptr() not in owners and storage.nbytes() == tensor.nbytes

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.filesize import decimal
@@ -21,10 +20,11 @@ from tkc.kernels.target import Target
 from tkc.runtime import artifact
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.index_flags import IndexFlags
-from tkc.runtime.input_checks import InputChecks, aligned, described
+from tkc.runtime.input_checks import InputChecks, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
+from tkc.runtime.memory import Memory, set_values
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -68,10 +68,12 @@ class Executable(SurvivesFork):
         out_spec: pytree.TreeSpec | None = None,
         requires: Requirements | None = None,
         max_concurrency: int | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
 
-        ``requires`` is what must be there when it runs. Raises :class:`tkc.UsageError` for a ``max_concurrency``
+        ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries of
+        its program; it has the initial state, too. Raises :class:`tkc.UsageError` for a ``max_concurrency``
         that is no positive number.
         """
         self._max_concurrency = checked_concurrency(max_concurrency)
@@ -79,9 +81,6 @@ class Executable(SurvivesFork):
         self.signature = signature
         self.report = report
         self.requires = requires or Requirements()
-        # The initial state is only read to reset it, and is not the model's own memory, which may change.
-        initial = {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
-        self.parameters = {**parameters, **initial}
         self.code = code
         self.libraries = tuple(libraries)
         self._folder = folder
@@ -92,6 +91,11 @@ class Executable(SurvivesFork):
             if target.is_cuda and torch.cuda.is_available()
             else torch.device("cpu")
         )
+        if memory is None:
+            in_turn = bool(signature.state or signature.updated_inputs)
+            memory = Memory(initial_state(signature, parameters), self._device, in_turn=in_turn)
+        self._memory = memory
+        self.parameters = {name: memory.initial.get(name, weight) for name, weight in parameters.items()}
         self._checked: Run = InputChecks(signature, self._device)
         self._index_flags = (
             IndexFlags(signature.index_flags, self._device, at_once=signature.checked_at_once)
@@ -114,8 +118,6 @@ class Executable(SurvivesFork):
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._loading = threading.RLock()
-        self._in_turn = threading.RLock() if signature.state or signature.updated_inputs else None
-        self._state: Mapping[str, torch.Tensor] | None = None
         self._loaded: LoadedCode | None = None
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
@@ -136,7 +138,10 @@ class Executable(SurvivesFork):
         a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
         it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
         """
-        values = self._tensors(args, kwargs)
+        return self.call_flat(self._tensors(args, kwargs))
+
+    def call_flat(self, values: Sequence[Any]) -> Any:
+        """What a call returns, for the flattened tensor inputs in the signature's order."""
         outputs = self.run_flat(values)
         restore = from_torch_as(values[0]) if values else from_torch
         results = [
@@ -150,10 +155,11 @@ class Executable(SurvivesFork):
             # PyTorch's streams, allocations and recordings are the current device's.
             with torch.cuda.device(self._device):
                 return self.run_flat(inputs)
-        if self._in_turn is None:
+        in_turn = self._memory.in_turn
+        if in_turn is None:
             results = self._run(inputs)
         else:
-            with self._in_turn:
+            with in_turn:
                 results = self._run_updating(inputs)
         for position in self._complex:
             if not results[position].is_complex():
@@ -195,7 +201,7 @@ class Executable(SurvivesFork):
         given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
-        updated = [*given, *self.state.values()]
+        updated = [*given, *(self.state[spec.name] for spec in self.signature.state)]
         computed = iter(results)
         return [
             updated[self._returned[output]] if output in self._returned else next(computed)
@@ -210,7 +216,7 @@ class Executable(SurvivesFork):
         own, which stays: some kilobytes, made in a fraction of a millisecond. Raises :class:`tkc.UsageError` if it is
         set to anything but a positive number.
         """
-        return 1 if self._in_turn is not None else self._max_concurrency
+        return 1 if self._memory.in_turn is not None else self._max_concurrency
 
     @max_concurrency.setter
     def max_concurrency(self, value: int) -> None:
@@ -226,21 +232,14 @@ class Executable(SurvivesFork):
         These are the tensors that calls read and write: what is written into them (``state["cache"].copy_(prefilled)``)
         is what the next call finds. Raises :class:`TargetError` on a machine the target does not run on.
         """
-        if self._state is None:
-            with self._loading:
-                if self._state is None:
-                    self._check_device()
-                    names = [spec.name for spec in self.signature.state]
-                    tensors = {name: _owned(self.parameters[name], self._device) for name in names}
-                    self._state = MappingProxyType(tensors)
-        return self._state
+        return self._memory.state(self._check_device)
 
     def reset(self) -> None:
         """Give the :attr:`state` its initial values, those of the model when it was exported."""
-        if self._in_turn is not None:
-            with self._in_turn:
-                for name, tensor in self.state.items():
-                    tensor.copy_(self.parameters[name].detach())
+        if self._memory.in_turn is not None:
+            with self._memory.in_turn:
+                self._memory.state(self._check_device)
+                self._memory.reset()
 
     def check(self) -> None:
         """Wait for the calls on a GPU; raise :class:`InputError` if one had an index out of range or a zero divisor.
@@ -261,14 +260,23 @@ class Executable(SurvivesFork):
         return artifact.save(self._contents(), Path(path), overwrite=overwrite)
 
     def _contents(self) -> artifact.Contents:
-        return artifact.Contents(
-            self.target, self.signature, self.parameters, self.code, self.libraries, self.report, self.requires
+        return artifact.Contents(self.target, {artifact.MAIN: self.entry_contents()})
+
+    def entry_contents(self) -> artifact.EntryContents:
+        """What an artifact holds of this."""
+        return artifact.EntryContents(
+            self.signature, self.parameters, self.code, self.libraries, self.report, self.requires
         )
 
     def __repr__(self) -> str:
+        lines = [f"  {name:9} {text}" for name, text in self.rows().items()]
+        return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
+
+    def rows(self) -> dict[str, str]:
+        """What there is to say of how this is called and what it holds, by what it is about."""
         signature = self.signature
         uses = ", ".join(f"{use.kernel} ({use.calls} calls)" for use in self.report.uses)
-        state = {spec.name for spec in signature.state}
+        state = self._memory.initial
         weights = [weight for name, weight in self.parameters.items() if name not in state]
         size = sum(weight.nbytes for weight in weights)
         sizes = ", ".join(
@@ -285,21 +293,35 @@ class Executable(SurvivesFork):
             "weights": f"{len(weights)} tensors, {decimal(size)}",
             "state": _listed(signature.state) or "none",
         }
-        lines = [f"  {name:9} {text}" for name, text in rows.items() if text]
-        return "\n".join([f"<tkc.Executable for {self.target}", *lines]) + ">"
+        return {name: text for name, text in rows.items() if text}
 
     def __reduce__(self) -> tuple[Any, ...]:
         state: dict[str, torch.Tensor] = {}
-        if self._in_turn is not None:
-            with self._in_turn:
-                state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state or {}).items()}
+        if self._memory.in_turn is not None:
+            with self._memory.in_turn:
+                state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._memory.changed or {}).items()}
         packed = artifact.to_bytes(self._contents())
-        return _unpickled, (packed, state, self._max_concurrency, self.cuda_graphs)
+        return self._unpickle, (packed, state, self._max_concurrency, self.cuda_graphs)
+
+    @property
+    def _unpickle(self) -> Callable[..., Executable]:
+        return unpickled
+
+    def with_settings(self, state: Mapping[str, torch.Tensor], *, cuda_graphs: bool) -> Self:
+        """This, with what an artifact does not keep."""
+        self.cuda_graphs = cuda_graphs
+        if state:
+            self.set_state(state)
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         return self.__copy__()
 
     def __copy__(self) -> Executable:
+        return self.copied(self._memory.copied())
+
+    def copied(self, memory: Memory) -> Executable:
+        """A copy that shares code and weights, and has its state in ``memory``."""
         made = Executable(
             target=self.target,
             signature=self.signature,
@@ -311,27 +333,20 @@ class Executable(SurvivesFork):
             out_spec=self._out_spec,
             requires=self.requires,
             max_concurrency=self._max_concurrency,
+            memory=memory,
         )
         made.cuda_graphs = self.cuda_graphs
         made._loaded = self._loaded
-        if self._in_turn is not None and self._state is not None:
-            with self._in_turn:
-                made.set_state(self._state)
         return made
 
     def set_state(self, values: Mapping[str, torch.Tensor]) -> None:
         """Copy ``values`` into the :attr:`state`; :class:`tkc.InputError` for a name, dtype or shape it has not."""
-        for name, value in values.items():
-            own = self.state.get(name)
-            if own is None or own.shape != value.shape or own.dtype != value.dtype:
-                raise InputError(f"the state has no {name} of {value.dtype} {list(value.shape)}: {self!r}")
-            own.copy_(value)
+        set_values(self.state, values, repr(self))
 
     def is_busy(self) -> bool:
         """Whether another thread was loading or calling this when its process was forked, as found in the child."""
-        locks = [lock for lock in (self._loading, self._in_turn) if lock is not None]
         running = self._machines is not None and self._machines.lent > 0
-        return running or not all([_acquired(lock) for lock in locks])
+        return self._memory.is_busy() or running or not self._loading.acquire(blocking=False)
 
     def after_fork(self, busy: bool) -> None:
         """Make ready for calls in a forked child, or for refusing them."""
@@ -343,8 +358,7 @@ class Executable(SurvivesFork):
         elif self._machines is not None:
             self._machines.after_fork()
         self._loading = threading.RLock()
-        if self._in_turn is not None:
-            self._in_turn = threading.RLock()
+        self._memory.after_fork()
 
     def _refuse(self, reason: str) -> None:
         # Before inputs are looked at: where they are is not what is wrong.
@@ -363,7 +377,7 @@ class Executable(SurvivesFork):
             if self._launch is None:
                 self._check_device()
                 if self._loaded is None:
-                    repeatable = self._in_turn is None
+                    repeatable = self._memory.in_turn is None
                     self._loaded = LoadedCode(
                         self.code,
                         self.libraries,
@@ -387,8 +401,7 @@ class Executable(SurvivesFork):
             launch = launch if self.signature.inputs else _on_callers_stream(launch)
             # Calls on other streams find the weights where this stream put them.
             torch.cuda.current_stream(self._device).synchronize()
-            order = ThreadStreamOrder if self._in_turn is None else StreamOrder
-            self._order = order(self._device)
+            self._order = self._memory.order or ThreadStreamOrder(self._device)
             # What an operator of PyTorch's allocates while a graph is recorded would not be kept for its replays.
             if machine.retaining is not None and not self.requires.operators:
                 retaining = _retaining(machines, weights, computed)
@@ -401,7 +414,7 @@ class Executable(SurvivesFork):
         import tvm
 
         return [
-            tvm.runtime.from_dlpack(self.state.get(name, aligned(weight.detach().to(self._device))))
+            tvm.runtime.from_dlpack(self.state[name] if name in self._memory.initial else self._memory.weights(weight))
             for name, weight in self.parameters.items()
         ]
 
@@ -535,11 +548,6 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
         return None
 
 
-def _acquired(lock: threading.RLock) -> bool:
-    """Whether no other thread holds ``lock``."""
-    return bool(lock.acquire(blocking=False))
-
-
 def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
     """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
     tensor = to_torch(value, "").detach()
@@ -548,9 +556,9 @@ def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
     return tensor.copy_(torch.view_as_complex(fitted) if tensor.is_complex() else fitted)
 
 
-def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
-    return aligned(torch.empty(tensor.shape, dtype=tensor.dtype, device=device)).copy_(tensor.detach())
+def initial_state(signature: Signature, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The values of the state among ``parameters``, on the CPU: the model's own memory may change."""
+    return {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
 
 
 def _torch(output: Any) -> torch.Tensor:
@@ -567,37 +575,37 @@ def _listed(leaves: Sequence[TensorSpec | Constant]) -> str:
     )
 
 
-def load(path: str | os.PathLike[str], *, max_concurrency: int | None = None) -> Executable:
-    """Read the artifact folder ``path`` back as an executable, on the GPU if it is for one.
+def executable_of(
+    contents: artifact.Contents,
+    entry: str,
+    max_concurrency: int | None,
+    *,
+    memory: Memory | None = None,
+    out_spec: pytree.TreeSpec | None = None,
+) -> Executable:
+    """One entry of ``contents`` as an executable; the others are :class:`Executable`'s arguments."""
+    found = contents.entries[entry]
+    return Executable(
+        target=contents.target,
+        signature=found.signature,
+        parameters=found.parameters,
+        code=found.code,
+        libraries=found.libraries,
+        report=found.report,
+        folder=contents.folder,
+        out_spec=out_spec,
+        requires=found.requires,
+        max_concurrency=max_concurrency,
+        memory=memory,
+    )
 
-    ``max_concurrency`` is as in :func:`tkc.compile`. Raises :class:`ArtifactError` for a folder that is no artifact,
-    has a missing or changed file, is for another version, target or device, or needs an operator that is not here. Load
-    only what you trust: an artifact is machine code.
-    """
-    return _made_of(artifact.read(path), path, max_concurrency)
 
-
-def _made_of(contents: artifact.Contents, named: object, max_concurrency: int | None) -> Executable:
-    checked_concurrency(max_concurrency)
-    with artifact.what_cannot_be(named):
-        return Executable(
-            target=contents.target,
-            signature=contents.signature,
-            parameters=contents.parameters,
-            code=contents.code,
-            libraries=contents.libraries,
-            report=contents.report,
-            folder=contents.folder,
-            requires=contents.requires,
-            max_concurrency=max_concurrency,
-        )
-
-
-def _unpickled(
+def unpickled(
     packed: bytes, state: Mapping[str, torch.Tensor], max_concurrency: int | None, cuda_graphs: bool
 ) -> Executable:
-    executable = _made_of(artifact.from_bytes(packed), "a pickled executable", max_concurrency)
-    executable.cuda_graphs = cuda_graphs
-    if state:
-        executable.set_state(state)
-    return executable
+    """What ``pickle`` packed of an executable. Checks and errors are those of :func:`tkc.load`."""
+    named = "a pickled executable"
+    contents = artifact.from_bytes(packed)
+    with artifact.what_cannot_be(named):
+        executable = executable_of(contents, artifact.MAIN, max_concurrency)
+    return executable.with_settings(state, cuda_graphs=cuda_graphs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from tkc.errors import InputError
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
@@ -38,6 +39,8 @@ class InputChecks:
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
+        if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+            self._check_plain(values)
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         named = {name: size for name, (size, _) in sizes.items()}
@@ -53,6 +56,22 @@ class InputChecks:
         for check in self._indices:
             check(tensors[check.position], named)
         return tensors
+
+    def _check_plain(self, values: Sequence[Any]) -> None:
+        """Raise :class:`InputError` for tensors that PyTorch transforms: what they carry would be dropped."""
+        for value, check in zip(values, self._tensors, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if torch._C._functorch.is_functorch_wrapped_tensor(value):
+                what = "a tensor of torch.func (jvp, grad, vmap)"
+            elif forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None:
+                what = "a dual tensor of forward-mode differentiation"
+            else:
+                continue
+            raise InputError(
+                f"input '{check.spec.name}' is {what}, which a compiled model computes nothing for; transform the "
+                "model itself, as in torch.func.jvp(model, ...)"
+            )
 
     def _check_relations(self, shapes: Sequence[torch.Size], sizes: dict[str, int]) -> None:
         for position, axis, spec, formula in self._dependent:

@@ -55,6 +55,8 @@ class LoadedCode:
         """
         import tvm
 
+        import tkc.tvm_errors  # noqa: F401
+
         with explained("load"):
             self._module = _load_library(code)
             native = _native(self._module)

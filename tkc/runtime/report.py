@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,9 +158,79 @@ class Report:
         return f"compiled, with {calls} call{'s' if calls > 1 else ''} of operators in PyTorch: {named}"
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=140).print(self)
-        return text.getvalue()
+        return _printed(self)
+
+
+@dataclass(frozen=True)
+class ProgramReport(Report):
+    """The reports of a program's ``entries``, by their names; ``print`` it, or take :meth:`to_json`.
+
+    What is in it besides is that of all entries, one after the other.
+    """
+
+    entries: Mapping[str, Report] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Report]) -> ProgramReport:
+        """The report of a program with these ``entries``, of which there is one at least."""
+        reports = list(entries.values())
+        return cls(
+            target=reports[0].target,
+            kernels=reports[0].kernels,
+            uses=tuple(use for report in reports for use in report.uses),
+            uses_measured_on=tuple(dict.fromkeys(name for report in reports for name in report.uses_measured_on)),
+            operators=tuple(use for report in reports for use in report.operators),
+            refused=tuple(row for report in reports for row in report.refused),
+            scheduled=tuple(row for report in reports for row in report.scheduled),
+            nondeterministic=tuple(row for report in reports for row in report.nondeterministic),
+            coverage=_coverage(reports),
+            stages=tuple(
+                Stage(f"{name}: {stage.name}", stage.seconds)
+                for name, report in entries.items()
+                for stage in report.stages
+            ),
+            batch_invariant=reports[0].batch_invariant,
+            entries=entries,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The reports of the entries as JSON-ready values."""
+        return {"entries": {name: report.to_json() for name, report in self.entries.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ProgramReport:
+        """The report that :meth:`to_json` wrote."""
+        return cls.of({name: Report.from_json(report) for name, report in data["entries"].items()})
+
+    @property
+    def verdict(self) -> str:
+        """How each entry compiles, in one line."""
+        return "; ".join(f"{name}: {report.verdict}" for name, report in self.entries.items())
+
+    def __rich__(self) -> RenderableType:
+        return Group(*(part for name, report in self.entries.items() for part in (f"Entry {name}", report, "")))
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
+def _coverage(reports: Sequence[Report]) -> Coverage:
+    """That of all ``reports``, each with the time of its generated functions."""
+    seconds = [sum(row.calls * row.estimated_seconds for row in report.scheduled) for report in reports]
+    total = sum(seconds)
+    if not total:
+        return Coverage()
+    shares = [
+        sum(getattr(report.coverage, name) * weight for report, weight in zip(reports, seconds, strict=True)) / total
+        for name in ("exact", "anchor", "none")
+    ]
+    return Coverage(*shares)
+
+
+def _printed(report: Report) -> str:
+    text = io.StringIO()
+    Console(file=text, width=140).print(report)
+    return text.getvalue()
 
 
 def _device_note(report: Report) -> str | None:

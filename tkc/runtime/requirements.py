@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +41,13 @@ class Requirements:
             cure = f"import {', '.join(self.libraries)}" if self.libraries else "import what registers it"
             return f"it calls {', '.join(unknown)}, which PyTorch does not know here; {cure} first"
         return None
+
+
+def all_requirements(each: Iterable[Requirements]) -> Requirements:
+    """What is needed by any of several."""
+    parts = list(each)
+    operators = dict.fromkeys(operator for part in parts for operator in part.operators)
+    return Requirements(tuple(operators), {name: version for part in parts for name, version in part.libraries.items()})
 
 
 def _installed(package: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import ml_dtypes
@@ -62,3 +62,21 @@ def _from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
     dtype = getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch."), None)
     return tensor.numpy() if dtype is None else tensor.view(getattr(torch, _BITS[tensor.itemsize])).numpy().view(dtype)
+
+
+def identity(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors that are the same memory seen in the same way."""
+    if tensor.device.type == "meta" or tensor.numel() == 0:
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one device have the same shape, dtype and bits, NaNs among them."""
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(as_bytes(one), as_bytes(other))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of ``tensor``, which is copied if it is not contiguous."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous().reshape(-1).view(torch.uint8)

@@ -82,6 +82,7 @@ def import_torch(
     size_names: Mapping[str, str] | None = None,
     *,
     fallback: bool = False,
+    read_state: frozenset[str] = frozenset(),
 ) -> ImportedModel:
     """The Relax module, weights and signature of a PyTorch model.
 
@@ -91,7 +92,7 @@ def import_torch(
     the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
     a saved one has lost the names of its dimensions. With ``fallback`` operators without a converter become calls of
     PyTorch's own. Parameters are the model's own tensors, not copies; tied ones come
-    once, and unused ones not at all.
+    once, and unused ones not at all. Buffers of ``read_state`` are no constants: something else changes them.
 
     Raises:
         UsageError: examples given with an exported program, a missing file, or a model that is none of these.
@@ -113,7 +114,7 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    return _import(simplified(program, fallback=fallback), names, checked_in_graph, fallback)
+    return _import(simplified(program, fallback=fallback), names, checked_in_graph, fallback, read_state)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -310,7 +311,11 @@ def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
 
 
 def _import(
-    program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
+    program: ExportedProgram,
+    names: DimensionNames,
+    checked_in_graph: CheckedInGraph,
+    fallback: bool,
+    read_state: frozenset[str],
 ) -> ImportedModel:
     """Imports ``program``, or raises one error that names every node that is refused."""
     refusals = Refusals()
@@ -319,27 +324,34 @@ def _import(
             check_operators(program.graph, fallback=fallback)
         with refusals.kept():
             check_strided_views(program.graph)
-        return _imported(program, names, checked_in_graph, fallback)
+        return _imported(program, names, checked_in_graph, fallback, read_state)
 
 
 def _imported(
-    program: ExportedProgram, names: DimensionNames, checked_in_graph: CheckedInGraph, fallback: bool
+    program: ExportedProgram,
+    names: DimensionNames,
+    checked_in_graph: CheckedInGraph,
+    fallback: bool,
+    read_state: frozenset[str],
 ) -> ImportedModel:
     check_interface(program)
     signature = exported_signature(program, names)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = _dimensions(program, names).solved().items()
-    known = {symbol: (sizes[name] - offset) // factor for symbol, (name, offset, factor) in solved}
+    known = {
+        symbol: offset - sizes[name] if factor == -1 else (sizes[name] - offset) // factor
+        for symbol, (name, offset, factor) in solved
+    }
     symbols = Symbols(known, {size: signature.sizes[name].minimum for name, size in sizes.items()})
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
-    weights = program_weights(program)
+    weights = program_weights(program, read_state)
     variables = {
         name: relax.Var(variable, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
         for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
     builder = SourceBuilder()
     named = {variable: name for name, variable in inputs.items()}
-    state = {spec.name for spec in signature.state}
+    state = {spec.name for spec in signature.state} | read_state
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
     uses = IndexUses(builder, named, constants, checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
@@ -366,6 +378,7 @@ def _imported(
         builder.sources,
         values,
         () if calls is None else calls.calls(),
+        weights.held_scalars,
     )
 
 

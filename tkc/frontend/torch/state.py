@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.mutation import changed_placeholders
 from tkc.frontend.torch.programs import program_of
-from tkc.frontend.torch.weights import STATE_KINDS, identity, weight
+from tkc.frontend.torch.weights import STATE_KINDS, weight
+from tkc.runtime.tensors import identity
 
 
 @dataclass(frozen=True)

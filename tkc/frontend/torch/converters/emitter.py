@@ -241,10 +241,11 @@ class Emitter:
         first, second = (_example(self.node.args[position]) for position in (left, right))
         return dtype_name(torch.result_type(first, second))
 
-    def note_indices(self, indices: relax.Expr, size: Size, *, wraps: bool = False) -> None:
-        """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end if ``wraps``."""
+    def note_indices(self, indices: relax.Expr, size: Size, *, wraps: bool = False, writes: bool = False) -> None:
+        """Note that the node indexes an axis of ``size``, of which it ``writes`` rows or reads what is there; negative
+        ``indices`` count from the end if ``wraps``."""
         source = f"{self.node.target} ({source_of(self.node)})"
-        self.index_uses.add(indices, self.simplified(size), wraps=wraps, source=source)
+        self.index_uses.add(indices, self.simplified(size), wraps=wraps, source=source, writes=writes)
 
     def note_divisor(self, divisor: relax.Expr, value: Any) -> None:
         """Note that the node divides integers by ``divisor``, which ``value``, its second argument, became."""
@@ -320,7 +321,8 @@ class Emitter:
                 f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
                 f"where PyTorch has {shape}. Please report this model."
             )
-        return self.builder.match_cast(value, relax.TensorStructInfo(shape, dtype))
+        # As what is computed from them will have them: FuseTIR takes sizes in two forms for those of two buffers.
+        return self.builder.match_cast(value, relax.TensorStructInfo([self.simplified(size) for size in shape], dtype))
 
 
 def _has_unknown_shape(value: relax.Expr) -> bool:

@@ -58,13 +58,15 @@ def _operator(node: fx.Node) -> str:
     return node.target.__name__.partition(".")[0]  # type: ignore[union-attr]  # an OpOverload
 
 
-def _inside(b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False) -> relax.Expr:
+def _inside(
+    b: Emitter, index: relax.Expr, node: Any, size: Size, wrap: bool = False, *, writes: bool = False
+) -> relax.Expr:
     """An index that reads and writes no memory but that of a dimension of ``size``.
 
     What comes from the model's inputs is brought into range (negative elements count from the back if ``wrap``).
     PyTorch raises there: :mod:`tkc.frontend.indices` says where a compiled model does.
     """
-    b.note_indices(index, size, wraps=wrap)
+    b.note_indices(index, size, wraps=wrap, writes=writes)
     index = _wide(b, index)
     if _never_negative(node):
         return index
@@ -215,7 +217,7 @@ def _slices_written(
 def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source: relax.Expr) -> relax.Expr:
     """``x`` with the slices of ``source`` written at ``indices`` along ``dim``."""
     dim %= x.struct_info.ndim
-    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
+    indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim], writes=True)
     return _slices_written(b, x, dim, indices, source, "update")
 
 

@@ -46,17 +46,24 @@ def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | 
     length = b.shape[dim]
     if b.equal(length, x.struct_info.shape[dim]) and step == 1:
         return x
-    start = _clamped(0 if start is None else start, x.struct_info.shape[dim])
+    start = _clamped(b, 0 if start is None else start, x.struct_info.shape[dim])
     return _strided(b, x, dim, start, start + (length - 1) * step + 1, step)
 
 
-def _clamped(index: Size, size: Size) -> Size:
-    """A slice's start, counted from the front and inside the dimension."""
+def _clamped(b: Emitter, index: Size, size: Size) -> Size:
+    """A slice's start, counted from the front and inside the dimension, or behind it where the slice is empty."""
     if not isinstance(index, int):
-        return index
+        return _from_front(b, index, tirx.max(size + index, 0))
     if not isinstance(size, tirx.IntImm):
         return index if index >= 0 else tirx.max(size + index, 0)
     return min(max(index + int(size) if index < 0 else index, 0), int(size))
+
+
+def _from_front(b: Emitter, index: tirx.PrimExpr, if_negative: tirx.PrimExpr) -> tirx.PrimExpr:
+    """A symbolic ``index``, in whose place ``if_negative`` comes where it counts from the end."""
+    if b.symbols.is_positive(index + 1):
+        return index
+    return if_negative if b.symbols.is_positive(-index) else tirx.Select(index < 0, if_negative, index)
 
 
 def _strided(b: Emitter, x: relax.Expr, dim: int, start: Size, end: Size, step: Size = 1) -> relax.Expr:
@@ -66,8 +73,15 @@ def _strided(b: Emitter, x: relax.Expr, dim: int, start: Size, end: Size, step: 
 
 def select(b: Emitter, x: relax.Expr, dim: int, index: Size) -> relax.Expr:
     """``x[index]`` along ``dim``."""
-    start = index if not isinstance(index, int) or index >= 0 else x.struct_info.shape[dim] + index
+    start = _selected(b, x, dim, index)
     return op.squeeze(b.emit(_strided(b, x, dim % x.struct_info.ndim, start, start + 1)), [dim])
+
+
+def _selected(b: Emitter, x: relax.Expr, dim: int, index: Size) -> Size:
+    """``index`` along ``dim``, counted from the front."""
+    if isinstance(index, int):
+        return index if index >= 0 else x.struct_info.shape[dim] + index
+    return _from_front(b, index, x.struct_info.shape[dim] + index)
 
 
 def slice_scatter(
@@ -86,7 +100,9 @@ def slice_scatter(
         return b.cast(source, b.dtype)
     if step != 1:
         raise b.unsupported("a slice with a step other than 1 is assigned to. Assign by an index tensor.")
-    first = _clamped(0 if start is None else start, size)
+    first = _clamped(b, 0 if start is None else start, size)
+    if not isinstance(start, int | None) and not b.symbols.is_positive(size - first + 1):
+        first = tirx.min(first, size)
     last = first + length
     pieces = [] if b.equal(first, 0) else [b.emit(_strided(b, x, dim, 0, first))]
     pieces.append(b.cast(source, b.dtype))
@@ -98,7 +114,7 @@ def slice_scatter(
 def select_scatter(b: Emitter, x: relax.Expr, source: relax.Expr, dim: int, index: Size) -> relax.Expr:
     """``x`` with ``source`` in place of ``x[index]`` along ``dim``."""
     dim %= x.struct_info.ndim
-    start = index if not isinstance(index, int) or index >= 0 else x.struct_info.shape[dim] + index
+    start = _selected(b, x, dim, index)
     return slice_scatter(b, x, b.emit(op.expand_dims(source, dim)), dim, start, None)
 
 

@@ -1,0 +1,61 @@
+"""Slices whose bounds are symbolic: counted from the front or from the end, read and written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import tkc
+
+
+def _written(x: torch.Tensor, place: object) -> torch.Tensor:
+    copied = x * 1
+    copied[:, place] = 7.0  # type: ignore[index]  # a slice or a number
+    return copied
+
+
+class Slices(nn.Module):
+    """By the length ``n`` of ``y``, of ``x [2, size]``, where ``4 < n < size``."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is at ``-n``, which is below zero, at ``n - 4``, which is not, and between."""
+        n = y.shape[0]
+        return (
+            x[:, -n:] * 2,
+            x[:, n - 4 :] * 2,
+            x[:, -n] * 2,
+            x[:, n - 4] * 2,
+            x[:, -n::2] * 2,
+            _written(x, slice(-n, None)),
+        )
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tkc.Executable:
+    """For all sizes."""
+    shapes = {1: Dim.AUTO}, {0: Dim.AUTO}
+    example = torch.randn(2, 9), torch.randn(6)
+    return tkc.compile(Slices(), example, dynamic_shapes=shapes, kernels="none", database=False)
+
+
+@pytest.mark.parametrize(("size", "n"), [(9, 6), (9, 5), (6, 5), (40, 7), (40, 39)])
+def test_symbolic_slices(compiled: tkc.Executable, size: int, n: int) -> None:
+    """Symbolic starts below zero were taken as they are, and read memory before the tensor."""
+    x, y = torch.randn(2, size), torch.randn(n)
+    for found, expected in zip(compiled(x, y), Slices()(x, y), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.daily(2)
+def test_a_start_of_either_sign() -> None:
+    """A number that torch.compile made symbolic counts from the front or from the end, in one compilation each."""
+    from tkc.dynamo.backend import tkc as backend
+
+    torch._dynamo.reset()
+    function = torch.compile(lambda x, n: x[:, n:] + 1, backend=backend, dynamic=True)
+    for size, n in ((9, -3), (7, -5), (5, -5), (9, 4), (7, 3), (6, 6), (4, 0), (4, -1)):
+        x = torch.randn(2, size)
+        assert torch.equal(function(x, n), x[:, n:] + 1)
+    torch._dynamo.reset()
