@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.external_data_helper
@@ -27,7 +28,7 @@ from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
-from tkc.frontend.onnx.signature import element_type, input_types, signature_of, with_positive_sizes
+from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.onnx.untrusted import (
     MOST_ELEMENTS,
@@ -146,14 +147,14 @@ def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[s
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
         else:
-            weights[tensor.name] = array
+            weights[tensor.name] = array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return weights, light
 
 
 def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
     """The array of a tensor, mapped from its file where it is external."""
-    element_type(tensor.name, tensor.data_type)
+    element_type(tensor.name, tensor.data_type, narrow=True)
     check_dimensions(tensor)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if onnx.external_data_helper.uses_external_data(tensor):
@@ -182,7 +183,8 @@ def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None)
             "where that is; pass the path of the model instead."
         )
     path = _external_file(tensor, info.location, place)
-    offset, size = info.offset or 0, math.prod(tensor.dims) * dtype.itemsize
+    bits = ml_dtypes.iinfo(dtype).bits if str(dtype) in WIDENED else 8 * dtype.itemsize
+    offset, size = info.offset or 0, -(-math.prod(tensor.dims) * bits // 8)
     if info.length is not None and info.length != size:
         raise UnsupportedModelError(
             f"Initializer {name} needs {size} bytes, and is said to have {info.length} in {short(info.location)}; "
@@ -196,6 +198,11 @@ def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None)
         )
     if not size:
         return np.empty(tuple(tensor.dims), dtype)
+    if str(dtype) in WIDENED:
+        with path.open("rb") as file:
+            file.seek(offset)
+            packed = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=file.read(size))
+        return _aligned(onnx.numpy_helper.to_array(packed))
     try:
         # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
         mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tkc.frontend.onnx.converters import (
     attention,
+    contrib_quantization,
     creation,
     elementwise,
     grid_sample,
@@ -46,7 +47,11 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     for name, converter in table.items()
 } | {
     (domain, name): converter
-    for domain, table in ((MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS), (ML_DOMAIN, placement.ML_CONVERTERS))
+    for domain, table in (
+        (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
+        (ML_DOMAIN, placement.ML_CONVERTERS),
+    )
     for name, converter in table.items()
 }
 """The converter of each operator, by domain and name."""
