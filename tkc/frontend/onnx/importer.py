@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx.graph import ML_DOMAIN, GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
 from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
@@ -42,6 +43,8 @@ from tkc.frontend.onnx.untrusted import (
 )
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag, IndexBound
+
+_LOG = logging.getLogger(__name__)
 
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
 # operator is converted. It is also the size from which onnx itself moves tensors to external files.
@@ -86,6 +89,7 @@ def import_onnx(
     proto, path = _read(model)
     check_opset(proto)
     check_structure(proto)
+    proto = _without_maps(proto)
     weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
@@ -118,6 +122,37 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelPr
     if not (proto.ir_version and proto.HasField("graph") and proto.graph.output):
         raise UnsupportedModelError(f"{source} holds no ONNX graph with outputs: it is not ONNX, or was cut short.")
     return proto, path
+
+
+def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the tensor of scores in place of a map from labels to scores that a ZipMap ends it with.
+
+    Scores are in the order of the ZipMap's labels. One whose result other nodes read is refused like any operator
+    without a converter.
+    """
+    read = {name for node in nodes_of(proto.graph) for name in node.input}
+    maps = {
+        node.output[0]: node
+        for node in proto.graph.node
+        if (node.domain, node.op_type) == (ML_DOMAIN, "ZipMap") and node.output and node.output[0] not in read
+    }
+    if not maps:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in result.graph.node:
+        if node.output and node.output[0] in maps:
+            node.domain, node.op_type = "", "Identity"
+            del node.attribute[:]
+    for output in result.graph.output:
+        if output.name in maps:
+            labels = max((len(a.ints) or len(a.strings) for a in maps[output.name].attribute), default=0)
+            sizes = [None, labels or None]
+            output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, sizes))
+            _LOG.warning(
+                "ZipMap %s is left out: output %s is the tensor of its scores", maps[output.name].name, output.name
+            )
+    return result
 
 
 # Weights

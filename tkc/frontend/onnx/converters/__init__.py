@@ -7,8 +7,10 @@ from tkc.frontend.onnx.converters import (
     contrib_quantization,
     creation,
     elementwise,
+    features,
     grid_sample,
     indexing,
+    linear_models,
     normalization,
     ordering,
     placement,
@@ -19,6 +21,7 @@ from tkc.frontend.onnx.converters import (
     resize,
     shapes,
     signal,
+    trees,
     windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
@@ -51,6 +54,9 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
         (ML_DOMAIN, placement.ML_CONVERTERS),
+        (ML_DOMAIN, features.ML_CONVERTERS),
+        (ML_DOMAIN, linear_models.ML_CONVERTERS),
+        (ML_DOMAIN, trees.ML_CONVERTERS),
     )
     for name, converter in table.items()
 }
