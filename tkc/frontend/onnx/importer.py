@@ -27,7 +27,15 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.graph import ML_DOMAIN, GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx.graph import (
+    MICROSOFT_DOMAIN,
+    ML_DOMAIN,
+    STANDARD_DOMAINS,
+    GraphImporter,
+    Value,
+    describe,
+    stock_converters,
+)
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
 from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
@@ -57,6 +65,9 @@ ALIGNMENT = 64
 _BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
+
+# Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
+_MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
 _LISTED = 50  # nodes that an error lists
 
@@ -89,7 +100,7 @@ def import_onnx(
     proto, path = _read(model)
     check_opset(proto)
     check_structure(proto)
-    proto = _without_maps(proto)
+    proto = _with_own_domains(_without_maps(proto))
     weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
@@ -152,6 +163,22 @@ def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
             _LOG.warning(
                 "ZipMap %s is left out: output %s is the tensor of its scores", maps[output.name].name, output.name
             )
+    return result
+
+
+def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with ONNX Runtime's operators in their own domain, some of which it writes into the standard's."""
+    version = opsets(proto).get("", 1)
+    misplaced = {name for name, since in _MISPLACED.items() if since is None or version < since}
+    if not any(node.domain in STANDARD_DOMAINS and node.op_type in misplaced for node in nodes_of(proto.graph)):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in nodes_of(result.graph):
+        if node.domain in STANDARD_DOMAINS and node.op_type in misplaced:
+            node.domain = MICROSOFT_DOMAIN
+    if MICROSOFT_DOMAIN not in opsets(proto):
+        result.opset_import.append(onnx.helper.make_opsetid(MICROSOFT_DOMAIN, 1))
     return result
 
 

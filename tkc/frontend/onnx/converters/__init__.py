@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tkc.frontend.onnx.converters import (
     attention,
+    contrib,
+    contrib_attention,
     contrib_quantization,
     creation,
     elementwise,
@@ -52,6 +54,8 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     (domain, name): converter
     for domain, table in (
         (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_attention.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
         (ML_DOMAIN, placement.ML_CONVERTERS),
         (ML_DOMAIN, features.ML_CONVERTERS),
