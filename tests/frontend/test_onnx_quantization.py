@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.frontend.onnx_execution import evaluated
+from tests.frontend.onnx_execution import evaluated, run
 
 RANDOM = np.random.default_rng(28)
 
@@ -25,42 +25,6 @@ def quantized(ratio: np.ndarray, zero: int, dtype: str) -> np.ndarray:
     """Numbers divided by their scale already, rounded half to even, moved, and saturated."""
     limits = np.iinfo(dtype)
     return np.clip(np.rint(ratio) + np.float32(zero), limits.min, limits.max).astype(dtype)
-
-
-def run(
-    operator: str,
-    inputs: list[np.ndarray | None],
-    constant: tuple[int, ...] = (),
-    dtype: str = "float32",
-    **options: object,
-) -> np.ndarray:
-    """The result of one node; ``options`` are its attributes, and ``domain``."""
-    names = ["" if array is None else f"i{i}" for i, array in enumerate(inputs)]
-    domain = str(options.pop("domain", ""))
-    node = helper.make_node(operator, names, ["y"], domain=domain, **options)
-    given = [(name, array) for name, array in zip(names, inputs, strict=True) if array is not None]
-    kept = {names[i] for i in constant}
-    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in given}
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in given if name not in kept],
-        [_open_output(operator, inputs, dtype)],
-        [numpy_helper.from_array(array, name) for name, array in given if name in kept],
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    (found,) = evaluated(
-        helper.make_model(graph, opset_imports=opsets, ir_version=10),
-        *(array for name, array in given if name not in kept),
-    )
-    assert str(found.dtype) == dtype
-    return found
-
-
-def _open_output(operator: str, inputs: list[np.ndarray | None], dtype: str) -> onnx.ValueInfoProto:
-    first = next(array for array in inputs if array is not None and array.ndim)
-    rank = first.ndim if operator != "QGemm" else 2
-    return helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), [None] * rank)
 
 
 @pytest.mark.parametrize(("depth", "kind"), [(70, "uint8"), (3000, "uint8"), (7, "int8")])
