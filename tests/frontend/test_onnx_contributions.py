@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tkc
 from tests.frontend.onnx_execution import evaluated, parsed, run, run_all
+from tests.passes.reference_execution import substituted
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.onnx.importer import import_onnx
+from tkc.passes.canonical.canonicalize import Canonicalize
 
 RANDOM = np.random.default_rng(31)
 MICROSOFT = {"domain": "com.microsoft"}
@@ -71,6 +73,7 @@ def test_attention_of_many_heads() -> None:
     assert all(np.allclose(one, other) for one, other in zip(found[1:], caches, strict=True))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("packed", [0, 1])
 def test_packed_operands(packed: int) -> None:
     """Queries, keys and values in one tensor, or keys and values; a mask of lengths."""
@@ -98,6 +101,7 @@ def test_attention_with_its_projection() -> None:
     assert np.allclose(found[1], present, 1e-5, 1e-5)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("length", "buffer", "packed", "options"),
     [
@@ -140,6 +144,7 @@ def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[s
             assert np.allclose(one[b, :, : last[b]], other[b, :, : last[b]], 1e-5, 1e-5)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("interleaved", [0, 1])
 def test_rotary_embedding(interleaved: int) -> None:
     """The first numbers of each head, by positions of each token."""
@@ -153,6 +158,7 @@ def test_rotary_embedding(interleaved: int) -> None:
     assert np.allclose(found, tensor.transpose(0, 2, 1, 3).reshape(2, 5, 36), 1e-5, 1e-5)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("bits", "zeros"), [(4, "packed"), (4, "floats"), (8, None), (2, "packed")])
 def test_weights_of_few_bits(bits: int, zeros: str | None) -> None:
     """A last block that is not full, zero points as the weights or as floats, and none."""
@@ -235,13 +241,28 @@ def test_what_is_not_supported_is_named(operator: str, inputs: int, options: dic
         run(operator, arrays, **options, **MICROSOFT)
 
 
-def test_attention_runs_in_a_kernel() -> None:
-    """As ONNX's own Attention does."""
-    model = parsed(
-        """g (float[2, n, 512] q, float[2, n, 512] k, float[2, n, 512] v) => (float[2, n, 512] y) {
-            y = com.microsoft.MultiHeadAttention <num_heads = 8, unidirectional = 1> (q, k, v)
-        }""",
-        imports=IMPORTS,
-    )
-    report = tkc.compile(model, target="cuda:sm_90a").report
-    assert any("attention" in call.kernel for call in report.kernels)
+@pytest.mark.parametrize(
+    ("graph", "kernel"),
+    [
+        (
+            """g (float16[2, n, 512] q, float16[2, n, 512] k, float16[2, n, 512] v) => (float16[2, n, 512] y) {
+                y = com.microsoft.MultiHeadAttention <num_heads = 8, unidirectional = 1> (q, k, v)
+            }""",
+            "attention.prefill",
+        ),
+        (
+            """g (float16[2, 1, 512] q, float16[2, 1, 128] k, float16[2, 1, 128] v, float16[2, 2, p, 64] a,
+                float16[2, 2, p, 64] b, int32[2] l, int32 t)
+                => (float16[2, 1, 512] y, float16[2, 2, p1, 64] c, float16[2, 2, p1, 64] d) {
+                y, c, d = com.microsoft.GroupQueryAttention <num_heads = 8, kv_num_heads = 2> (q, k, v, a, b, l, t)
+            }""",
+            "attention.decode",
+        ),
+    ],
+)
+def test_attention_becomes_a_kernel(graph: str, kernel: str) -> None:
+    """As ONNX's own Attention does: nothing is left of the softmax."""
+    module = Canonicalize()(import_onnx(parsed(graph, imports=IMPORTS)).module)
+    rewritten, report = substituted(module)
+    assert [call.kernel for call in report.substitutions if "attention" in call.kernel] == [kernel]
+    assert "softmax" not in rewritten["main"].script()
