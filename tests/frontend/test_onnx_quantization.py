@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.frontend.onnx_execution import evaluated, run
+from tkc.errors import UnsupportedModelError
 
 RANDOM = np.random.default_rng(28)
 
@@ -187,3 +188,16 @@ def test_matmul_quantizes_its_input() -> None:
         whole = np.clip(np.rint(x / scale) + zero, 0, 255) - zero
         expected = (whole @ (b.astype("float64") - zeros)) * scale * scales + bias
         assert np.allclose(found, expected, 1e-5, 1e-4)
+
+
+def test_outputs_of_four_bits_are_refused() -> None:
+    """They would be of another type than the model says; within it they are held in 8 bits."""
+    x = np.array([-9.0, -0.5, 0.5, 1.5, 30], "float32")
+    text = """g (float[n] x) => ({kind}[n] y) <float s = {{0.5}}, int4 z = {{-3}}> {{
+        q = QuantizeLinear (x, s, z)
+        y = {last}
+    }}"""
+    (found,) = evaluated(text.format(kind="float", last="DequantizeLinear (q, s, z)"), x)
+    assert found.tolist() == [-2.5, -0.5, 0.5, 1.5, 5]
+    with pytest.raises(UnsupportedModelError, match="'y' has elements of type int4"):
+        evaluated(text.format(kind="int4", last="Identity (q)"), x)

@@ -69,6 +69,8 @@ _CONTROL_FLOW = frozenset({"If"})
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
+_NARROW = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in WIDENED)
+
 _LISTED = 50  # nodes that an error lists
 
 _TORCH_ONLY_DTYPES = {
@@ -101,6 +103,7 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
+    _refuse_narrow_outputs(proto.graph)
     weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
@@ -164,6 +167,14 @@ def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
                 "ZipMap %s is left out: output %s is the tensor of its scores", maps[output.name].name, output.name
             )
     return result
+
+
+def _refuse_narrow_outputs(graph: onnx.GraphProto) -> None:
+    """Refuse outputs of types that are narrower than a byte, which the model itself holds in a wider one."""
+    for value in graph.output:
+        data_type = value.type.tensor_type.elem_type
+        if data_type and value.type.HasField("tensor_type") and data_type in _NARROW:
+            element_type(value.name, data_type)
 
 
 def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
