@@ -47,6 +47,56 @@ def evaluated(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
     return compiled(model)(*inputs)
 
 
+def run(
+    operator: str,
+    inputs: Sequence[np.ndarray | None],
+    constant: Sequence[int] = (),
+    dtype: str = "float32",
+    rank: int | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """The first result of one node, of which some inputs are constants; ``options`` are attributes and ``domain``.
+
+    It has as many dimensions as the first input, unless ``rank`` says how many.
+    """
+    return run_all(operator, inputs, constant, [(dtype, rank)], **options)[0]
+
+
+def run_all(
+    operator: str,
+    inputs: Sequence[np.ndarray | None],
+    constant: Sequence[int],
+    outputs: Sequence[tuple[str, int | None]],
+    **options: Any,
+) -> list[np.ndarray]:
+    """All results of one node, each with its type and rank."""
+    names = ["" if array is None else f"i{i}" for i, array in enumerate(inputs)]
+    given = [(name, array) for name, array in zip(names, inputs, strict=True) if array is not None]
+    kept = {names[i] for i in constant}
+    first = next(array for _, array in given if array.ndim)
+
+    def declared(name: str, dtype: Any, shape: Sequence[Any]) -> onnx.ValueInfoProto:
+        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+
+    results = [f"y{i}" for i in range(len(outputs))]
+    node = onnx.helper.make_node(operator, names, results, **options)
+    graph = onnx.helper.make_graph(
+        [node],
+        "g",
+        [declared(name, array.dtype, array.shape) for name, array in given if name not in kept],
+        [
+            declared(name, dtype, [None] * (first.ndim if rank is None else rank))
+            for name, (dtype, rank) in zip(results, outputs, strict=True)
+        ],
+        [numpy_helper.from_array(array, name) for name, array in given if name in kept],
+    )
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    found = evaluated(model, *(array for name, array in given if name not in kept))
+    assert [str(array.dtype) for array in found] == [dtype for dtype, _ in outputs]
+    return found
+
+
 def parsed(graph: str, opset: int = 21, functions: str = "", imports: str = "") -> onnx.ModelProto:
     """A model from ONNX's text form."""
     return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}{imports}]>\n{graph}\n{functions}')

@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
-from tkc.frontend.onnx.signature import DTYPES
+from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, checkable, fold, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
@@ -282,6 +282,10 @@ def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
     if value.expression is None and known is not None:
+        if known.dtype in WIDENED:
+            wide = WIDENED[known.dtype]
+            value.expression = relax.const(known.values.astype(wide), wide)
+            return value.expression
         if known.dtype not in DTYPES:
             raise ConversionError(
                 f"needs a tensor of {known.dtype}, which compiled models cannot hold; cast it to another type"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.external_data_helper
@@ -25,9 +27,17 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
+from tkc.frontend.onnx.graph import (
+    MICROSOFT_DOMAIN,
+    ML_DOMAIN,
+    STANDARD_DOMAINS,
+    GraphImporter,
+    Value,
+    describe,
+    stock_converters,
+)
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
-from tkc.frontend.onnx.signature import element_type, input_types, signature_of, with_positive_sizes
+from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.onnx.untrusted import (
     MOST_ELEMENTS,
@@ -42,6 +52,8 @@ from tkc.frontend.onnx.untrusted import (
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag, IndexBound
 
+_LOG = logging.getLogger(__name__)
+
 # Initializers below this many bytes are read into the graph: numbers such as shapes, axes and scales decide how an
 # operator is converted. It is also the size from which onnx itself moves tensors to external files.
 CONSTANT_BYTES = 1024
@@ -53,6 +65,11 @@ ALIGNMENT = 64
 _BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
 _CONTROL_FLOW = frozenset({"If"})
+
+# Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
+_MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
+
+_NARROW = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in WIDENED)
 
 _LISTED = 50  # nodes that an error lists
 
@@ -85,6 +102,8 @@ def import_onnx(
     proto, path = _read(model)
     check_opset(proto)
     check_structure(proto)
+    proto = _with_own_domains(_without_maps(proto))
+    _refuse_narrow_outputs(proto.graph)
     weights, proto = _separate_weights(proto, path)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
@@ -119,6 +138,61 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelPr
     return proto, path
 
 
+def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the tensor of scores in place of a map from labels to scores that a ZipMap ends it with.
+
+    Scores are in the order of the ZipMap's labels. One whose result other nodes read is refused like any operator
+    without a converter.
+    """
+    read = {name for node in nodes_of(proto.graph) for name in node.input}
+    maps = {
+        node.output[0]: node
+        for node in proto.graph.node
+        if (node.domain, node.op_type) == (ML_DOMAIN, "ZipMap") and node.output and node.output[0] not in read
+    }
+    if not maps:
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in result.graph.node:
+        if node.output and node.output[0] in maps:
+            node.domain, node.op_type = "", "Identity"
+            del node.attribute[:]
+    for output in result.graph.output:
+        if output.name in maps:
+            labels = max((len(a.ints) or len(a.strings) for a in maps[output.name].attribute), default=0)
+            sizes = [None, labels or None]
+            output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, sizes))
+            _LOG.warning(
+                "ZipMap %s is left out: output %s is the tensor of its scores", maps[output.name].name, output.name
+            )
+    return result
+
+
+def _refuse_narrow_outputs(graph: onnx.GraphProto) -> None:
+    """Refuse outputs of types that are narrower than a byte, which the model itself holds in a wider one."""
+    for value in graph.output:
+        data_type = value.type.tensor_type.elem_type
+        if data_type and value.type.HasField("tensor_type") and data_type in _NARROW:
+            element_type(value.name, data_type)
+
+
+def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with ONNX Runtime's operators in their own domain, some of which it writes into the standard's."""
+    version = opsets(proto).get("", 1)
+    misplaced = {name for name, since in _MISPLACED.items() if since is None or version < since}
+    if not any(node.domain in STANDARD_DOMAINS and node.op_type in misplaced for node in nodes_of(proto.graph)):
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    for node in nodes_of(result.graph):
+        if node.domain in STANDARD_DOMAINS and node.op_type in misplaced:
+            node.domain = MICROSOFT_DOMAIN
+    if MICROSOFT_DOMAIN not in opsets(proto):
+        result.opset_import.append(onnx.helper.make_opsetid(MICROSOFT_DOMAIN, 1))
+    return result
+
+
 # Weights
 
 
@@ -146,14 +220,14 @@ def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[s
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
         else:
-            weights[tensor.name] = array
+            weights[tensor.name] = array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return weights, light
 
 
 def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
     """The array of a tensor, mapped from its file where it is external."""
-    element_type(tensor.name, tensor.data_type)
+    element_type(tensor.name, tensor.data_type, narrow=True)
     check_dimensions(tensor)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if onnx.external_data_helper.uses_external_data(tensor):
@@ -182,7 +256,8 @@ def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None)
             "where that is; pass the path of the model instead."
         )
     path = _external_file(tensor, info.location, place)
-    offset, size = info.offset or 0, math.prod(tensor.dims) * dtype.itemsize
+    bits = ml_dtypes.iinfo(dtype).bits if str(dtype) in WIDENED else 8 * dtype.itemsize
+    offset, size = info.offset or 0, -(-math.prod(tensor.dims) * bits // 8)
     if info.length is not None and info.length != size:
         raise UnsupportedModelError(
             f"Initializer {name} needs {size} bytes, and is said to have {info.length} in {short(info.location)}; "
@@ -196,6 +271,11 @@ def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None)
         )
     if not size:
         return np.empty(tuple(tensor.dims), dtype)
+    if str(dtype) in WIDENED:
+        with path.open("rb") as file:
+            file.seek(offset)
+            packed = onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, raw_data=file.read(size))
+        return _aligned(onnx.numpy_helper.to_array(packed))
     try:
         # Copy on write: PyTorch wants writable memory, and the file must stay as it is.
         mapped = np.memmap(path, dtype, mode="c", offset=offset, shape=tuple(tensor.dims)).view(np.ndarray)

@@ -20,6 +20,9 @@ DTYPES = (
 )  # fmt: skip
 """The element types of tensors that compiled models can hold."""
 
+WIDENED = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
+"""The types in which compiled models hold the numbers of those that are narrower than a byte."""
+
 _OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -117,13 +120,16 @@ def with_positive_sizes(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return result
 
 
-def element_type(name: str, data_type: int) -> str:
-    """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use."""
+def element_type(name: str, data_type: int, narrow: bool = False) -> str:
+    """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use.
+
+    Types narrower than a byte are of use where ``narrow``: of initializers, which are held in a wider type.
+    """
     try:
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
     except KeyError:
         dtype = f"number {data_type}"
-    if dtype not in DTYPES:
+    if dtype not in DTYPES and not (narrow and dtype in WIDENED):
         known = ", ".join(DTYPES)
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
     return dtype

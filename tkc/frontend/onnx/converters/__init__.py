@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from tkc.frontend.onnx.converters import (
     attention,
+    contrib,
+    contrib_attention,
+    contrib_quantization,
     creation,
     elementwise,
+    features,
     grid_sample,
     indexing,
+    linear_models,
     normalization,
     ordering,
     placement,
@@ -18,6 +23,7 @@ from tkc.frontend.onnx.converters import (
     resize,
     shapes,
     signal,
+    trees,
     windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
@@ -46,7 +52,16 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
     for name, converter in table.items()
 } | {
     (domain, name): converter
-    for domain, table in ((MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS), (ML_DOMAIN, placement.ML_CONVERTERS))
+    for domain, table in (
+        (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_attention.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
+        (ML_DOMAIN, placement.ML_CONVERTERS),
+        (ML_DOMAIN, features.ML_CONVERTERS),
+        (ML_DOMAIN, linear_models.ML_CONVERTERS),
+        (ML_DOMAIN, trees.ML_CONVERTERS),
+    )
     for name, converter in table.items()
 }
 """The converter of each operator, by domain and name."""

@@ -174,7 +174,8 @@ def _embed_layer_normalization(node: Node) -> Converted:
     return dataclasses.replace(node, inputs=inputs).stock()
 
 
-def _trilu(node: Node) -> Converted:
+def trilu(node: Node) -> Converted:
+    """The triangle of the last two axes above or below a diagonal; zeros elsewhere."""
     offset = node.sizes(1) or [0]
     upper = bool(node.attribute("upper", 1))
     if node.has(1) and node.sizes(1) is None:
@@ -203,7 +204,7 @@ CONVERTERS: dict[str, Converter] = {
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
-    "Trilu": _trilu,
+    "Trilu": trilu,
 }
 
 MICROSOFT_CONVERTERS: dict[str, Converter] = {"EmbedLayerNormalization": _embed_layer_normalization}

@@ -64,7 +64,8 @@ def _over_axes(node: Node, position: int, axes: list[int]) -> relax.Expr:
     return tensor if node.shape(position) == sizes else node.emit(relax.op.broadcast_to(tensor, sizes))
 
 
-def _layer_normalization(node: Node) -> Converted:
+def layer_normalization(node: Node) -> Converted:
+    """Layer normalization over the axes from ``axis`` on, its mean, and its inverse deviation."""
     axes, epsilon = _normalized_axes(node), node.attribute("epsilon", 1e-5)
     scale = _over_axes(node, 1, axes)
     bias = _over_axes(node, 2, axes) if node.has(2) else node.emit(relax.op.zeros_like(scale))
@@ -131,6 +132,6 @@ def _lrn(node: Node) -> Converted:
 CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": _batch_normalization,
     "LRN": _lrn,
-    "LayerNormalization": _layer_normalization,
+    "LayerNormalization": layer_normalization,
     "RMSNormalization": _rms_normalization,
 }

@@ -163,7 +163,7 @@ def _transposed(index: tirx.PrimExpr, sizes: Sequence[tirx.PrimExpr]) -> tirx.Pr
     return _flat(places, list(reversed(sizes)))
 
 
-def _average_pool(node: Node) -> Converted:
+def average_pool(node: Node) -> Converted:
     """Averages, with the padding that ``auto_pad`` means written out."""
     windows = _windows(node)
     attributes = {**node.attributes, "pads": [*windows.begins, *windows.ends], "auto_pad": b"NOTSET"}
@@ -257,7 +257,7 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
 
 
 CONVERTERS: dict[str, Converter] = {
-    "AveragePool": _average_pool,
+    "AveragePool": average_pool,
     "ConvTranspose": _conv_transpose,
     "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import ml_dtypes
+import onnx
 from tvm import relax
 
 from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of
@@ -17,6 +18,10 @@ Converter: TypeAlias = Callable[[Node], Converted]
 
 EXACT = frozenset({"float32", "float64"})
 """Floats that mathematical functions compute in as they are."""
+
+
+NEWEST_OPSET = 21
+"""The opset whose meaning standard operators have that another domain's operators are made of."""
 
 
 def scalar(value: float | bool, dtype: str) -> relax.Constant:
@@ -75,6 +80,17 @@ def counted_from_front(node: Node, indices: relax.Expr, size: Size) -> relax.Exp
 def with_inputs(node: Node, inputs: Sequence[relax.Expr]) -> Node:
     """The same node over other tensors."""
     return dataclasses.replace(node, inputs=[Value(expression=tensor) for tensor in inputs])
+
+
+def standard(
+    node: Node, operator: str, inputs: Sequence[relax.Expr], attributes: Mapping[str, Any] | None = None
+) -> Node:
+    """A standard operator's node of this one's name, over other tensors, with this one's attributes or others."""
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    proto.domain, proto.op_type = "", operator
+    given = node.attributes if attributes is None else attributes
+    return dataclasses.replace(with_inputs(node, inputs), proto=proto, attributes=given, opset=NEWEST_OPSET)
 
 
 def saturated(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:

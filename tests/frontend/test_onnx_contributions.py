@@ -1,0 +1,268 @@
+"""ONNX Runtime's own operators against NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.frontend.onnx_execution import evaluated, parsed, run, run_all
+from tests.passes.reference_execution import substituted
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.onnx.importer import import_onnx
+from tkc.passes.canonical.canonicalize import Canonicalize
+
+RANDOM = np.random.default_rng(31)
+MICROSOFT = {"domain": "com.microsoft"}
+IMPORTS = ', "com.microsoft": 1'
+
+
+def floats(*shape: int) -> np.ndarray:
+    """Normal numbers in float32."""
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+def heads(tensor: np.ndarray, count: int) -> np.ndarray:
+    """``(batch, length, hidden)`` as ``(batch, heads, length, width)``."""
+    batch, length, hidden = tensor.shape
+    return tensor.reshape(batch, length, count, hidden // count).transpose(0, 2, 1, 3)
+
+
+def attended(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, added: Any = 0, scale: float | None = None, cap: float = 0
+) -> np.ndarray:
+    """Attention of ``(batch, heads, length, width)``, with its heads side by side."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(tensor, groups, 1) for tensor in (key, value))
+    scores = query @ key.swapaxes(2, 3) * (scale or query.shape[3] ** -0.5)
+    scores = (cap * np.tanh(scores / cap) if cap else scores) + added
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    result = (weights / weights.sum(-1, keepdims=True)) @ value
+    return result.transpose(0, 2, 1, 3).reshape(query.shape[0], query.shape[2], -1)
+
+
+def rotated(tensor: np.ndarray, cosines: np.ndarray, sines: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Pairs of numbers, neighbours or of both halves, turned by angles ``(batch, length, half)``."""
+    half = cosines.shape[-1]
+    ways = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
+    cosines, sines = cosines[:, None], sines[:, None]
+    result = np.empty_like(tensor)
+    first, second = (tensor[..., way] for way in ways)
+    result[..., ways[0]] = first * cosines - second * sines
+    result[..., ways[1]] = first * sines + second * cosines
+    return result
+
+
+CAUSAL = np.where(np.tri(5, 8, 3, dtype=bool), 0, -np.inf)
+
+
+def test_attention_of_many_heads() -> None:
+    """A bias, a mask of keys, a term of the scores and keys of before, causal."""
+    query, key, value = (floats(2, 5, 12) for _ in range(3))
+    bias, term, past = floats(36), floats(1, 3, 5, 8), [floats(2, 3, 3, 4) for _ in range(2)]
+    mask = (RANDOM.random((2, 8)) > 0.3).astype("int32")
+    inputs = [query, key, value, bias, mask, term, *past]
+    outputs: list[tuple[str, int | None]] = [("float32", None), ("float32", 4), ("float32", 4)]
+    found = run_all("MultiHeadAttention", inputs, (), outputs, num_heads=3, unidirectional=1, **MICROSOFT)
+    parts = [heads(x + b, 3) for x, b in zip((query, key, value), np.split(bias, 3), strict=True)]
+    caches = [np.concatenate([old, new], 2) for old, new in zip(past, parts[1:], strict=True)]
+    added = term + np.where(mask, 0, -10000)[:, None, None] + CAUSAL
+    assert np.allclose(found[0], attended(parts[0], *caches, added), 1e-4, 1e-5)
+    assert all(np.allclose(one, other) for one, other in zip(found[1:], caches, strict=True))
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("packed", [0, 1])
+def test_packed_operands(packed: int) -> None:
+    """Queries, keys and values in one tensor, or keys and values; a mask of lengths."""
+    query, both = floats(2, 5, 12), floats(2, 7, 3, 2, 4)
+    triple, lengths = floats(2, 5, 3, 3, 4), np.array([3, 5], "int32")
+    inputs = [triple] if packed else [query, both]
+    masked = [*inputs, *[None] * (4 - len(inputs)), lengths]
+    found = run("MultiHeadAttention", masked, (), rank=3, num_heads=3, scale=0.4, **MICROSOFT)
+    parts = [heads(query, 3), *np.moveaxis(both, 3, 0).swapaxes(2, 3)]
+    parts = list(np.moveaxis(triple, 3, 0).swapaxes(2, 3)) if packed else parts
+    added = np.where(np.arange(parts[1].shape[2]) < lengths[:, None], 0, -10000)[:, None, None]
+    assert np.allclose(found, attended(*parts, added, 0.4), 1e-4, 1e-5)
+
+
+def test_attention_with_its_projection() -> None:
+    """Values wider than keys; past and present in one tensor."""
+    x, weight, bias = floats(2, 5, 7), floats(7, 36), floats(36)
+    past = floats(2, 2, 3, 3, 4)
+    outputs: list[tuple[str, int | None]] = [("float32", None), ("float32", 5)]
+    inputs = [x, weight, bias, None, past]
+    found = run_all("Attention", inputs, (), outputs, num_heads=3, unidirectional=1, **MICROSOFT)
+    query, key, value = (heads(part, 3) for part in np.split(x @ weight + bias, 3, 2))
+    present = np.concatenate([past, np.stack([key, value])], 3)
+    assert np.allclose(found[0], attended(query, *present, CAUSAL), 1e-4, 1e-5)
+    assert np.allclose(found[1], present, 1e-5, 1e-5)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(
+    ("length", "buffer", "packed", "options"),
+    [
+        (1, 6, False, {}),
+        (3, 6, True, {"rotary_interleaved": 1, "softcap": 5.0}),
+        (1, 12, False, {"local_window_size": 3, "scale": 0.3}),
+    ],
+)
+def test_grouped_queries(length: int, buffer: int, packed: bool, options: dict[str, Any]) -> None:
+    """Sequences of several lengths, rotation inside, a cache that grows, and one that is large enough."""
+    last = np.array([6 + length, 3 + length])
+    new, past = floats(2, length, 8 * 4), [floats(2, 2, buffer, 4) for _ in range(2)]
+    angles = np.outer(np.arange(20), [1, 0.1]).astype("float32")
+    caches = [np.cos(angles), np.sin(angles)]
+    parts = np.split(new, [16, 24], 2)
+    inputs = [new, None, None] if packed else parts
+    sizes = [(last - 1).astype("int32"), np.array(6 + length, "int32")]
+    outputs: list[tuple[str, int | None]] = [("float32", 3), ("float32", 4), ("float32", 4)]
+    given = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **options, **MICROSOFT}
+    found = run_all("GroupQueryAttention", [*inputs, *past, *sizes, *caches], (6,), outputs, **given)
+    positions = (last - length)[:, None] + np.arange(length)
+    query, key, value = (heads(part, count) for part, count in zip(parts, (4, 2, 2), strict=True))
+    interleaved = bool(options.get("rotary_interleaved"))
+    query, key = (rotated(tensor, *(cache[positions] for cache in caches), interleaved) for tensor in (query, key))
+    total = max(buffer, 6 + length)
+    grown = [np.zeros((2, 2, total, 4), "float32") for _ in range(2)]
+    for whole, old, added in zip(grown, past, (key, value), strict=True):
+        whole[:, :, :buffer] = old
+        for b in range(2):
+            whole[b, :, last[b] - length : last[b]] = added[b]
+    column = np.arange(total)
+    seen = column <= positions[..., None]
+    if "local_window_size" in options:
+        seen &= column > positions[..., None] - 3
+    hidden = np.where(seen, 0, -np.inf)[:, None]
+    expected = attended(query, *grown, hidden, options.get("scale"), options.get("softcap", 0))
+    assert np.allclose(found[0], expected, 1e-4, 1e-5)
+    for one, other in zip(found[1:], grown, strict=True):
+        for b in range(2):
+            assert np.allclose(one[b, :, : last[b]], other[b, :, : last[b]], 1e-5, 1e-5)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_rotary_embedding(interleaved: int) -> None:
+    """The first numbers of each head, by positions of each token."""
+    x, positions = floats(2, 5, 36), RANDOM.integers(0, 20, (2, 5))
+    angles = np.outer(np.arange(20), [1, 0.1, 0.01, 0.001]).astype("float32")
+    caches = [np.cos(angles), np.sin(angles)]
+    options = {"interleaved": interleaved, "rotary_embedding_dim": 8, "num_heads": 3, **MICROSOFT}
+    found = run("RotaryEmbedding", [x, positions, *caches], (2, 3), **options)
+    tensor = heads(x, 3)
+    tensor[..., :8] = rotated(tensor[..., :8].copy(), *(cache[positions] for cache in caches), bool(interleaved))
+    assert np.allclose(found, tensor.transpose(0, 2, 1, 3).reshape(2, 5, 36), 1e-5, 1e-5)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(("bits", "zeros"), [(4, "packed"), (4, "floats"), (8, None), (2, "packed")])
+def test_weights_of_few_bits(bits: int, zeros: str | None) -> None:
+    """A last block that is not full, zero points as the weights or as floats, and none."""
+    depth, columns, block = 72, 7, 32
+    codes = RANDOM.integers(0, 1 << bits, (columns, 3, block))
+    points = RANDOM.integers(0, 1 << bits, (columns, 3))
+
+    def packed(numbers: np.ndarray) -> np.ndarray:
+        each = 8 // bits
+        padded = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, -numbers.shape[-1] % each)])
+        parts = padded.reshape(*padded.shape[:-1], -1, each) << (np.arange(each) * bits)
+        return parts.sum(-1).astype("uint8")
+
+    scales, x, bias = floats(columns, 3), floats(2, 3, depth), floats(columns)
+    given = {"packed": packed(points), "floats": points.astype("float32"), None: None}[zeros]
+    inputs = [x, packed(codes), scales, given, None, bias]
+    constant = [i for i in (1, 2, 3, 5) if inputs[i] is not None]
+    found = run("MatMulNBits", inputs, constant, K=depth, N=columns, bits=bits, block_size=block, **MICROSOFT)
+    offsets = points if zeros else np.full_like(points, 1 << (bits - 1))
+    weight = ((codes - offsets[..., None]) * scales[..., None]).reshape(columns, -1)[:, :depth]
+    assert np.allclose(found, x @ weight.T + bias, 1e-4, 1e-3)
+
+
+def test_fused_operators() -> None:
+    """One model of those that are elementwise, normalize, or transpose."""
+    model = parsed(
+        """g (float[n, 5, 8] x, float[n, 5, 8] s, float[8] g, float[8] b) =>
+        (float[n, 5, 8] r0, float[n, 5, 8] r1, float[n, 5, 8] r2, float[n, 5, 8] r3, float[n, 5, 8] r4,
+         float[n, 5, 5] r5, float[n, 5, 4] r6, float[n, 5, 8] r7) {
+            r0, m, v, r1 = com.microsoft.SkipLayerNormalization <epsilon = 0.001> (x, s, g, b, b)
+            r2, m2, v2, r3 = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.001> (x, s, g, b)
+            r4 = com.microsoft.QuickGelu <alpha = 2.0> (x)
+            r5 = com.microsoft.FusedMatMul <transB = 1, alpha = 0.5> (x, s)
+            r6 = com.microsoft.BiasSplitGelu (x, b)
+            r7 = SimplifiedLayerNormalization <axis = -1, epsilon = 0.001> (x, g)
+        }""".replace("r0, m, v, r1", "r0, , , r1").replace("r2, m2, v2, r3", "r2, , , r3"),
+        imports=IMPORTS,
+    )
+    x, s, g, b = floats(2, 5, 8), floats(2, 5, 8), floats(8), floats(8)
+    found = evaluated(model, x, s, g, b)
+    total = x + s + b
+    centered = total - total.mean(-1, keepdims=True)
+    gelu = np.vectorize(lambda number: number / 2 * (1 + math.erf(number / math.sqrt(2))))
+
+    def scaled(numbers: np.ndarray) -> np.ndarray:
+        return numbers / np.sqrt((numbers**2).mean(-1, keepdims=True) + 0.001) * g
+
+    shifted = x + b
+    expected = [
+        scaled(centered) + b, total, scaled(total), total, x / (1 + np.exp(-2 * x)), x @ s.swapaxes(1, 2) / 2,
+        shifted[..., :4] * gelu(shifted[..., 4:]), scaled(x),
+    ]  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        assert np.allclose(one, other, 1e-4, 1e-5)
+
+
+def test_fused_convolution() -> None:
+    """A tensor that is added before the activation."""
+    x, weight, bias, added = floats(1, 3, 6, 6), floats(4, 3, 3, 3), floats(4), floats(1, 4, 4, 4)
+    options = {"activation": "LeakyRelu", "activation_params": [0.25], **MICROSOFT}
+    found = run("FusedConv", [x, weight, bias, added], **options)
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))
+    total = np.einsum("nchwij,ocij->nohw", windows, weight) + bias[:, None, None] + added
+    assert np.allclose(found, np.where(total < 0, total / 4, total), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "options", "told"),
+    [
+        ("GroupQueryAttention", 7, {"num_heads": 2, "kv_num_heads": 1, "smooth_softmax": 1}, "smooth_softmax"),
+        ("Attention", 3, {"num_heads": 2, "do_rotary": 1}, "do_rotary"),
+        ("FusedConv", 2, {"activation": "Selu"}, "activation 'Selu'"),
+        ("MultiHeadAttention", 1, {"num_heads": 0}, "num_heads 0"),
+    ],
+)
+def test_what_is_not_supported_is_named(operator: str, inputs: int, options: dict[str, Any], told: str) -> None:
+    """By the attribute."""
+    arrays = [floats(1, 4, 4, 4) for _ in range(inputs)]
+    with pytest.raises(UnsupportedModelError, match=told):
+        run(operator, arrays, **options, **MICROSOFT)
+
+
+@pytest.mark.parametrize(
+    ("graph", "kernel"),
+    [
+        (
+            """g (float16[2, n, 512] q, float16[2, n, 512] k, float16[2, n, 512] v) => (float16[2, n, 512] y) {
+                y = com.microsoft.MultiHeadAttention <num_heads = 8, unidirectional = 1> (q, k, v)
+            }""",
+            "attention.prefill",
+        ),
+        (
+            """g (float16[2, 1, 512] q, float16[2, 1, 128] k, float16[2, 1, 128] v, float16[2, 2, p, 64] a,
+                float16[2, 2, p, 64] b, int32[2] l, int32 t)
+                => (float16[2, 1, 512] y, float16[2, 2, p1, 64] c, float16[2, 2, p1, 64] d) {
+                y, c, d = com.microsoft.GroupQueryAttention <num_heads = 8, kv_num_heads = 2> (q, k, v, a, b, l, t)
+            }""",
+            "attention.decode",
+        ),
+    ],
+)
+def test_attention_becomes_a_kernel(graph: str, kernel: str) -> None:
+    """As ONNX's own Attention does: nothing is left of the softmax."""
+    module = Canonicalize()(import_onnx(parsed(graph, imports=IMPORTS)).module)
+    rewritten, report = substituted(module)
+    assert [call.kernel for call in report.substitutions if "attention" in call.kernel] == [kernel]
+    assert "softmax" not in rewritten["main"].script()

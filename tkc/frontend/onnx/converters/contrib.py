@@ -1,0 +1,242 @@
+"""ONNX Runtime's fused operators: activations with a bias, matmuls with a transposition, normalizations with a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tvm import relax
+
+from tkc.frontend.onnx.converters.indexing import trilu
+from tkc.frontend.onnx.converters.normalization import layer_normalization
+from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, standard
+from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+
+
+def _with_bias(node: Node, position: int) -> relax.Expr:
+    """Input 0, with the bias if one is given."""
+    x = node.tensor(0)
+    return node.emit(relax.op.add(x, node.tensor(position))) if node.has(position) else x
+
+
+def _gelu(node: Node) -> Converted:
+    return relax.op.nn.gelu(_with_bias(node, 1))
+
+
+def _fast_gelu(node: Node) -> Converted:
+    return relax.op.nn.gelu_tanh(_with_bias(node, 1))
+
+
+def _quick_gelu(node: Node) -> Converted:
+    x = node.tensor(0)
+    alpha = scalar(node.attribute("alpha", 1.702), node.dtype(0))
+    return relax.op.multiply(x, relax.op.sigmoid(relax.op.multiply(x, alpha)))
+
+
+def _bias_split_gelu(node: Node) -> Converted:
+    """The first half of the last axis times the GELU of the second one."""
+    first, second = _halves(node, _with_bias(node, 1))
+    return relax.op.multiply(first, relax.op.nn.gelu(second))
+
+
+def _halves(node: Node, tensor: relax.Expr) -> list[relax.Expr]:
+    width = shape_of(tensor, node.algebra)[-1]
+    if not isinstance(width, int):
+        raise ConversionError("needs a fixed last dimension; export the model with fixed sizes there")
+    axis, half = tensor.struct_info.ndim - 1, width // 2
+    return [
+        node.emit(relax.op.strided_slice(tensor, [axis], [start], [start + half], assume_inbound=True))
+        for start in (0, half)
+    ]
+
+
+def _bias_add(node: Node) -> Converted:
+    return relax.op.add(node.emit(relax.op.add(node.tensor(0), node.tensor(1))), node.tensor(2))
+
+
+def _fused_matmul(node: Node) -> Converted:
+    """The product of operands that are transposed, in their last two dimensions or with the first one, times alpha."""
+    operands = []
+    for i, side in enumerate("AB"):
+        tensor, rank = node.tensor(i), node.rank(i)
+        axes = list(range(rank))
+        if node.attribute(f"transBatch{side}", 0) and rank > 2:
+            axes = [*axes[1:-1], axes[0], axes[-1]]
+        if node.attribute(f"trans{side}", 0) and rank > 1:
+            axes[-2:] = axes[:-3:-1]
+        operands.append(tensor if axes == sorted(axes) else node.emit(relax.op.permute_dims(tensor, axes)))
+    product = node.emit(relax.op.matmul(*operands))
+    alpha = node.attribute("alpha", 1.0)
+    return product if alpha == 1.0 else relax.op.multiply(product, scalar(alpha, node.dtype(0)))
+
+
+def _activated(node: Node, x: relax.Expr, default: str = "") -> relax.Expr:
+    """The activation that the attributes name, and its parameters."""
+    name, given = node.attribute("activation", default), [*map(float, node.attribute("activation_params", ()))]
+    dtype = x.struct_info.dtype
+    match name:
+        case "":
+            return x
+        case "Relu":
+            return relax.op.nn.relu(x)
+        case "Sigmoid":
+            return relax.op.sigmoid(x)
+        case "Tanh":
+            return relax.op.tanh(x)
+        case "Gelu":
+            return relax.op.nn.gelu(x)
+        case "LeakyRelu" if len(given) == 1:
+            below = relax.op.multiply(x, scalar(given[0], dtype))
+            return relax.op.where(relax.op.less(x, scalar(0, dtype)), below, x)
+        case "Clip" if len(given) == 2:
+            return relax.op.clip(x, *given)
+        case "HardSigmoid" if len(given) == 2:
+            line = relax.op.add(relax.op.multiply(x, scalar(given[0], dtype)), scalar(given[1], dtype))
+            return relax.op.clip(node.emit(line), 0.0, 1.0)
+    raise ConversionError(f"has the activation {name!r} with parameters {given}; apply it in a node of its own")
+
+
+def _fused_conv(node: Node) -> Converted:
+    """A convolution, a bias, a tensor that is added, and an activation."""
+    operands = [node.tensor(i) for i in range(3) if node.has(i)]
+    result = node.emit(standard(node, "Conv", operands).stock())
+    if node.has(3):
+        result = node.emit(relax.op.add(result, node.tensor(3)))
+    return _activated(node, result)
+
+
+def _nhwc_conv(node: Node) -> Converted:
+    """A convolution of images with their channels last."""
+    rank = node.rank(0)
+    first = node.emit(relax.op.permute_dims(node.tensor(0), [0, rank - 1, *range(1, rank - 1)]))
+    operands = [first, *(node.tensor(i) for i in (1, 2) if node.has(i))]
+    result = _activated(node, node.emit(standard(node, "Conv", operands).stock()))
+    return relax.op.permute_dims(node.emit(result), [0, *range(2, rank), 1])
+
+
+def _fused_gemm(node: Node) -> Converted:
+    operands = [node.tensor(i) for i in range(3) if node.has(i)]
+    return _activated(node, node.emit(standard(node, "Gemm", operands).stock()))
+
+
+# Normalizations
+
+
+def _normalized(node: Node, x: relax.Expr, scale: relax.Expr, bias: relax.Expr | None, simplified: bool) -> relax.Expr:
+    epsilon = node.attribute("epsilon", 1e-5 if simplified else 1e-12)
+    axis = [x.struct_info.ndim - 1]
+    if simplified:
+        return node.emit(relax.op.nn.rms_norm(x, scale, axis, epsilon))
+    offset = node.emit(relax.op.zeros_like(scale)) if bias is None else bias
+    return node.emit(relax.op.nn.layer_norm(x, scale, offset, axis, epsilon))
+
+
+def _skip_normalization(simplified: bool) -> Converter:
+    def convert(node: Node) -> Converted:
+        """The normalized sum of a tensor, another and a bias; and, as fourth output, the sum."""
+        if node.wants(1) or node.wants(2):
+            raise ConversionError("has outputs mean and inv_std_var; export the model for inference")
+        position = 3 if simplified else 4
+        total = node.emit(relax.op.add(node.tensor(0), node.tensor(1)))
+        if node.has(position):
+            total = node.emit(relax.op.add(total, node.tensor(position)))
+        bias = None if simplified or not node.has(3) else node.tensor(3)
+        result = _normalized(node, total, node.tensor(2), bias, simplified)
+        return [result, total, total, total]
+
+    return convert
+
+
+def _simplified_layer_normalization(node: Node) -> Converted:
+    """RMS normalization over the last axis."""
+    if node.wants(1) or node.attribute("axis", -1) not in (-1, node.rank(0) - 1):
+        raise ConversionError("has the output inv_std_var, or an axis other than the last; export RMSNormalization")
+    return _normalized(node, node.tensor(0), node.tensor(1), None, True)
+
+
+def _group_norm(node: Node) -> Converted:
+    """Group normalization of images with their channels last, or behind the batch, and SiLU."""
+    rank, groups = node.rank(0), node.attribute("groups")
+    last = bool(node.attribute("channels_last", 1))
+    x = node.tensor(0)
+    if last:
+        x = node.emit(relax.op.permute_dims(x, [0, rank - 1, *range(1, rank - 1)]))
+    dtype = node.dtype(0)
+    scale, bias = (
+        tensor if tensor.struct_info.dtype == dtype else node.emit(relax.op.astype(tensor, dtype))
+        for tensor in (node.tensor(1), node.tensor(2))
+    )
+    axes = list(range(2, rank))
+    result = node.emit(relax.op.nn.group_norm(x, scale, bias, groups, 1, axes, node.attribute("epsilon", 1e-5)))
+    if node.attribute("activation", 0):
+        result = node.emit(relax.op.nn.silu(result))
+    return relax.op.permute_dims(result, [0, *range(2, rank), 1]) if last else result
+
+
+# Weights of few bits
+
+
+def _matmul_nbits(node: Node) -> Converted:
+    """A times weights ``[N, K]`` of 2, 4 or 8 bits, packed from the lowest bits on, with a scale for each block."""
+    columns, depth = node.attribute("N"), node.attribute("K")
+    bits, block = node.attribute("bits", 4), node.attribute("block_size")
+    if bits not in (2, 4, 8) or node.has(4):
+        raise ConversionError(f"has weights of {bits} bits or g_idx; export the model with 2, 4 or 8 bits and no g_idx")
+    blocks, dtype = -(-depth // block), node.dtype(0)
+    codes = node.emit(relax.op.reshape(node.tensor(1), [columns, blocks * block * bits // 8]))
+    whole = node.emit(relax.op.reshape(_unpacked(node, codes, bits), [columns, blocks, block]))
+    scales = node.emit(relax.op.reshape(node.emit(relax.op.astype(node.tensor(2), "float32")), [columns, blocks, 1]))
+    zero: relax.Expr = scalar(1 << (bits - 1), "float32")
+    if node.has(3):
+        zero = node.tensor(3)
+        if node.dtype(3) == "uint8":
+            packed = math.ceil(blocks * bits / 8)
+            zero = _unpacked(node, node.emit(relax.op.reshape(zero, [columns, packed])), bits)
+            zero = node.emit(relax.op.strided_slice(zero, [1], [0], [blocks], assume_inbound=True))
+        zero = node.emit(relax.op.reshape(node.emit(relax.op.astype(zero, "float32")), [columns, blocks, 1]))
+    shifted = node.emit(relax.op.subtract(relax.op.astype(whole, "float32"), zero))
+    weight = node.emit(relax.op.reshape(node.emit(relax.op.multiply(shifted, scales)), [columns, blocks * block]))
+    if blocks * block != depth:
+        weight = node.emit(relax.op.strided_slice(weight, [1], [0], [depth], assume_inbound=True))
+    if dtype != "float32":
+        weight = node.emit(relax.op.astype(weight, dtype))
+    product = node.emit(relax.op.matmul(node.tensor(0), node.emit(relax.op.permute_dims(weight, [1, 0]))))
+    return relax.op.add(product, node.tensor(5)) if node.has(5) else product
+
+
+def _unpacked(node: Node, codes: relax.Expr, bits: int) -> relax.Expr:
+    """Bytes ``[N, B]`` as whole numbers ``[N, B * 8 / bits]``, the lowest bits first."""
+    if bits == 8:
+        return codes
+    parts: Sequence[relax.Expr] = [
+        node.emit(
+            relax.op.bitwise_and(relax.op.right_shift(codes, scalar(shift, "uint8")), scalar((1 << bits) - 1, "uint8"))
+        )
+        for shift in range(0, 8, bits)
+    ]
+    columns, count = shape_of(codes, node.algebra)
+    stacked = node.emit(relax.op.stack(list(parts), 2))
+    return node.emit(relax.op.reshape(stacked, [columns, node.algebra.simplify(count * len(parts))]))
+
+
+MICROSOFT_CONVERTERS: dict[str, Converter] = {
+    "BiasAdd": _bias_add,
+    "BiasGelu": _gelu,
+    "BiasSplitGelu": _bias_split_gelu,
+    "FastGelu": _fast_gelu,
+    "FusedConv": _fused_conv,
+    "FusedGemm": _fused_gemm,
+    "FusedMatMul": _fused_matmul,
+    "Gelu": _gelu,
+    "GroupNorm": _group_norm,
+    "LayerNormalization": layer_normalization,
+    "MatMulNBits": _matmul_nbits,
+    "NhwcConv": _nhwc_conv,
+    "QuickGelu": _quick_gelu,
+    "SimplifiedLayerNormalization": _simplified_layer_normalization,
+    "SkipLayerNormalization": _skip_normalization(simplified=False),
+    "SkipSimplifiedLayerNormalization": _skip_normalization(simplified=True),
+    "TransposeMatMul": _fused_matmul,
+    "Trilu": trilu,
+}
+"""Those of ONNX Runtime."""
