@@ -154,18 +154,18 @@ def compile(
         builder=builder or BuilderSettings(),
     )
     _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
-    if entries is not None:
-        return compiled_program(
-            model,
-            entries,
-            size_names,
-            target,
-            options,
-            checks=checks,
-            copy_weights=copy_weights,
-            max_concurrency=max_concurrency,
-        )
     with current_gpu_of(model, example_args, example_kwargs):
+        if entries is not None:
+            return compiled_program(
+                model,
+                entries,
+                size_names,
+                target,
+                options,
+                checks=checks,
+                copy_weights=copy_weights,
+                max_concurrency=max_concurrency,
+            )
         return compiled(
             model,
             example_args,
