@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, te
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded, source_of
 from tkc.passes.lowering import number_functions
 
 Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -99,6 +99,9 @@ def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> rela
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
     quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
+    if rounding_mode == "trunc" and quotient.struct_info.dtype == "bfloat16":
+        # PyTorch truncates the rounded quotient, which generated code would keep in float32.
+        quotient = elementwise(b, "rounded", number_functions.rounded_to_bfloat16, b.cast(quotient, "float32"))
     return op.trunc(quotient) if rounding_mode == "trunc" and _is_floating(b.dtype) else quotient
 
 
@@ -339,6 +342,12 @@ def scalar_tensor(b: Emitter, value: Any, *_: Any) -> relax.Expr:
     return b.tensor(value, b.dtype)
 
 
+def assert_async(b: Emitter, condition: relax.Expr, message: str = "Expected Tensor with single nonzero value") -> None:
+    """Note what the model asserts of a tensor of one element, which each call checks."""
+    source = f"{message!r} ({source_of(b.node)})"
+    b.index_uses.add_assertion(b.cast(condition, "bool"), source)
+
+
 def _table(functions: dict[str, Converter], *overloads: str) -> dict[str, Converter]:
     """Each function under its operator's overloads."""
     return {f"aten.{name}.{overload}": f for name, f in functions.items() for overload in overloads}
@@ -473,6 +482,8 @@ CONVERTERS: dict[str, Converter] = {
     },
     "aten.bitwise_left_shift.Scalar_Tensor": _arithmetic(op.left_shift),
     "aten.bitwise_right_shift.Scalar_Tensor": _arithmetic(op.right_shift),
+    "aten._assert_async.default": assert_async,
+    "aten._assert_async.msg": assert_async,
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,
