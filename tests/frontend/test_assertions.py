@@ -28,13 +28,13 @@ def _asserting_in_a_branch(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_assertions_are_checked_in_each_call(tmp_path: Path) -> None:
-    exe = compiled(
-        _asserting, torch.ones(3), dynamic_shapes={"inputs": ({0: Dim("n", min=0, max=99)},)}, fallback=False
-    )
+    """With any number of elements, of a loaded model too; a call that holds is right after one that does not."""
+    shapes = {"inputs": ({0: Dim("n", min=0, max=99)},)}
+    exe = compiled(_asserting, torch.ones(3), dynamic_shapes=shapes, fallback=False)
     exe.save(tmp_path / "model")
     for model in (exe, tkc.load(tmp_path / "model")):
         torch.testing.assert_close(model(torch.ones(5)), torch.full((5,), 2.0))
-        with pytest.raises(tkc.InputError, match="'the sum must be positive'.*in forward"):
+        with pytest.raises(tkc.InputError, match=r"'the sum must be positive'.*in forward"):
             model(-torch.ones(5))
         with pytest.raises(tkc.InputError, match="'the sum must be positive'"):
             model(torch.zeros(0))
@@ -46,6 +46,7 @@ def test_assertions_are_checked_in_each_call(tmp_path: Path) -> None:
 
 
 def test_an_assertion_of_a_branch_that_is_not_taken_is_not_checked() -> None:
+    """What the other branch asserts may not hold."""
     exe = compiled(_asserting_in_a_branch, torch.ones(3))
     torch.testing.assert_close(exe(torch.tensor([-1.0, 9, 9])), torch.tensor([-3.0, 27, 27]))
     torch.testing.assert_close(exe(torch.ones(3)), torch.full((3,), 2.0))

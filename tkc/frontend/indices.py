@@ -127,10 +127,8 @@ class IndexUses:
         counts = [self._count(use) for use in uses.values()] + zeros
         flags = [Flag(use.source) for use in uses.values()] + divisors
         for condition, source in self._asserted:
-            fails = self._builder.emit(relax.op.logical_not(condition))
-            counts.append(
-                self._builder.emit(relax.op.reshape(self._builder.emit(relax.op.astype(fails, "int32")), [1]))
-            )
+            fails = self._builder.emit(relax.op.astype(self._builder.emit(relax.op.logical_not(condition)), "int32"))
+            counts.append(self._builder.emit(relax.op.reshape(fails, [1])))
             flags.append(Flag(source, "assertion"))
         for counted, of_branches in self._of_branches:
             counts.append(counted)

@@ -1,4 +1,4 @@
-"""Indices out of range, zero divisors and failed assertions that generated code counted: kept until somebody can be told."""
+"""What generated code counted of indices out of range, zero divisors and assertions: kept until somebody is told."""
 
 from __future__ import annotations
 

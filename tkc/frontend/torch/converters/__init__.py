@@ -65,6 +65,9 @@ KEPT = frozenset(
 )
 """Operators that stay whole when PyTorch decomposes a model, because a rule or a reader wants to see them."""
 
+KEPT_OF_OTHERS: set[str] = set()
+"""Those that stay whole because a converter of them was registered from outside."""
+
 CHECKS = frozenset(
     {
         "aten._assert_tensor_metadata.default",

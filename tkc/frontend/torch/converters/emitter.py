@@ -80,7 +80,7 @@ class Emitter:
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
-        expected = node.meta.get("val")  # PyTorch states none of an assertion in a branch
+        expected: Any = node.meta.get("val")  # PyTorch states none of an assertion in a branch
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
         with self.converting(node):
