@@ -13,8 +13,10 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.outputs import Pairs
 from tkc.frontend.torch.pair_calls import on_pairs
 from tkc.frontend.torch.programs import program_of
@@ -114,7 +116,7 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
 
     from tkc.runtime import fourier  # noqa: F401, which registers the operators that the transforms call
 
-    own = _on_parts(ComplexTensor)
+    own, of_arithmetic = _on_parts(ComplexTensor), decompositions()
     theirs = common.lookup_complex
 
     def called(operator: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -128,6 +130,10 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
     def lookup(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         found = own.get(operator) or own.get(operator.overloadpacket) or theirs(operator, *args, **kwargs)
         name = operator.name()
+        if found is None and operator.overloadpacket in _OF_EACH_PART:
+            return _of_each_part(operator, ComplexTensor)
+        if found is None and operator in _OF_ARITHMETIC:
+            return of_arithmetic[operator]
         if found is None and is_linear_algebra(operator) and fallback:
             return called(operator)
         if found is None and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
@@ -147,6 +153,39 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
         yield {**_makers(ComplexTensor), **makers}
     finally:
         common.lookup_complex = theirs
+
+
+_OF_EACH_PART = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("unfold", "unfold_copy", "diagonal", "diagonal_copy", "diagonal_scatter", "diag_embed", "trace"),
+        *("as_strided", "as_strided_copy", "as_strided_scatter", "slice_scatter", "select_scatter"),
+        *("view_copy", "permute_copy", "narrow_copy", "unbind_copy", "expand_copy", "squeeze_copy", "unsqueeze_copy"),
+        *("t_copy", "transpose_copy", "alias_copy", "detach_copy", "slice_copy", "select_copy", "split_copy"),
+        *("put", "take", "gather", "index_select", "index_copy", "index_put", "masked_scatter", "constant_pad_nd"),
+        *("scatter_add", "flip", "roll", "rot90", "tril", "triu", "repeat", "cumsum", "sum", "mean", "nansum"),
+        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+    )
+)
+"""Operators that move or add up elements: of the real parts, and of the imaginary ones."""
+
+_OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
+"""Operators whose decomposition (``decompositions.py``) holds for complex numbers, too."""
+
+
+def _of_each_part(operator: torch._ops.OpOverload, pair: type[torch.Tensor]) -> Callable[..., Any]:
+    def of_both(*args: Any, **kwargs: Any) -> Any:
+        real, imaginary = (
+            operator(*part_args, **part_kwargs)
+            for part_args, part_kwargs in (
+                pytree.tree_map_only(pair, lambda x, name=name: getattr(x, name), (args, kwargs))
+                for name in ("re", "im")
+            )
+        )
+        return pytree.tree_map(pair, real, imaginary)
+
+    return of_both
 
 
 def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:

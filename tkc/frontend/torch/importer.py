@@ -43,6 +43,7 @@ from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.dimensions import (
     DimensionNames,
     Dimensions,
@@ -156,6 +157,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     if not is_complex and not unknown_operators(program.graph):
         return program
     table = torch.export.default_decompositions()
+    table.update(decompositions())
     for op in [op for op in table if op.name().partition(".")[0] in KEPT | KEPT_OF_OTHERS]:
         table.pop(op)
     if _reads_logsumexp(program.graph):

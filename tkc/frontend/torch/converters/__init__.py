@@ -17,6 +17,7 @@ from tkc.frontend.torch.converters import (
     resampling,
     shapes,
     sorting,
+    strided,
 )
 from tkc.frontend.torch.converters.emitter import Converter
 
@@ -32,6 +33,7 @@ CONVERTERS: dict[str, Converter] = {
     **_IMAGES,
     **elementwise.CONVERTERS,
     **shapes.CONVERTERS,
+    **strided.CONVERTERS,
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
     **sorting.CONVERTERS,

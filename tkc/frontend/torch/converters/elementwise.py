@@ -323,6 +323,45 @@ def _from_library(name: str) -> Converter:
     return convert
 
 
+def _unary_from_library(name: str) -> Converter:
+    """The C library's function of one float, in the dtype of the result."""
+    function = number_functions.from_library(name)
+    return lambda b, x: elementwise(b, name, function, b.tensor(x, b.dtype))
+
+
+def _bessel(name: str) -> Converter:
+    """The C library's, of 32 bits: those of PyTorch err by 1e-7 in float64, too, which would be a difference."""
+    convert = _unary_from_library(name)
+
+    def in_float32(b: Emitter, x: relax.Expr) -> relax.Expr:
+        if b.dtype == "float64":
+            raise b.unsupported("Bessel functions of float64 are not supported. Use float32.")
+        return convert(b, x)
+
+    return in_float32
+
+
+def nextafter(b: Emitter, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    """The next number of the dtype after ``x`` towards ``y``."""
+    if b.dtype not in ("float32", "float64"):
+        raise b.unsupported(f"the next number of {b.dtype} is not supported. Use float32 or float64.")
+    result: relax.Expr = _from_library("nextafter")(b, x, y)
+    return result
+
+
+def signbit(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """Whether an element is negative, as -0.0 is."""
+    dtype = x.struct_info.dtype
+    if dtype == "bool":
+        return op.zeros_like(x)
+    if not _is_floating(dtype):
+        return op.less(x, relax.const(0, dtype))
+    x = b.wide(x)
+    one = b.emit(op.ones_like(x))
+    signed = elementwise(b, "copysign", number_functions.from_library("copysign"), one, x)
+    return op.less(signed, relax.const(0, x.struct_info.dtype))
+
+
 def ldexp(b: Emitter, x: relax.Expr, exponent: relax.Expr) -> relax.Expr:
     """``x * 2 ** exponent``; PyTorch has the power of a whole number in float32."""
     dtype = exponent.struct_info.dtype
@@ -436,6 +475,10 @@ CONVERTERS: dict[str, Converter] = {
             "softshrink": softshrink,
             "hypot": _from_library("hypot"),
             "sign": sign,
+            "signbit": signbit,
+            "nextafter": nextafter,
+            **{name: _unary_from_library(name) for name in ("lgamma", "erfc", "exp2")},
+            **{f"special_bessel_{name}": _bessel(name) for name in ("j0", "j1", "y0", "y1")},
             "expm1": expm1,
             "log1p": log1p,
             "log2": _log_base(2),
