@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -176,14 +177,11 @@ _OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trili
 
 def _of_each_part(operator: torch._ops.OpOverload, pair: type[torch.Tensor]) -> Callable[..., Any]:
     def of_both(*args: Any, **kwargs: Any) -> Any:
-        real, imaginary = (
-            operator(*part_args, **part_kwargs)
-            for part_args, part_kwargs in (
-                pytree.tree_map_only(pair, lambda x, name=name: getattr(x, name), (args, kwargs))
-                for name in ("re", "im")
-            )
-        )
-        return pytree.tree_map(pair, real, imaginary)
+        results = []
+        for part in map(attrgetter, ("re", "im")):
+            part_args, part_kwargs = pytree.tree_map_only(pair, part, (args, kwargs))
+            results.append(operator(*part_args, **part_kwargs))
+        return pytree.tree_map(pair, *results)
 
     return of_both
 
