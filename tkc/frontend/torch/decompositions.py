@@ -471,14 +471,27 @@ def _zeta_float64(s: int, q: Tensor) -> Tensor:
     """Hurwitz's zeta function of a whole ``s`` > 1, for ``q`` >= 0, by Euler and Maclaurin's formula."""
     total = torch.zeros_like(q)
     for step in range(10):
-        total = total + (q + step).pow(-s)
+        total = total + _whole_power(1 / (q + step), s)
     w = q + 10
-    total = total + w.pow(1 - s) / (s - 1) + 0.5 * w.pow(-s)
-    factor = float(s)
+    inverse = 1 / w
+    factor, coefficients = float(s), []
     for j, bernoulli in enumerate(_BERNOULLI, 1):
-        total = total + bernoulli / math.factorial(2 * j) * factor * w.pow(1 - s - 2 * j)
+        coefficients.append(bernoulli / math.factorial(2 * j) * factor)
         factor *= (s + 2 * j - 1) * (s + 2 * j)
-    return total
+    series = _polynomial(inverse * inverse, coefficients[::-1]) * inverse
+    return total + _whole_power(inverse, s) * (w / (s - 1) + 0.5 + series)
+
+
+def _whole_power(x: Tensor, exponent: int) -> Tensor:
+    """``x ** exponent`` of an exponent above 0, by products."""
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = x if result is None else result * x
+        exponent >>= 1
+        x = x * x
+    assert result is not None
+    return result
 
 
 def _cotangent_derivative(n: int) -> list[int]:
@@ -521,8 +534,7 @@ def _polygamma(n: int, self: Tensor) -> Any:
     result = torch.where(reflected, (-1) ** n * result - derivative, result)
     # PyTorch has the limit from one side at the poles: infinity of zeta.
     pole = (x <= 0) & (x == x.floor())
-    result = torch.where(pole, (-1) ** (n + 1) * math.inf, result)
-    return torch.where(x == math.inf, torch.zeros_like(x), result).to(dtype)
+    return torch.where(pole, (-1) ** (n + 1) * math.inf, result).to(dtype)  # of infinity NaN, as PyTorch has it
 
 
 def _erfinv_float64(y: Tensor) -> Tensor:

@@ -330,13 +330,17 @@ def _unary_from_library(name: str) -> Converter:
 
 
 def _bessel(name: str) -> Converter:
-    """The C library's, of 32 bits: those of PyTorch err by 1e-7 in float64, too, which would be a difference."""
+    """The C library's, and NaN of infinity, as PyTorch has it.
+
+    In float64, those of PyTorch err by 1e-7, so that they are refused.
+    """
     convert = _unary_from_library(name)
 
     def in_float32(b: Emitter, x: relax.Expr) -> relax.Expr:
         if b.dtype == "float64":
             raise b.unsupported("Bessel functions of float64 are not supported. Use float32.")
-        return convert(b, x)
+        infinite = b.emit(op.isinf(b.wide(b.tensor(x, b.dtype))))
+        return op.where(infinite, b.tensor(math.nan, b.dtype), b.emit(convert(b, x)))
 
     return in_float32
 
