@@ -28,8 +28,6 @@ _OF_PYTORCH = (
     _aten.unbind_copy.int,
     _aten.dist.default,
     _aten.addmv.default,
-    _aten.native_batch_norm.default,
-    _aten.round.decimals,
     _aten.triu_indices.default,
     _aten.tril_indices.default,
     _aten.max_pool2d_with_indices_backward.default,
