@@ -1,7 +1,8 @@
 """TKC compiles whole models, PyTorch or ONNX, into one executable with TileLang kernels inside.
 
 ``compile`` makes an :class:`Executable`, ``load`` reads a saved one, ``explain`` reports what a compilation would do,
-``tune`` searches faster schedules for the functions that no kernel replaces.
+``tune`` searches faster schedules for the functions that no kernel replaces. ``converter`` and ``onnx_converter`` add
+operators.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tkc.errors import (
 if TYPE_CHECKING:
     from tkc.api import compile, debug, explain, load, tune
     from tkc.frontend.entries import Entry
+    from tkc.frontend.onnx.registration import onnx_converter
+    from tkc.frontend.torch.registration import converter
     from tkc.runtime.executable import Executable
     from tkc.runtime.program import Program
     from tkc.runtime.report import ProgramReport, Report
@@ -55,9 +58,11 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "compile",
+    "converter",
     "debug",
     "explain",
     "load",
+    "onnx_converter",
     "tune",
 ]
 
@@ -71,7 +76,9 @@ _HOMES = {
     "explain": "tkc.api",
     "load": "tkc.api",
     "TuningResult": "tkc.tuning.functions",
+    "converter": "tkc.frontend.torch.registration",
     "debug": "tkc.api",
+    "onnx_converter": "tkc.frontend.onnx.registration",
     "tune": "tkc.api",
 }
 

@@ -51,6 +51,14 @@ expm1 = from_library("expm1")
 log1p = from_library("log1p")
 
 
+def rounded_to_bfloat16(x: Number) -> Number:
+    """``x``, float32, as the nearest bfloat16 has it, in float32: where a cast would be left out of generated code."""
+    bits = tirx.reinterpret("uint32", x)
+    odd = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
+    nearest = (bits + tirx.const(0x7FFF, "uint32") + odd) & tirx.const(0xFFFF0000, "uint32")
+    return tirx.Select(tirx.isnan(x), x, tirx.reinterpret("float32", nearest))
+
+
 def softplus(x: Number, beta: float, threshold: float) -> Number:
     """``log(1 + exp(beta * x)) / beta``, and ``x`` where ``beta * x`` is beyond the threshold."""
     scaled = x * _like(beta, x)

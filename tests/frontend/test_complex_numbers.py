@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import tkc
 from tests.frontend import execution
@@ -230,3 +231,23 @@ def test_complex_arrays_and_what_does_not_fit() -> None:
     assert type(found).__name__ == "ndarray" and found.tolist() == [1j, -2, 3j]
     with pytest.raises(tkc.InputError, match="float32, expected complex64"):
         executable(torch.ones(3))
+
+
+def _of_parts(z: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+    square = z[:4, :4]
+    return [
+        *(z.unfold(1, 2, 1), square.diagonal(1), torch.diagonal_scatter(square, z[0, :4].real, 0), z.unbind(1)[1]),
+        *(torch.put(z, i, z[0, :3]), torch.block_diag(square, square.real, square), square.trace()),
+        *(torch.addcmul(z, z, z + 1, value=0.5), torch.addcdiv(z, z, z + 3), torch.lerp(z, -z, 0.3), F.silu(z)),
+        *(z.var(1), z.std(0), torch.logsumexp(z, 1), torch.norm(z, dim=1), z.exp2(), z.log2(), z.log10()),
+        torch.addbmm(z[:, :4], z[None, :, :4], square[None], beta=2, alpha=1j),
+    ]
+
+
+def test_parts_are_moved_and_summed() -> None:
+    """Real tensors among complex ones have no imaginary part; nothing is called in PyTorch."""
+    z = torch.randn(5, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    i = torch.tensor([0, 7, 3])
+    exe = compiled(_of_parts, z, i, fallback=False)
+    for found, expected in zip(exe(z, i), _of_parts(z, i), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -300,7 +300,7 @@ def test_unknown_operators_are_all_listed_with_their_places() -> None:
 
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.inv(x) + torch.special.bessel_j0(x)
+            return torch.linalg.inv(x) + torch.special.airy_ai(x)
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -313,7 +313,7 @@ def test_unknown_operators_are_all_listed_with_their_places() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         import_torch(Outer(), (torch.eye(3),))
     message = str(caught.value)
-    for operator in ("linalg_inv_ex", "special_bessel_j0", "special_i1"):
+    for operator in ("linalg_inv_ex", "special_airy_ai", "special_i1"):
         assert operator in message
     assert "module 'inner'" in message
     assert "test_torch.py" in message
@@ -326,7 +326,7 @@ def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = torch.special.i1(torch.histc(x, 4))
             z = nn.functional.dropout(torch.histc(y * 2, 5), 0.5, training=True)
-            return torch.scatter_reduce(z, 0, torch.tensor([0]), x, "mean", include_self=False)
+            return torch.nextafter(z[:3].bfloat16(), x.bfloat16())
 
     with pytest.raises(UnsupportedModelError) as caught:
         import_torch(Refused(), (torch.rand(3),))
@@ -334,7 +334,7 @@ def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
     assert "special_i1" in message
     assert message.count("a histogram over the data's own range") == 2
     assert "native_dropout" in message
-    assert "reduce='mean' with include_self=False" in message
+    assert "the next number of bfloat16" in message
 
 
 def test_single_refusal_is_the_whole_error() -> None:

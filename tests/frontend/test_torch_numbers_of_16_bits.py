@@ -95,6 +95,26 @@ def test_numbers_are_not_rounded_before_the_result(number: float, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_truncation_of_the_rounded_quotient(dtype: torch.dtype) -> None:
+    """A quotient just below a whole number is that number in 16 bits, before it is truncated."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(500, generator=generator) * 50).to(dtype), torch.rand(500, generator=generator).to(dtype)
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0, 1]).to(dtype)
+    x[:25], y[:25] = special.repeat(5), special.repeat_interleave(5)
+    whole = torch.randint(-300, 300, (500,), generator=generator)
+    functions: dict[str, Function] = {
+        "of floats": lambda x, y, whole: torch.div(x, y, rounding_mode="trunc"),
+        "of integers": lambda x, y, whole: torch.div(whole, y, rounding_mode="trunc"),
+        "of narrow integers": lambda x, y, whole: torch.div(whole.int(), y, rounding_mode="trunc"),
+    }
+    model = Several(functions)
+    found = execution.executable(import_torch(model, (x, y, whole)))(x, y, whole)
+    for value, expected in zip(found, model(x, y, whole).values(), strict=True):
+        assert torch.equal(value.nan_to_num(7), expected.nan_to_num(7))
+        assert torch.equal(value.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_softshrink_in_float32(dtype: torch.dtype) -> None:
     """In a model that needs no decomposition; PyTorch's own rounds the bound."""
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).to(dtype)

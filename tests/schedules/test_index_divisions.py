@@ -40,3 +40,20 @@ def test_flat_rows_of_a_sum_compile_for_a_gpu(name: str) -> None:
     sizes = ({0: torch.export.Dim("n", max=5000)},)
     program = torch.export.export(Model(CASES[name]), (torch.rand(6, 3),), dynamic_shapes=sizes)
     tkc.compile(program, target="cuda:sm_90a")
+
+
+@pytest.mark.parametrize(("stride", "padding", "more"), [(2, 1, 1), (3, 2, 0), (3, 1, 2)])
+def test_quotients_of_shifted_remainders(stride: int, padding: int, more: int) -> None:
+    """TVM takes ``(i % 8 + 1) // 2`` for ``(i + 1) % 8 // 2``: interleaved parts were read from other channels."""
+
+    def upsampled(x: Tensor, weight: Tensor) -> Tensor:
+        y = F.conv_transpose1d(x, weight, None, stride, padding, more)
+        return torch.stack([y, y + 1], -1)
+
+    class Upsampled(torch.nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return upsampled(x, weight)
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(1, 1, 4, generator=generator), torch.randn(1, 2, 3, generator=generator)
+    torch.testing.assert_close(tkc.compile(Upsampled(), (x, weight))(x, weight), upsampled(x, weight))

@@ -27,6 +27,7 @@ from tkc.builder import cache_folder
 from tkc.builder.cache import writing_to
 from tkc.databases import database_roots
 from tkc.errors import ArtifactError, CacheError
+from tkc.frontend.registered import registered
 from tkc.kernels import Target
 from tkc.runtime.cpu_features import cpu_features
 from tkc.runtime.executable import Executable
@@ -103,6 +104,7 @@ def graph_key(program: ExportedProgram, target: Target, options: Mapping[str, An
         [_files(root) for root in database_roots(database)],
         {name: importlib.metadata.version(name) for name in _VERSIONS},
         _sources(),
+        registered(),
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

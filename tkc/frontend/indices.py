@@ -1,8 +1,8 @@
 """What a model indexes with, and what that must be: checked at the call, when compiling, or by generated code.
 
 PyTorch and ONNX call an index out of range an error. Generated code brings every index into range, so that no memory
-outside of a tensor is touched; that a result is not what the model means must still be said. Divisors of integers are
-counted beside indices (``divisors.py``).
+outside of a tensor is touched; that a result is not what the model means must still be said. Divisors of integers
+(``divisors.py``) and what a model asserts of tensors are counted beside indices.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class IndexUses:
         self._in_part = in_part
         self._uses: list[IndexUse] = []
         self.divisors = Divisors(builder, inputs, constants, in_branch=in_branch)
+        self._asserted: list[tuple[relax.Expr, str]] = []
         self._of_branches: list[tuple[relax.Var, list[Flag]]] = []
 
     def branch(self) -> IndexUses:
@@ -94,6 +95,10 @@ class IndexUses:
     ) -> None:
         """Note that ``indices`` index an axis of ``size``; ``source`` names what does, as a message says it."""
         self._uses.append(IndexUse(indices, size, wraps, source, part, writes))
+
+    def add_assertion(self, condition: relax.Expr, source: str) -> None:
+        """Note that the model asserts ``condition``, bool of one element; ``source`` is what a message says of it."""
+        self._asserted.append((condition, source))
 
     def add_counts(self, counts: relax.Var, flags: Sequence[Flag]) -> None:
         """Note what a branch or a loop counted, ``int32 [flags]``: zeros for one that was not taken."""
@@ -133,6 +138,10 @@ class IndexUses:
         zeros, divisors = self.divisors.counted()
         counts = [self._count(use) for use in uses.values()] + zeros
         flags = [Flag(use.source) for use in uses.values()] + divisors
+        for condition, source in self._asserted:
+            fails = self._builder.emit(relax.op.astype(self._builder.emit(relax.op.logical_not(condition)), "int32"))
+            counts.append(self._builder.emit(relax.op.reshape(fails, [1])))
+            flags.append(Flag(source, "assertion"))
         for counted, of_branches in self._of_branches:
             counts.append(counted)
             flags += of_branches

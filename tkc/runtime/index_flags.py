@@ -1,4 +1,4 @@
-"""Indices out of range and zero divisors that generated code counted: kept until somebody can be told."""
+"""What generated code counted of indices out of range, zero divisors and assertions: kept until somebody is told."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tkc.runtime.signature import Flag
 _MESSAGES = {
     "index": "indices{} are out of range, so that the results are not what the model means: ",
     "divisor": "integers{} are divided by zero, which has no result; keep zeros out of the divisor: ",
+    "assertion": "the model asserts something{} that does not hold: ",
 }
 
 
@@ -63,7 +64,12 @@ class IndexFlags:
         found = [(flag, count) for flag, count in zip(self._sources, counts, strict=True) if count]
         messages = []
         for what, message in _MESSAGES.items():
-            if listed := "; ".join(f"{count} by {flag.source}" for flag, count in found if flag.what == what):
+            listed = "; ".join(
+                flag.source if what == "assertion" else f"{count} by {flag.source}"
+                for flag, count in found
+                if flag.what == what
+            )
+            if listed:
                 messages.append(message.format(which) + listed)
         if messages:
             raise InputError("; ".join(messages))

@@ -51,13 +51,14 @@ class IndexBound:
 
 @dataclass(frozen=True)
 class Flag:
-    """What the compiled function counts: the indices of ``source`` that are out of range, or the zeros it divides by.
+    """What the compiled function counts: the indices of ``source`` that are out of range, the zeros it divides by, or
+    whether what it asserts does not hold.
 
-    ``source`` is the node, and of divisors the tensor, as messages name them.
+    ``source`` is the node, of divisors the tensor, and of assertions their message, as messages name them.
     """
 
     source: str
-    what: Literal["index", "divisor"] = "index"
+    what: Literal["index", "divisor", "assertion"] = "index"
 
 
 @dataclass(frozen=True)

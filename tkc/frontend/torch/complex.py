@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.outputs import Pairs
 from tkc.frontend.torch.pair_calls import on_pairs
 from tkc.frontend.torch.programs import program_of
@@ -114,7 +118,7 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
 
     from tkc.runtime import fourier  # noqa: F401, which registers the operators that the transforms call
 
-    own = _on_parts(ComplexTensor)
+    own, of_arithmetic = _on_parts(ComplexTensor), decompositions()
     theirs = common.lookup_complex
 
     def called(operator: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -128,6 +132,10 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
     def lookup(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
         found = own.get(operator) or own.get(operator.overloadpacket) or theirs(operator, *args, **kwargs)
         name = operator.name()
+        if found is None and not _OF_EACH_PART.isdisjoint((operator, operator.overloadpacket)):
+            return _of_each_part(operator, ComplexTensor)
+        if found is None and operator in _OF_ARITHMETIC:
+            return of_arithmetic[operator]
         if found is None and is_linear_algebra(operator) and fallback:
             return called(operator)
         if found is None and torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE):
@@ -147,6 +155,52 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
         yield {**_makers(ComplexTensor), **makers}
     finally:
         common.lookup_complex = theirs
+
+
+_OF_EACH_PART = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("unfold", "unfold_copy", "diagonal", "diagonal_copy", "diagonal_scatter", "diag_embed", "trace"),
+        *("as_strided", "as_strided_copy", "as_strided_scatter", "slice_scatter", "select_scatter"),
+        *("view_copy", "permute_copy", "narrow_copy", "unbind_copy", "expand_copy", "squeeze_copy", "unsqueeze_copy"),
+        *("t_copy", "transpose_copy", "alias_copy", "detach_copy", "slice_copy", "select_copy", "split_copy"),
+        *("put", "take", "gather", "index_select", "index_copy", "index_put", "masked_scatter", "constant_pad_nd"),
+        *("scatter_add", "flip", "roll", "rot90", "tril", "triu", "repeat", "cumsum", "sum", "mean", "nansum"),
+        *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+        *("unbind", "unsafe_split", "split_with_sizes", "split_with_sizes_copy", "_chunk_cat", "block_diag"),
+        *("im2col", "col2im", "zero", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
+    )
+) | {aten.scatter.src}
+"""Operators that move or add up elements: of the real parts, and of the imaginary ones."""
+
+_OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
+"""Operators whose decomposition (``decompositions.py``) holds for complex numbers, too."""
+
+
+_PLACES = frozenset({"index", "indices", "mask"})
+"""Arguments that say where, and are the same for both parts."""
+
+
+def _of_each_part(operator: torch._ops.OpOverload, pair: type[torch.Tensor]) -> Callable[..., Any]:
+    """The operator on real parts, then on imaginary ones, which are zero for a real tensor among complex ones."""
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def imaginary(x: torch.Tensor) -> torch.Tensor:
+        return x.im if isinstance(x, pair) else torch.zeros_like(x)  # type: ignore[attr-defined]  # a ComplexTensor
+
+    def imaginary_of(name: str, value: Any) -> Any:
+        return value if name in _PLACES else pytree.tree_map_only(torch.Tensor, imaginary, value)
+
+    def of_both(*args: Any, **kwargs: Any) -> Any:
+        real_args, real_kwargs = pytree.tree_map_only(pair, attrgetter("re"), (args, kwargs))
+        real = operator(*real_args, **real_kwargs)
+        other = operator(
+            *(imaginary_of(name, value) for name, value in zip(names, args, strict=False)),
+            **{name: imaginary_of(name, value) for name, value in kwargs.items()},
+        )
+        return pytree.tree_map(pair, real, other)
+
+    return of_both
 
 
 def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
@@ -328,6 +382,25 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
     def unlike(x: Any, y: Any) -> Any:
         return torch.logical_not(torch.eq(x, y))
 
+    def spread(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+        how = {"correction": correction, "keepdim": keepdim}
+        return torch.var(x.re, dim, **how) + torch.var(x.im, dim, **how)
+
+    def mean(x: Any, dim: Any = None, *, keepdim: bool = False, **_: Any) -> Any:
+        return made(torch.mean(x.re, dim, keepdim), torch.mean(x.im, dim, keepdim))
+
+    def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> Any:
+        largest = x.re.amax(dim, keepdim=True)
+        largest = torch.where(largest.abs() == math.inf, 0, largest)
+        total = torch.log(torch.exp(x - largest).sum(dim, keepdim))
+        return total + (largest if keepdim else largest.sum(dim))
+
+    def of_magnitudes(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+        return lambda x, *args, **kwargs: operator(x.abs(), *args, **kwargs)
+
+    def weighted(x: Any, y: Any, weight: Any) -> Any:
+        return x + weight * (y - x)
+
     def c2r(x: Any, *how: Any) -> Any:
         return torch.ops.tkc.fft_c2r(torch.view_as_real(x), *how)
 
@@ -364,6 +437,22 @@ def _on_parts(pair: type[torch.Tensor]) -> dict[Any, Callable[..., Any]]:
             getattr(aten, f"new_{name}").default: like(getattr(aten, f"new_{name}").default, number)
             for name, number in (("zeros", 0), ("ones", 1), ("empty", 0))
         },
+        aten.addcmul: lambda x, y, z, *, value=1: x + y * z * value,
+        aten.addcdiv: lambda x, y, z, *, value=1: x + y / z * value,
+        aten.baddbmm: lambda x, y, z, *, beta=1, alpha=1: x * beta + torch.bmm(y, z) * alpha,
+        aten.addr: lambda x, y, z, *, beta=1, alpha=1: x * beta + y.unsqueeze(1) * z.unsqueeze(0) * alpha,
+        aten.lerp: weighted,
+        aten.log2: lambda x: torch.log(x) * (1 / math.log(2)),
+        aten.log10: lambda x: torch.log(x) * (1 / math.log(10)),
+        aten.exp2: lambda x: torch.exp(x * math.log(2)),
+        aten.silu: lambda x: x / (torch.exp(-x) + 1),
+        aten.var.correction: spread,
+        aten.std.correction: lambda *args, **how: spread(*args, **how).sqrt(),
+        aten.var_mean.correction: lambda x, dim=None, **how: (spread(x, dim, **how), mean(x, dim, **how)),
+        aten.std_mean.correction: lambda x, dim=None, **how: (spread(x, dim, **how).sqrt(), mean(x, dim, **how)),
+        aten.norm.Scalar: of_magnitudes(aten.norm.Scalar),
+        aten.norm.ScalarOpt_dim: of_magnitudes(aten.norm.ScalarOpt_dim),
+        aten.logsumexp: logsumexp,
         aten._fft_c2r: c2r,
         aten._fft_c2c: c2c,
     }

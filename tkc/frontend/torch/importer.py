@@ -40,9 +40,10 @@ from tkc.frontend.torch.complex import (
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
-from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT
+from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.dimensions import (
     DimensionNames,
     Dimensions,
@@ -157,7 +158,8 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     if not is_complex and not unknown_operators(program.graph):
         return program
     table = torch.export.default_decompositions()
-    for op in [op for op in table if op.name().partition(".")[0] in KEPT]:
+    table.update(decompositions())
+    for op in [op for op in table if op.name().partition(".")[0] in KEPT | KEPT_OF_OTHERS]:
         table.pop(op)
     if _reads_logsumexp(program.graph):
         table.pop(_CPU_ATTENTION)

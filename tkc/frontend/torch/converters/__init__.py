@@ -17,6 +17,7 @@ from tkc.frontend.torch.converters import (
     resampling,
     shapes,
     sorting,
+    strided,
 )
 from tkc.frontend.torch.converters.emitter import Converter
 
@@ -32,6 +33,7 @@ CONVERTERS: dict[str, Converter] = {
     **_IMAGES,
     **elementwise.CONVERTERS,
     **shapes.CONVERTERS,
+    **strided.CONVERTERS,
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
     **sorting.CONVERTERS,
@@ -65,13 +67,15 @@ KEPT = frozenset(
 )
 """Operators that stay whole when PyTorch decomposes a model, because a rule or a reader wants to see them."""
 
+KEPT_OF_OTHERS: set[str] = set()
+"""Those that stay whole because a converter of them was registered from outside."""
+
 CHECKS = frozenset(
     {
         "aten._assert_tensor_metadata.default",
         "aten._assert_scalar.default",
-        "aten._assert_async.msg",
         "aten.sym_constrain_range.default",
         "aten.sym_constrain_range_for_size.default",
     }
 )
-"""Operators that check what export already assumed, and have no result."""
+"""Operators that check what export already assumed, or what is checked where a number is read out of a tensor."""

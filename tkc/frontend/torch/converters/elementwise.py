@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, te
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded, source_of
 from tkc.passes.lowering import number_functions
 
 Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -99,6 +99,9 @@ def divide(b: Emitter, x: Any, y: Any, rounding_mode: str | None = None) -> rela
     if rounding_mode == "floor":
         return op.floor_divide(x, y)
     quotient = b.emit(op.divide(x, y))  # of integers, rounded towards zero
+    if rounding_mode == "trunc" and quotient.struct_info.dtype == "bfloat16":
+        # PyTorch truncates the rounded quotient, which generated code would keep in float32.
+        quotient = elementwise(b, "rounded", number_functions.rounded_to_bfloat16, b.cast(quotient, "float32"))
     return op.trunc(quotient) if rounding_mode == "trunc" and _is_floating(b.dtype) else quotient
 
 
@@ -320,6 +323,49 @@ def _from_library(name: str) -> Converter:
     return convert
 
 
+def _unary_from_library(name: str) -> Converter:
+    """The C library's function of one float, in the dtype of the result."""
+    function = number_functions.from_library(name)
+    return lambda b, x: elementwise(b, name, function, b.tensor(x, b.dtype))
+
+
+def _bessel(name: str) -> Converter:
+    """The C library's, and NaN of infinity, as PyTorch has it.
+
+    In float64, those of PyTorch err by 1e-7, so that they are refused.
+    """
+    convert = _unary_from_library(name)
+
+    def in_float32(b: Emitter, x: relax.Expr) -> relax.Expr:
+        if b.dtype == "float64":
+            raise b.unsupported("Bessel functions of float64 are not supported. Use float32.")
+        infinite = b.emit(op.isinf(b.wide(b.tensor(x, b.dtype))))
+        return op.where(infinite, b.tensor(math.nan, b.dtype), b.emit(convert(b, x)))
+
+    return in_float32
+
+
+def nextafter(b: Emitter, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    """The next number of the dtype after ``x`` towards ``y``."""
+    if b.dtype not in ("float32", "float64"):
+        raise b.unsupported(f"the next number of {b.dtype} is not supported. Use float32 or float64.")
+    result: relax.Expr = _from_library("nextafter")(b, x, y)
+    return result
+
+
+def signbit(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """Whether an element is negative, as -0.0 is."""
+    dtype = x.struct_info.dtype
+    if dtype == "bool":
+        return op.zeros_like(x)
+    if not _is_floating(dtype):
+        return op.less(x, relax.const(0, dtype))
+    x = b.wide(x)
+    one = b.emit(op.ones_like(x))
+    signed = elementwise(b, "copysign", number_functions.from_library("copysign"), one, x)
+    return op.less(signed, relax.const(0, x.struct_info.dtype))
+
+
 def ldexp(b: Emitter, x: relax.Expr, exponent: relax.Expr) -> relax.Expr:
     """``x * 2 ** exponent``; PyTorch has the power of a whole number in float32."""
     dtype = exponent.struct_info.dtype
@@ -337,6 +383,12 @@ def _reciprocal(x: relax.Expr) -> relax.Expr:
 def scalar_tensor(b: Emitter, value: Any, *_: Any) -> relax.Expr:
     """A number as a tensor without dimensions."""
     return b.tensor(value, b.dtype)
+
+
+def assert_async(b: Emitter, condition: relax.Expr, message: str = "Expected Tensor with single nonzero value") -> None:
+    """Note what the model asserts of a tensor of one element, which each call checks."""
+    source = f"{message!r} ({source_of(b.node)})"
+    b.index_uses.add_assertion(b.cast(condition, "bool"), source)
 
 
 def _table(functions: dict[str, Converter], *overloads: str) -> dict[str, Converter]:
@@ -427,6 +479,10 @@ CONVERTERS: dict[str, Converter] = {
             "softshrink": softshrink,
             "hypot": _from_library("hypot"),
             "sign": sign,
+            "signbit": signbit,
+            "nextafter": nextafter,
+            **{name: _unary_from_library(name) for name in ("lgamma", "erfc", "exp2")},
+            **{f"special_bessel_{name}": _bessel(name) for name in ("j0", "j1", "y0", "y1")},
             "expm1": expm1,
             "log1p": log1p,
             "log2": _log_base(2),
@@ -473,6 +529,8 @@ CONVERTERS: dict[str, Converter] = {
     },
     "aten.bitwise_left_shift.Scalar_Tensor": _arithmetic(op.left_shift),
     "aten.bitwise_right_shift.Scalar_Tensor": _arithmetic(op.right_shift),
+    "aten._assert_async.default": assert_async,
+    "aten._assert_async.msg": assert_async,
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.pow.Tensor_Scalar": power,

@@ -80,7 +80,7 @@ class Emitter:
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
-        expected = node.meta["val"]
+        expected: Any = node.meta.get("val")  # PyTorch states none of an assertion in a branch
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
         with self.converting(node):
@@ -115,7 +115,7 @@ class Emitter:
     def stand_in(self, node: fx.Node) -> None:
         """Let zeros stand for ``node``, which is refused, so that the nodes after it are converted too."""
         self.node = node
-        value = node.meta["val"]
+        value = node.meta.get("val")
         parts = [
             part if part is None else self._zeros(part)
             for part in (value if isinstance(value, list | tuple) else [value])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -308,9 +309,34 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> relax.Expr:
     """``x`` reduced with ``source`` at ``indices`` along ``dim``."""
-    if reduce not in _REDUCTIONS or not include_self:
-        raise b.unsupported(f"reduce={reduce!r} with include_self={include_self} is not supported.")
-    return _scattered(b, x, dim, indices, source, reduce)
+    shape = list(indices.struct_info.shape)
+    if not include_self:
+        identity = _identity("sum" if reduce == "mean" else reduce, b.dtype)
+        start = b.emit(op.full(shape, b.tensor(identity, b.dtype), b.dtype))
+        x = b.emit(_scattered(b, x, dim, indices, start, None))
+    if reduce != "mean":
+        return _scattered(b, x, dim, indices, source, reduce)
+    total = b.emit(_scattered(b, x, dim, indices, source, "sum"))
+    zero, one = (b.tensor(number, "int64") for number in (0, 1))
+    counts = b.emit(op.full(x.struct_info.shape, one if include_self else zero, "int64"))
+    counts = b.emit(_scattered(b, counts, dim, indices, b.emit(op.full(shape, one, "int64")), "sum"))
+    counts = b.emit(op.maximum(counts, one))
+    if "float" in b.dtype:
+        total = b.wide(total)
+        return op.divide(total, b.cast(counts, total.struct_info.dtype))
+    return op.floor_divide(total, b.cast(counts, b.dtype))
+
+
+def _identity(reduction: str, dtype: str) -> Any:
+    """What leaves a value as it is in a reduction with it."""
+    if reduction in ("sum", "prod"):
+        return 0 if reduction == "sum" else 1
+    if dtype == "bool":
+        return reduction == "amin"
+    if "float" in dtype:
+        return math.inf if reduction == "amin" else -math.inf
+    limits = torch.iinfo(getattr(torch, dtype))
+    return limits.max if reduction == "amin" else limits.min
 
 
 def index_add(

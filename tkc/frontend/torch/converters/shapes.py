@@ -8,6 +8,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter, as_element
+from tkc.frontend.torch.converters.strided import strided_slice_written
 from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.converters.vectors import as_vectors
 
@@ -98,11 +99,11 @@ def slice_scatter(
     size, length = x.struct_info.shape[dim], source.struct_info.shape[dim]
     if b.equal(size, length):
         return b.cast(source, b.dtype)
-    if step != 1:
-        raise b.unsupported("a slice with a step other than 1 is assigned to. Assign by an index tensor.")
     first = _clamped(b, 0 if start is None else start, size)
     if not isinstance(start, int | None) and not b.symbols.is_positive(size - first + 1):
         first = tirx.min(first, size)
+    if step != 1:
+        return strided_slice_written(b, x, b.cast(source, b.dtype), dim, first, step)
     last = first + length
     pieces = [] if b.equal(first, 0) else [b.emit(_strided(b, x, dim, 0, first))]
     pieces.append(b.cast(source, b.dtype))
@@ -278,17 +279,6 @@ def _differences(b: Emitter, segments: list[relax.Expr], dim: int) -> list[relax
     return out
 
 
-def as_strided(b: Emitter, x: relax.Expr, size: list[Size], stride: list[Size], offset: Size | None) -> relax.Expr:
-    """The element at ``offset + sum(index * stride)`` of the memory of a contiguous ``x``."""
-    flat = b.emit(op.reshape(x, [-1]))
-    position: relax.Expr = b.tensor(offset or 0, "int64")
-    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
-        steps = b.emit(op.multiply(b.emit(op.arange(extent, dtype="int64")), b.tensor(step, "int64")))
-        shape = [extent if i == axis else 1 for i in range(len(size))]
-        position = b.emit(op.add(position, b.emit(op.reshape(steps, shape))))
-    return op.take(flat, position, axis=0)
-
-
 CONVERTERS: dict[str, Converter] = {
     "aten.view.default": reshape,
     "aten.reshape.default": reshape,
@@ -321,5 +311,4 @@ CONVERTERS: dict[str, Converter] = {
     "aten.roll.default": roll,
     "aten.constant_pad_nd.default": constant_pad,
     "aten.diff.default": diff,
-    "aten.as_strided.default": as_strided,
 }

@@ -1,0 +1,205 @@
+"""Operators that TKC writes with others of PyTorch's, and converters of strided reads and writes, beside PyTorch.
+
+Each stands in one model of a symbolic number of rows, 0 and 1 among them, with NaN and infinities, without fallback.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+from torch.nn import functional as F
+
+from tests.frontend.side_by_side import Function, compare
+
+NAN, INF = math.nan, math.inf
+
+
+def _numbers(rows: int, dtype: torch.dtype, *, special: bool = False) -> torch.Tensor:
+    """``[rows, 6]``: whole numbers, with ties, and if so asked special values in some columns."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randint(-4, 5, (rows, 6), generator=generator).to(dtype)
+    if special and rows and dtype.is_floating_point:
+        x[0, :4] = torch.tensor([NAN, INF, -INF, -0.0]).to(dtype)
+        x[-1, 1:3] = NAN
+    return x
+
+
+def _check(functions: dict[str, Function], dtype: torch.dtype, *, special: bool = False, least: int = 0) -> None:
+    places = torch.tensor([2, 0, 1, 1, 5])
+    rows = Dim("rows", min=least, max=25)  # for more, PyTorch has other distances
+    calls = [(_numbers(count, dtype, special=special), places) for count in (5, max(least, 1), 8, least)]
+    compare(functions, *calls, dynamic_shapes=[{0: rows}, None], tolerance=2e-5)
+
+
+STRIDED: dict[str, Function] = {
+    "unfold": lambda x, i: x.unfold(1, 3, 2),
+    "windows that overlap": lambda x, i: x.unfold(-1, 4, 1).sum(-1),
+    "diagonal": lambda x, i: x[:, :4].reshape(-1, 2, 2).diagonal(0, 1, 2),
+    "diagonal above": lambda x, i: x.unflatten(1, (2, 3)).diagonal(1, 1, 2),
+    "diagonal below": lambda x, i: x.unflatten(1, (3, 2)).diagonal(-1, 2, 1),
+    "diagonal_scatter": lambda x, i: torch.diagonal_scatter(x.unflatten(1, (2, 3)), x[:, :2], 0, 1, 2),
+    "diagonal_scatter below": lambda x, i: torch.diagonal_scatter(x.unflatten(1, (2, 3)), x[:, :1], -1, 1, 2),
+    "slice_scatter": lambda x, i: torch.slice_scatter(x, x[:, :2], 1, 1, 6, 3),
+    "slice_scatter of all": lambda x, i: torch.slice_scatter(x, x[:, :3] + x[:, 3:], 1, 0, 6, 2),
+    "view_copy": lambda x, i: torch.view_copy(x, [-1, 2, 3]),
+    "unbind_copy": lambda x, i: torch.unbind_copy(x, 1),
+    "narrow_copy": lambda x, i: torch.narrow_copy(x, 1, 2, 3),
+    "permute_copy": lambda x, i: torch.permute_copy(x, [1, 0]),
+}
+
+INDEXED: dict[str, Function] = {
+    "put": lambda x, i: torch.put(x.sum(0).to(x.dtype), i - 6, x.new_ones(5)),
+    "put and add": lambda x, i: torch.put(x.sum(0).to(x.dtype), i, x.new_ones(5), accumulate=True),
+    "masked_scatter": lambda x, i: torch.masked_scatter(x, x > 0, x.flip(1)),
+    "mean without itself": lambda x, i: x.scatter_reduce(
+        1, i[None].expand(x.shape[0], 5), x[:, :5], "mean", include_self=False
+    ),
+    "mean with itself": lambda x, i: x.scatter_reduce(1, i[None].expand(x.shape[0], 5), x[:, :5], "mean"),
+    **{
+        f"{reduce} without itself": lambda x, i, reduce=reduce: x.scatter_reduce(
+            1, i[None].expand(x.shape[0], 5), x[:, :5], reduce, include_self=False
+        )
+        for reduce in ("sum", "prod", "amax", "amin")
+    },
+    **{
+        f"index_reduce {reduce} {itself}": lambda x, i, reduce=reduce, itself=itself: torch.index_reduce(
+            x, 1, i, x[:, :5] + 1, reduce, include_self=itself
+        )
+        for reduce in ("prod", "mean", "amax", "amin")
+        for itself in (True, False)
+    },
+}
+
+ORDERED: dict[str, Function] = {
+    "kthvalue": lambda x, i: torch.kthvalue(x, 2, 1).values,
+    "kthvalue kept": lambda x, i: torch.kthvalue(x, 6, 1, keepdim=True).values,
+    "median": lambda x, i: torch.median(x, 1).values,
+    "mode": lambda x, i: torch.mode(x, 1),
+    "nonzero_static": lambda x, i: torch.nonzero_static(x, size=7, fill_value=-3),
+    "searchsorted": lambda x, i: torch.searchsorted(i.sort().values.to(x.dtype), x),
+    "searchsorted right": lambda x, i: torch.searchsorted(x.sort(1).values, x[:, :2].contiguous(), right=True),
+    "bucketize": lambda x, i: torch.bucketize(x, i.sort().values, out_int32=True),
+    "bucketize many": lambda x, i: torch.bucketize(x, torch.arange(50) / 10 - 2, right=True),
+}
+
+RUNNING: dict[str, Function] = {
+    "cummax": lambda x, i: torch.cummax(x, 1),
+    "cummin": lambda x, i: torch.cummin(x, 1),
+    "nanmedian": lambda x, i: torch.nanmedian(x, 1).values,
+    "logcumsumexp": lambda x, i: torch.logcumsumexp(x, 1),
+}
+
+
+def _of_a_third(function: Function) -> Function:
+    return lambda x, i: function(x / 3)
+
+
+NUMBERS: dict[str, Function] = {
+    "lgamma": _of_a_third(torch.lgamma),
+    "digamma": _of_a_third(torch.digamma),
+    "trigamma": _of_a_third(lambda x: torch.polygamma(1, x + 0.1)),
+    "polygamma": _of_a_third(lambda x: torch.polygamma(2, x.abs() + 0.1)),
+    "mvlgamma": _of_a_third(lambda x: torch.mvlgamma(x.abs() + 3, 2)),
+    "erfc": _of_a_third(torch.erfc),
+    "erfinv": _of_a_third(torch.erfinv),
+    "exp2": _of_a_third(torch.exp2),
+    "signbit": _of_a_third(torch.signbit),
+    "angle": _of_a_third(torch.angle),
+    "nextafter": _of_a_third(lambda x: torch.nextafter(x, x.flip(0))),
+    "bessel": _of_a_third(lambda x: (torch.special.bessel_j1(x), torch.special.bessel_y0(x))),
+    "spherical bessel": _of_a_third(torch.special.spherical_bessel_j0),
+}
+
+PRODUCTS: dict[str, Function] = {
+    "addbmm": lambda x, i: torch.addbmm(x[:, :2], x.unflatten(1, (3, 2)).transpose(0, 1), _bases(x), beta=2, alpha=3),
+    "addmv": lambda x, i: torch.addmv(x[:, 0], x, x.new_ones(6), beta=2, alpha=3),
+    "bilinear": lambda x, i: F.bilinear(x[:, :2], x[:, 2:5], x.new_ones(4, 2, 3), x.new_ones(4)),
+    **{f"cdist {p}": lambda x, i, p=p: torch.cdist(x[:, :3], x[:, 3:], p=p) for p in (0.0, 1.0, 2.0, 3.5, INF)},
+    "dist": lambda x, i: torch.dist(x, x.flip(0), 3),
+}
+
+
+def _bases(x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(12).reshape(3, 2, 2).to(x.dtype)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_strided_reads_and_writes(dtype: torch.dtype) -> None:
+    """Any dtype, NaN and the sign of zero kept."""
+    _check(
+        STRIDED if dtype != torch.bool else {k: f for k, f in STRIDED.items() if "of all" not in k}, dtype, special=True
+    )
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+def test_writes_by_indices(dtype: torch.dtype) -> None:
+    """Every reduction, with the tensor's own elements and without."""
+    _check({k: f for k, f in INDEXED.items() if dtype != torch.bfloat16 or "prod" not in k}, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_order(dtype: torch.dtype) -> None:
+    """Of ties, and of NaN, which is last."""
+    if not dtype.is_floating_point:
+        _check({k: f for k, f in ORDERED.items() if k != "bucketize many"}, dtype, least=1)
+        return
+    of_ties = ("mode", "nonzero_static", "searchsorted right")
+    _check({k: f for k, f in ORDERED.items() if k in of_ties}, dtype, least=1)
+    _check({k: f for k, f in (ORDERED | RUNNING).items() if k not in of_ties}, dtype, special=True, least=1)
+
+
+def test_functions_of_numbers() -> None:
+    """At zero and negative whole numbers, infinities and NaN too."""
+    _check(NUMBERS, torch.float32, special=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products(dtype: torch.dtype) -> None:
+    """Distances in every norm."""
+    _check(PRODUCTS, dtype, least=1)
+
+
+def _bags(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor) -> Any:
+    weights = torch.arange(indices.shape[0]).to(weight.dtype) / 4
+    return [
+        F.embedding_bag(indices, weight, offsets, mode="sum"),
+        F.embedding_bag(indices, weight, offsets, mode="mean", padding_idx=2),
+        F.embedding_bag(indices, weight, offsets, mode="max"),
+        F.embedding_bag(indices, weight, offsets, mode="sum", per_sample_weights=weights),
+        F.embedding_bag(indices, weight, offsets, mode="sum", include_last_offset=True),
+    ]
+
+
+def test_bags_of_embeddings() -> None:
+    """Empty bags, the last one among them; any number of indices and bags."""
+    weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    calls = [
+        (weight, torch.tensor([1, 2, 2, 8, 0, 3]), torch.tensor([0, 2, 2, 6])),
+        (weight, torch.tensor([2, 2]), torch.tensor([0, 1, 2])),
+        (weight, torch.tensor([5, 4, 3, 2, 1]), torch.tensor([0, 0, 3, 5, 5])),
+    ]
+    shapes = [None, {0: Dim("indices", max=99)}, {0: Dim("offsets", min=3, max=99)}]
+    compare({"bags": _bags}, *calls, dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_segments(dtype: torch.dtype) -> None:
+    """Empty ones too, with an initial value and without."""
+    functions: dict[str, Function] = {
+        f"{reduce} {initial}": lambda x, lengths, reduce=reduce, initial=initial: torch.segment_reduce(
+            x.float(), reduce, lengths=lengths, initial=initial
+        )
+        for reduce in ("sum", "mean", "max", "min", "prod")
+        for initial in (None, 2)
+    }
+    calls = [
+        (_numbers(count, dtype), torch.tensor(lengths))
+        for count, lengths in ((5, [2, 0, 3]), (1, [1, 0, 0]), (7, [0, 7, 0]))
+    ]
+    compare(functions, *calls, dynamic_shapes=[{0: Dim("rows", max=99)}, None])
