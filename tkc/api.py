@@ -67,6 +67,7 @@ def compile(
     copy_weights: bool = False,
     max_concurrency: int | None = None,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
@@ -105,6 +106,9 @@ def compile(
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``
             by the name of its ``Dim``.
+        constants: Inputs of an ONNX model that are bound at compile time, by their names. ``{"axes": np.array([1])}``
+            makes ``axes`` a constant of the model, which is then no input. Arrays have the input's dtype and shape;
+            a size with a name, which such an input has, is fixed wherever the name stands.
         dump: A folder for the module after each stage, and for what each pass of the stage did to it.
         verify: Check after each stage that what it promises holds, which takes longer. :class:`~tkc.InternalError` says
             what does not. ``None`` checks if ``$TKC_VERIFY`` is ``1``.
@@ -135,6 +139,7 @@ def compile(
         example_kwargs,
         dynamic_shapes,
         size_names,
+        constants,
         target,
         options,
         checks=checks,
@@ -157,6 +162,7 @@ def explain(
     batch_invariant: bool = False,
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
@@ -180,7 +186,7 @@ def explain(
         builder=BuilderSettings(),
     )
     return explained_only(
-        model, example_args, example_kwargs, dynamic_shapes, size_names, target, options, checks=checks
+        model, example_args, example_kwargs, dynamic_shapes, size_names, constants, target, options, checks=checks
     )
 
 
@@ -203,6 +209,7 @@ def tune(
     kernels: Kernels = "auto",
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     observer: Callable[[Progress], None] | None = None,
     started: float | None = None,
 ) -> TuningResult:
@@ -212,7 +219,7 @@ def tune(
 
     Args:
         model: As in :func:`compile`, and so are the example inputs, ``dynamic_shapes``, ``target``, ``kernels``,
-            ``checks`` and ``size_names``: the same ones give the same functions, whose records the compilation finds.
+            ``checks``, ``size_names`` and ``constants``: the same ones give the same functions, whose records the compilation finds.
         example_args: Positional example inputs.
         example_kwargs: Named example inputs.
         database: The folder of records, made if need be; your own (``$TKC_DATABASE_DIR``) if it is left out. Everything
@@ -253,6 +260,7 @@ def tune(
         kernels=kernels,
         checks=checks,
         size_names=size_names,
+        constants=constants,
         observer=observer,
         started=started,
     )

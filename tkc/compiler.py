@@ -84,6 +84,7 @@ def compiled(
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     size_names: Mapping[str, str] | None,
+    constants: Mapping[str, Any] | None,
     target: str | Target,
     settings: CompileOptions,
     *,
@@ -113,6 +114,7 @@ def compiled(
                 checked,
                 size_names,
                 fallback=settings.fallback,
+                constants=constants,
             ),
         )
         runner.dump(imported.module)
@@ -146,6 +148,7 @@ def explained_only(
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     size_names: Mapping[str, str] | None,
+    constants: Mapping[str, Any] | None,
     target: str | Target,
     settings: CompileOptions,
     *,
@@ -160,7 +163,14 @@ def explained_only(
     imported = runner.run(
         "import",
         lambda: import_model(
-            model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=settings.fallback
+            model,
+            example_args,
+            example_kwargs,
+            dynamic_shapes,
+            checked,
+            size_names,
+            fallback=settings.fallback,
+            constants=constants,
         ),
     )
     runner.dump(imported.module)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from tkc import api
@@ -189,6 +190,12 @@ def _size_names(text: str) -> Form:
     return Form((made,), parse_size_names)
 
 
+def _constants(text: str) -> Form:
+    text = f"{text} Such as axes=axes.npy; once for each input."
+    made = _parameter("constants", list[str] | None, None, text, "--constant", "NAME=FILE.npy")
+    return Form((made,), parse_constants)
+
+
 def _shapes(text: str) -> Form:
     text = f"{text} Such as seq=128,2048; once for each name."
     return Form((_parameter("shapes", list[str] | None, None, text, metavar="NAME=N,N"),), parse_shapes)
@@ -203,6 +210,7 @@ def _until_gain(text: str) -> Form:
 
 
 _FORMS: Mapping[str, Callable[[str], Form]] = {
+    "constants": _constants,
     "size_names": _size_names,
     "shapes": _shapes,
     "until_gain": _until_gain,
@@ -219,6 +227,22 @@ def parse_size_names(options: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--size-name {option}: give each size one name, as in x_0=batch")
         names[size] = name
     return names
+
+
+def parse_constants(options: list[str] | None) -> dict[str, np.ndarray]:
+    """``["axes=axes.npy"]`` as arrays by name; :class:`tkc.UsageError` for another form, a name twice, or no array."""
+    arrays: dict[str, np.ndarray] = {}
+    for option in options or []:
+        name, _, file = option.partition("=")
+        if not name or not file or name in arrays:
+            raise UsageError(f"--constant {option}: give each input one file, as in axes=axes.npy")
+        try:
+            arrays[name] = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"--constant {option}: {file} cannot be read as .npy: {error}") from None
+        if not isinstance(arrays[name], np.ndarray):
+            raise UsageError(f"--constant {option}: {file} holds several arrays; give a .npy file for each")
+    return arrays
 
 
 def parse_shapes(options: list[str] | None) -> dict[str, list[int]]:

@@ -23,6 +23,7 @@ def import_model(
     size_names: Mapping[str, str] | None = None,
     *,
     fallback: bool = False,
+    constants: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``; one that is imported already is returned as it is.
@@ -31,7 +32,8 @@ def import_model(
     kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
     the module itself counts the bad ones of (see :class:`Signature`). ``size_names`` is for programs: with
     ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
-    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter.
+    ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``constants`` binds inputs
+    of an ONNX model, by their names.
     """
     import torch
 
@@ -40,6 +42,9 @@ def import_model(
     if isinstance(model, ImportedModel):
         return model
     is_module = isinstance(model, torch.nn.Module)
+    is_onnx = type(model).__name__ == "ModelProto" or str(model).endswith(".onnx")
+    if constants and not is_onnx:
+        raise UsageError(f"constants is for ONNX models; {_described(model)} binds them when it is exported")
     if not is_module and (example_args or example_kwargs or dynamic_shapes is not None):
         raise UsageError(
             f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
@@ -68,7 +73,7 @@ def import_model(
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx
 
-            return import_onnx(path, checked_in_graph)
+            return import_onnx(path, checked_in_graph, constants)
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
@@ -76,7 +81,7 @@ def import_model(
         _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph)
+        return import_onnx(model, checked_in_graph, constants)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
+from tkc.frontend.onnx.constants import bound_constants, with_sizes
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
@@ -67,25 +69,27 @@ _TORCH_ONLY_DTYPES = {
 
 
 def import_onnx(
-    model: str | os.PathLike[str] | onnx.ModelProto, checked_in_graph: CheckedInGraph = "none"
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    checked_in_graph: CheckedInGraph = "none",
+    constants: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
-    name stays that expression.
+    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
     it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
-    Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
+    Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and :class:`tkc.errors.UnsupportedModelError`
     for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
     """
     proto, path = _read(model)
     check_opset(proto)
     check_structure(proto)
-    weights, proto = _separate_weights(proto, path)
+    weights, proto = _separate_weights(proto, path, constants or {})
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
@@ -122,8 +126,13 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelPr
 # Weights
 
 
-def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
-    """The large initializers as arrays, and the model with graph inputs in their place."""
+def _separate_weights(
+    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
+    """The large initializers as arrays, and the model with graph inputs in their place.
+
+    Inputs that are bound to ``constants`` are initializers.
+    """
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise UnsupportedModelError(f"Initializer {name!r} is sparse; store it as a dense tensor.")
@@ -134,10 +143,15 @@ def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[s
     light.functions.extend(proto.functions)
     light.graph.name = proto.graph.name
     light.graph.node.extend(proto.graph.node)
-    light.graph.output.extend(map(with_positive_sizes, proto.graph.output))
     initialized = {tensor.name for tensor in proto.graph.initializer}
-    light.graph.input.extend(with_positive_sizes(value) for value in proto.graph.input if value.name not in initialized)
-    for tensor in proto.graph.initializer:
+    inputs = [value for value in proto.graph.input if value.name not in initialized]
+    arrays, sizes = bound_constants(inputs, constants)
+    light.graph.output.extend(with_sizes(with_positive_sizes(value), sizes) for value in proto.graph.output)
+    light.graph.input.extend(
+        with_sizes(with_positive_sizes(value), sizes) for value in inputs if value.name not in arrays
+    )
+    bound = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    for tensor in [*proto.graph.initializer, *bound]:
         array = _read_tensor(tensor, path)
         if array.nbytes < CONSTANT_BYTES:
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
