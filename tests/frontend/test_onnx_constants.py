@@ -16,7 +16,9 @@ from tkc.cli.signatures import parse_constants
 from tkc.errors import UnsupportedModelError, UsageError
 
 X = np.arange(24, dtype="float32").reshape(2, 3, 4)
-REDUCE = "g (float[a, b, 4] x, int64[k] axes, float[b, 4] bias) => (float y) { s = Add(x, bias) y = ReduceSum(s, axes) }"
+REDUCE = (
+    "g (float[a, b, 4] x, int64[k] axes, float[b, 4] bias) => (float y) { s = Add(x, bias) y = ReduceSum(s, axes) }"
+)
 
 
 @pytest.mark.parametrize("axes", [np.array([1]), torch.tensor([1]), [1]])

@@ -83,8 +83,9 @@ def import_onnx(
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
     it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
-    Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and :class:`tkc.errors.UnsupportedModelError`
-    for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
+    Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and
+    :class:`tkc.errors.UnsupportedModelError` for a file that is no whole ONNX model, or has operators, types or an
+    opset that cannot be imported.
     """
     proto, path = _read(model)
     check_opset(proto)

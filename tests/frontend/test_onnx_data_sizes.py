@@ -1,0 +1,120 @@
+"""Axes, sizes, scales, pads and the like that only the running model has: what ONNX's reference makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx.reference
+import pytest
+
+from tests.frontend.onnx_execution import compiled, parsed
+from tests.frontend.onnx_special_numbers import rows
+from tkc.errors import InputError, UnsupportedModelError
+
+RANDOM = np.random.default_rng(0)
+
+
+def agrees(graph: str, *calls: Sequence[Any], opset: int = 21, rtol: float = 1e-5) -> None:
+    """One compilation of a graph gives what ONNX's reference does, for the inputs of each call."""
+    model = parsed(graph, opset)
+    call, reference = compiled(model), onnx.reference.ReferenceEvaluator(model)
+    for inputs in calls:
+        arrays = [np.asarray(array) for array in inputs]
+        with np.errstate(all="ignore"):
+            expected = reference.run(None, {v.name: a for v, a in zip(model.graph.input, arrays, strict=True)})
+        for found, wanted in zip(call(*arrays), expected, strict=True):
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_allclose(found, wanted, rtol, 1e-5)
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Random numbers."""
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+REDUCTIONS = ("Sum", "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+
+
+def reductions(kinds: Sequence[str], attributes: str = "keepdims = 1") -> str:
+    """A node for each kind of reduction of ``x`` over ``axes``, outputs ``y0`` and so on."""
+    return " ".join(f"y{i} = Reduce{kind}<{attributes}>(x, axes)" for i, kind in enumerate(kinds))
+
+
+def outputs(count: int, declared: str) -> str:
+    """Declarations of ``y0`` and so on."""
+    return ", ".join(f"{declared} y{i}" for i in range(count))
+
+
+# Reductions
+
+
+def test_axes() -> None:
+    """Any number of them, counted from either end; sizes are symbolic."""
+    graph = f"g (float[a, b, c] x, int64[k] axes) => ({outputs(10, 'float[d, e, f]')}) {{ {reductions(REDUCTIONS)} }}"
+    x, long = np.abs(normal(2, 3, 4)), np.abs(normal(1, 7, 2))
+    agrees(graph, (x, [1]), (x, [-1, 0]), (long, [0, 1, 2]), (long, [2]))
+
+
+def test_axes_that_go() -> None:
+    """Their number is fixed: it decides the rank."""
+    for count, declared in ((2, "float[d]"), (3, "float")):
+        graph = f"""g (float[a, b, 3] x, int64[{count}] axes) => ({outputs(3, declared)}) {{
+            {reductions(("Sum", "Max", "Mean"), "keepdims = 0")}
+        }}"""
+        every = [[0, 1], [-1, 0], [2, 1]] if count == 2 else [[2, 0, 1]]
+        agrees(graph, *((normal(2, 4, 3), axes) for axes in every), (normal(5, 1, 3), every[0]))
+    with pytest.raises(UnsupportedModelError, match="vector of fixed length"):
+        compiled("g (float[a, b] x, int64[k] axes) => (float y) { y = ReduceSum<keepdims = 0>(x, axes) }")
+
+
+@pytest.mark.parametrize("axes", [[0, 0], [1, -1], [2], [-3]])
+def test_axes_that_are_none(axes: list[int]) -> None:
+    """And one axis twice."""
+    call = compiled("g (float[a, b] x, int64[k] axes) => (float[c, d] y) { y = ReduceSum(x, axes) }")
+    with pytest.raises(InputError):
+        call(normal(2, 3), np.array(axes))
+
+
+def test_no_axes() -> None:
+    """All of them, or none, as an attribute says."""
+    for noop in (0, 1):
+        graph = f"""g (float[a, 3] x, int64[0] axes) => (float[c, d] y) {{
+            y = ReduceSum<noop_with_empty_axes = {noop}>(x, axes)
+        }}"""
+        agrees(graph, (normal(2, 3), np.zeros(0, "int64")))
+
+
+def test_axes_of_no_elements() -> None:
+    """Give what changes nothing, or NaN for a mean."""
+    kinds = [kind for kind in REDUCTIONS if kind != "LogSumExp"]
+    x = np.zeros((2, 0, 3), "float32")
+    model = parsed(f"g (float[2, 0, 3] x, int64[1] axes) => ({outputs(9, 'float[d, e, f]')}) {{ {reductions(kinds)} }}")
+    found = compiled(model)(x, np.array([1]))
+    fixed = compiled(model, {"axes": [1]})(x)
+    for one, other in zip(found, fixed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [array.shape for array in compiled(model)(x, np.array([0]))] == [(1, 0, 3)] * 9
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int32", "bool"])
+def test_axes_of_other_types(dtype: str) -> None:
+    """NaN, infinities and the ends of each type are reduced as over constant axes."""
+    kinds = ("Max", "Min") if dtype == "bool" else ("Max", "Min", "Sum", "Mean", "Prod")
+    x: np.ndarray[Any, Any]
+    if dtype == "int32":
+        ends = np.iinfo(dtype)
+        x = np.array([[ends.min, 3, ends.max], [7, 0, 1]], dtype)
+    elif dtype == "bool":
+        x = np.array([[False, True], [False, False]])
+    else:
+        x = rows(ml_dtypes.bfloat16)
+    graph = f"""g ({dtype}[a, b] x, int64[k] axes) => ({outputs(len(kinds), f"{dtype}[c, d]")}) {{
+        {reductions(kinds)}
+    }}"""
+    model = parsed(graph)
+    found = compiled(model)(x, np.array([1]))
+    for one, other in zip(found, compiled(model, {"axes": [1]})(x), strict=True):
+        np.testing.assert_array_equal(one.astype("float64"), other.astype("float64"))
