@@ -219,7 +219,8 @@ def tune(
 
     Args:
         model: As in :func:`compile`, and so are the example inputs, ``dynamic_shapes``, ``target``, ``kernels``,
-            ``checks``, ``size_names`` and ``constants``: the same ones give the same functions, whose records the compilation finds.
+            ``checks``, ``size_names`` and ``constants``: the same ones give the same functions, whose records the
+            compilation finds.
         example_args: Positional example inputs.
         example_kwargs: Named example inputs.
         database: The folder of records, made if need be; your own (``$TKC_DATABASE_DIR``) if it is left out. Everything

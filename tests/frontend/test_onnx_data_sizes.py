@@ -10,6 +10,8 @@ import numpy as np
 import onnx.reference
 import pytest
 
+
+import tkc
 from tests.frontend.onnx_execution import compiled, parsed
 from tests.frontend.onnx_special_numbers import rows
 from tkc.errors import InputError, UnsupportedModelError
@@ -118,3 +120,50 @@ def test_axes_of_other_types(dtype: str) -> None:
     found = compiled(model)(x, np.array([1]))
     for one, other in zip(found, compiled(model, {"axes": [1]})(x), strict=True):
         np.testing.assert_array_equal(one.astype("float64"), other.astype("float64"))
+
+
+# Resizing
+
+
+def test_scales() -> None:
+    """Of all axes, or of some; up and down, by whole numbers and others; cubic ones with and without antialiasing."""
+    graph = """g (float[a, 2, h, w] x, float[4] s, float[2] t) => (float[d, e, f, g] y, float[h, i, j, k] z, float[l, m, n, o] u) {
+        y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , s)
+        z = Resize<mode = "cubic", axes = [3, 2], antialias = 1>(x, , t)
+        u = Resize<mode = "nearest", nearest_mode = "ceil">(x, , s)
+    }"""
+    scales = [np.array(s, "float32") for s in ([1, 1, 1.7, 0.6], [1, 1.5, 3, 2])]
+    parts = [np.array(s, "float32") for s in ([0.45, 2.2], [1, 0.3])]
+    agrees(graph, *zip((normal(1, 2, 7, 9), normal(2, 2, 4, 5)), scales, parts, strict=True), rtol=1e-4)
+
+
+def test_sizes() -> None:
+    """As they are, and as limits that keep the ratio of the sides."""
+    graph = """g (float[a, 2, h, w] x, int64[2] s) => (float[d, e, f, g] y, float[h, i, j, k] z) {
+        y = Resize<mode = "linear", axes = [2, 3]>(x, , , s)
+        z = Resize<mode = "nearest", axes = [2, 3], keep_aspect_ratio_policy = "not_larger">(x, , , s)
+    }"""
+    agrees(graph, (normal(1, 2, 7, 9), [5, 20]), (normal(2, 2, 4, 5), [1, 3]), rtol=1e-4)
+
+
+def test_symbolic_sizes() -> None:
+    """Of an image of any size by other factors than whole ones, and to sizes made of another's."""
+    graph = """g (float[1, 2, h, w] x, float[1, 2, k, l] like) => (float[d, e, f, g] y, float[1, 2, k, l] z) {
+        scales = Constant<value_floats = [1.0, 1.0, 0.5, 1.3]>()
+        y = Resize<mode = "linear">(x, , scales)
+        sizes = Shape(like)
+        r = Resize<mode = "cubic", coordinate_transformation_mode = "half_pixel">(x, , , sizes)
+        z = Add(r, like)
+    }"""
+    agrees(graph, (normal(1, 2, 7, 9), normal(1, 2, 3, 20)), (normal(1, 2, 6, 5), normal(1, 2, 6, 5)), rtol=1e-4)
+    (_, spec) = tkc.compile(parsed(graph), kernels="none").signature.outputs
+    assert tuple(spec.shape) == (1, 2, "k", "l")
+
+
+def test_an_axis_that_keeps_its_size_keeps_infinity() -> None:
+    """Its neighbours have the weight 0."""
+    call = compiled("""g (float[2, 4] x, float[2] s) => (float[a, b] y) { y = Resize<mode = "linear">(x, , s) }""")
+    x = np.array([[1, np.inf, 2, 3], [4, 5, 6, 7]], "float32")
+    np.testing.assert_array_equal(call(x, np.array([2, 1], "float32"))[0][0], x[0])
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(x, np.array([-2, 1], "float32"))
