@@ -66,7 +66,7 @@ def disagreement(case: TestCase, constants: bool) -> str | None:
     With ``constants`` every input but the first is part of the model, as exporters write shapes, axes and flags.
     Raises :class:`tkc.errors.UnsupportedModelError` for a model that is refused.
     """
-    assert case.data_sets is not None
+    assert case.data_sets is not None and case.model is not None
     for inputs, expected in case.data_sets:
         references = _arrays(expected)
         arrays: list[Any] = []

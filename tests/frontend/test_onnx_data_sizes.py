@@ -10,7 +10,6 @@ import numpy as np
 import onnx.reference
 import pytest
 
-
 import tkc
 from tests.frontend.onnx_execution import compiled, parsed
 from tests.frontend.onnx_special_numbers import rows
@@ -127,7 +126,8 @@ def test_axes_of_other_types(dtype: str) -> None:
 
 def test_scales() -> None:
     """Of all axes, or of some; up and down, by whole numbers and others; cubic ones with and without antialiasing."""
-    graph = """g (float[a, 2, h, w] x, float[4] s, float[2] t) => (float[d, e, f, g] y, float[h, i, j, k] z, float[l, m, n, o] u) {
+    graph = """g (float[a, 2, h, w] x, float[4] s, float[2] t)
+        => (float[d, e, f, g] y, float[h, i, j, k] z, float[l, m, n, o] u) {
         y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , s)
         z = Resize<mode = "cubic", axes = [3, 2], antialias = 1>(x, , t)
         u = Resize<mode = "nearest", nearest_mode = "ceil">(x, , s)
@@ -167,3 +167,119 @@ def test_an_axis_that_keeps_its_size_keeps_infinity() -> None:
     np.testing.assert_array_equal(call(x, np.array([2, 1], "float32"))[0][0], x[0])
     with pytest.raises(InputError, match="sizes that do not fit"):
         call(x, np.array([-2, 1], "float32"))
+
+
+# Slices, pads and shapes
+
+
+def test_slices() -> None:
+    """With any of starts, ends, axes and steps, forwards and backwards, beyond either end, and of nothing."""
+    graph = """g (float[a, 5, c] x, int64[2] s, int64[2] e, int64[2] axes, int64[2] steps, int32[1] t, int32[1] u)
+        => (float[d, f, h] y, float[i, 5, k] z) {
+        y = Slice(x, s, e, axes, steps)
+        last = Constant<value_ints = [-1]>()
+        last32 = Cast<to = 6>(last)
+        w = Slice(x, t, u, last32)
+        z = Relu(w)
+    }"""
+    far = 2**63 - 1
+    agrees(
+        graph,
+        (normal(3, 5, 7), [1, 0], [3, 9], [1, 2], [1, 2], np.array([2], "int32"), np.array([-1], "int32")),
+        (normal(3, 5, 7), [-1, 5], [0, -far], [2, 0], [-2, -1], np.array([-9], "int32"), np.array([100], "int32")),
+        (normal(2, 5, 1), [4, 3], [-far, 2], [-2, 0], [-3, far], np.array([1], "int32"), np.array([0], "int32")),
+    )
+    call = compiled("g (float[a] x, int64[1] s, int64[1] d) => (float[b] y) { y = Slice(x, s, s, s, d) }")
+    for start, step in ((0, 0), (1, 1)):
+        with pytest.raises(InputError, match="sizes that do not fit"):
+            call(normal(4), np.array([start]), np.array([step]))
+
+
+def test_parts() -> None:
+    """Of a split, also those without elements; they add up to the whole."""
+    graph = """g (float[a, b] x, int64[3] parts) => (float[c, d] y, float[c, e] u, float[c, f] w) {
+        y, z, w = Split<axis = -1>(x, parts) u = Neg(z)
+    }"""
+    agrees(graph, (normal(2, 7), [3, 0, 4]), (normal(3, 5), [1, 2, 2]))
+    call = compiled(graph)
+    for parts in ([1, 2, 3], [5, 3, -1]):
+        with pytest.raises(InputError, match="sizes that do not fit"):
+            call(normal(2, 7), np.array(parts))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pads(mode: str) -> None:
+    """Of all axes, and of some; below 0, too, or by more than the tensor has where it is mirrored."""
+    graph = f"""g (float[a, b] x, int64[4] pads, int64[2] some, int64[1] axes, float v)
+        => (float[c, d] y, float[e, f] z) {{
+        y = Pad<mode = "{mode}">(x, pads, v)
+        z = Pad<mode = "{mode}">(x, some, v, axes)
+    }}"""
+    v = np.array(1.5, "float32")
+    agrees(
+        graph,
+        (normal(3, 4), [0, 2, 1, 3], [1, 2], [0], v),
+        (normal(4, 3), [3, 0, 0, 2], [0, 0], [1], v),
+    )
+    if mode in ("constant", "edge"):
+        x, pads = normal(2, 5), np.array([1, -1, 0, -2])
+        shorter = {"constant": {"constant_values": v}, "edge": {}}[mode]
+        y, _ = compiled(graph)(x, pads, np.array([0, 0]), np.array([1]), v)
+        np.testing.assert_array_equal(y, np.pad(x[:, 1:3], ((1, 0), (0, 0)), mode, **shorter))
+
+
+def test_pads_of_symbolic_sizes() -> None:
+    """To the size of another tensor: the result's size is that one's."""
+    graph = """g (float[a, 3] x, float[b, 3] like) => (float[b, 3] y) {
+        zero = Constant<value_ints = [0]>()
+        shape = Shape(like) old = Shape(x) missing = Sub(shape, old)
+        two = Constant<value_ints = [0, 0]>()
+        pads = Concat<axis = 0>(two, missing)
+        p = Pad(x, pads)
+        y = Add(p, like)
+    }"""
+    agrees(graph, (normal(2, 3), normal(5, 3)), (normal(4, 3), normal(4, 3)))
+
+
+def test_axes_of_size_1() -> None:
+    """Come and go where an input says so; what is squeezed has the size 1."""
+    graph = """g (float[a, b, c] x, int64[2] axes, int64[1] one, int64[3] times)
+        => (float[d, e, f, h, i] y, float[j, k] z, float[l, m, n] t) {
+        u = Unsqueeze(x, axes) y = Neg(u)
+        s = Squeeze(x, one) z = Neg(s)
+        r = Tile(x, times) t = Neg(r)
+    }"""
+    agrees(graph, (normal(2, 1, 3), [0, 2], [1], [2, 1, 3]), (normal(1, 4, 2), [-1, 1], [-3], [1, 0, 2]))
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        compiled(graph)(normal(2, 1, 3), np.array([0, 2]), np.array([0]), np.array([1, 1, 1]))
+
+
+def test_sizes_of_grids_and_crops() -> None:
+    """And the number of classes."""
+    graph = """g (float[a, 2, 3] theta, int64[4] size, float[b, c] x, int64[2] shape, int64[d] i, int64 depth,
+        float[2] v) => (float[e, f, h, j] y, float[k, l] z, float[d, n] o, float[2, 2] p) {
+        g = AffineGrid(theta, size) y = Neg(g)
+        w = CenterCropPad(x, shape) z = Neg(w)
+        h = OneHot(i, depth, v) o = Neg(h)
+        two = Constant<value_ints = [2, 2]>()
+        p = CenterCropPad(x, two)
+    }"""
+    v = np.array([0.5, 2], "float32")
+    agrees(
+        graph,
+        (normal(2, 2, 3), [2, 1, 3, 4], normal(4, 5), [7, 2], [0, -1, 2], 3, v),
+        (normal(1, 2, 3), [1, 7, 1, 2], normal(3, 2), [2, 5], [1], 5, v),
+        opset=20,
+    )
+
+
+def test_how_many_are_largest() -> None:
+    """As many as an input says, and as another tensor has; no more than there are."""
+    graph = """g (float[a, b] x, int64[1] k, float[c] like) => (float[a, d] y, int64[a, d] i, float[c, b] z) {
+        y, i = TopK(x, k)
+        m = Shape(like)
+        z, j = TopK<axis = 0, largest = 0>(x, m)
+    }"""
+    agrees(graph, (normal(4, 7), [3], normal(2)), (normal(2, 5), [0], normal(1)), (normal(3, 2), [2], normal(3)))
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        compiled(graph)(normal(4, 7), np.array([8]), normal(2))

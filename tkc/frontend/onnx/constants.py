@@ -66,7 +66,7 @@ def _array(value: onnx.ValueInfoProto, given: Any) -> np.ndarray:
 def _of_numbers(name: str, given: Any, dtype: np.dtype) -> np.ndarray:
     try:
         natural = np.asarray(given)
-        array = natural.astype(dtype)
+        array: np.ndarray = natural.astype(dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"constants[{name!r}] is no tensor of {dtype}: {error}") from None
     if natural.size and dtype.kind in "iub" and not np.array_equal(natural, array):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from tvm import relax, te, tirx
 
+from tkc.frontend.onnx.converters.run_time_shapes import without
 from tkc.frontend.onnx.converters.shared import fixed_length, scalar, size_vector
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size
@@ -87,14 +87,7 @@ class ChosenAxes:
         left = node.rank(0) - fixed_length(node, 1)
         if left < 0:
             raise ConversionError(f"has {fixed_length(node, 1)} axes for a tensor of {node.rank(0)}; correct the model")
-        if left == 0:
-            return relax.op.reshape(result, ())
-        op, emit = relax.op, node.emit
-        positions = emit(op.subtract(op.cumsum(self.kept, 0), self.kept))
-        wanted = relax.const(np.arange(left)[:, None], "int64")
-        hits = emit(op.multiply(op.astype(op.equal(positions, wanted), "int64"), self.kept))
-        sizes = emit(op.sum(op.multiply(hits, size_vector(node, node.shape(0))), [1]))
-        return op.reshape(result, node.run_time_sizes(sizes, left))
+        return without(node, result, node.shape(0), self.kept, left)
 
 
 def chosen_axes(node: Node, empty_means_all: bool) -> ChosenAxes:
