@@ -53,7 +53,7 @@ def _array(value: onnx.ValueInfoProto, given: Any) -> np.ndarray:
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     element_type(value.name, value.type.tensor_type.elem_type)
     if isinstance(given, torch.Tensor):
-        array = from_torch_as(np.empty(0))(given.detach().cpu().contiguous())
+        array: np.ndarray = from_torch_as(np.empty(0))(given.detach().cpu().contiguous())
     elif isinstance(given, np.ndarray | np.generic):
         array = np.asarray(given)
     else:

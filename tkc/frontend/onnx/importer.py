@@ -54,7 +54,7 @@ ALIGNMENT = 64
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
 _BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
-_CONTROL_FLOW = frozenset({"If"})
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 _LISTED = 50  # nodes that an error lists
 
@@ -456,7 +456,7 @@ def _build(
         bounds = uses.input_bounds()
         uses.check_constants()
         builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
-    module = _cleaned(builder.get())
+    module = _cleaned(builder.get(), importer.parts)
     used = set(relax.analysis.free_vars(module[MAIN].body))
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module[MAIN].body)
@@ -478,10 +478,10 @@ def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
     }
 
 
-def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
+def _cleaned(module: tvm.IRModule, parts: Sequence[str]) -> tvm.IRModule:
     """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses.
 
     In this order: ``ConvertToDataflow`` alone forgets that the result of a branch within a branch is read outside.
     """
-    passes = [relax.transform.DeadCodeElimination([MAIN]), relax.transform.ConvertToDataflow()]
+    passes = [relax.transform.DeadCodeElimination([MAIN, *parts]), relax.transform.ConvertToDataflow()]
     return tvm.transform.Sequential(passes)(module)
