@@ -36,9 +36,6 @@ def normal(*shape: int) -> np.ndarray:
     return RANDOM.normal(size=shape).astype("float32")
 
 
-REDUCTIONS = ("Sum", "L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
-
-
 def reductions(kinds: Sequence[str], attributes: str = "keepdims = 1") -> str:
     """A node for each kind of reduction of ``x`` over ``axes``, outputs ``y0`` and so on."""
     return " ".join(f"y{i} = Reduce{kind}<{attributes}>(x, axes)" for i, kind in enumerate(kinds))
@@ -54,7 +51,8 @@ def outputs(count: int, declared: str) -> str:
 
 def test_axes() -> None:
     """Any number of them, counted from either end; sizes are symbolic."""
-    graph = f"g (float[a, b, c] x, int64[k] axes) => ({outputs(10, 'float[d, e, f]')}) {{ {reductions(REDUCTIONS)} }}"
+    kinds = ("L1", "LogSumExp")
+    graph = f"g (float[a, b, c] x, int64[k] axes) => ({outputs(2, 'float[d, e, f]')}) {{ {reductions(kinds)} }}"
     x, long = np.abs(normal(2, 3, 4)), np.abs(normal(1, 7, 2))
     agrees(graph, (x, [1]), (x, [-1, 0]), (long, [0, 1, 2]), (long, [2]))
 
@@ -71,12 +69,12 @@ def test_axes_that_go() -> None:
         compiled("g (float[a, b] x, int64[k] axes) => (float y) { y = ReduceSum<keepdims = 0>(x, axes) }")
 
 
-@pytest.mark.parametrize("axes", [[0, 0], [1, -1], [2], [-3]])
-def test_axes_that_are_none(axes: list[int]) -> None:
+def test_axes_that_are_none() -> None:
     """And one axis twice."""
     call = compiled("g (float[a, b] x, int64[k] axes) => (float[c, d] y) { y = ReduceSum(x, axes) }")
-    with pytest.raises(InputError):
-        call(normal(2, 3), np.array(axes))
+    for axes in ([0, 0], [1, -1], [2], [-3]):
+        with pytest.raises(InputError):
+            call(normal(2, 3), np.array(axes))
 
 
 def test_no_axes() -> None:
@@ -90,16 +88,17 @@ def test_no_axes() -> None:
 
 def test_axes_of_no_elements() -> None:
     """Give what changes nothing, or NaN for a mean."""
-    kinds = [kind for kind in REDUCTIONS if kind != "LogSumExp"]
+    kinds = ("Max", "Mean")
     x = np.zeros((2, 0, 3), "float32")
-    model = parsed(f"g (float[2, 0, 3] x, int64[1] axes) => ({outputs(9, 'float[d, e, f]')}) {{ {reductions(kinds)} }}")
+    model = parsed(f"g (float[2, 0, 3] x, int64[1] axes) => ({outputs(2, 'float[d, e, f]')}) {{ {reductions(kinds)} }}")
     found = compiled(model)(x, np.array([1]))
     fixed = compiled(model, {"axes": [1]})(x)
     for one, other in zip(found, fixed, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert [array.shape for array in compiled(model)(x, np.array([0]))] == [(1, 0, 3)] * 9
+    assert [array.shape for array in compiled(model)(x, np.array([0]))] == [(1, 0, 3)] * 2
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32", "bool"])
 def test_axes_of_other_types(dtype: str) -> None:
     """NaN, infinities and the ends of each type are reduced as over constant axes."""
@@ -207,6 +206,7 @@ def test_parts() -> None:
             call(normal(2, 7), np.array(parts))
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 def test_pads(mode: str) -> None:
     """Of all axes, and of some; below 0, too, or by more than the tensor has where it is mirrored."""

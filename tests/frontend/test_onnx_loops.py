@@ -52,6 +52,7 @@ GROWING = """g (float[a] x, float limit) => (float[k] y, int64 n, float[n] z) {
 }"""
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_condition(runs: bool) -> None:
     """Ends the loop by what a step computes; what it carries grows with each."""

@@ -60,17 +60,24 @@ _BROADCASTING = frozenset(
 )
 
 
+_OPSET_OF_COMPUTED = 21  # in which axes and parts are inputs
+
+
 class ConversionError(Exception):
     """What a node needs that its converter does not offer, as a clause that follows the node's name; then the cure."""
 
 
 @dataclass
 class Value:
-    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand."""
+    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
+
+    A sequence is the list of its elements.
+    """
 
     known: Known | None = None
     expression: relax.Expr | None = None
     weight: np.ndarray | None = None
+    sequence: list[Value] | None = None
 
 
 @dataclass(frozen=True)
@@ -281,6 +288,8 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
+    if value.sequence is not None:
+        return builder.emit(relax.Tuple([expression_of(element, builder) for element in value.sequence]))
     if value.expression is None and known is not None:
         if known.dtype not in DTYPES:
             raise ConversionError(
@@ -368,17 +377,26 @@ class GraphImporter:
         return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
+        from tkc.frontend.onnx import loops, sequences
+
         if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
             self._add_if(node)
             return
         if node.op_type in ("Loop", "Scan") and node.domain in STANDARD_DOMAINS:
-            from tkc.frontend.onnx import loops
-
             opset = self.opsets.get("", 1)
             results = loops.loop(self, node) if node.op_type == "Loop" else loops.scan(self, node, opset)
             self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
             return
         inputs = [self.values[name] if name else None for name in node.input]
+        if node.op_type in sequences.OPERATORS and node.domain in STANDARD_DOMAINS:
+            results = sequences.converted(self, node, inputs)
+            self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
+            return
+        if any(value is not None and value.sequence is not None for value in inputs):
+            if node.op_type != "Identity":
+                raise ConversionError("reads a sequence, of which only tensors can be read; use SequenceAt")
+            self.values[node.output[0]] = self.values[node.input[0]]
+            return
         opset = self.opsets.get(_plain_domain(node.domain), 1)
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
@@ -391,6 +409,18 @@ class GraphImporter:
                 self._unify_parts(node, inputs)
             outputs = self._values(node, converter(context))
         self.values.update(zip(filter(None, node.output), outputs, strict=True))
+
+    def computed(
+        self, operator: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
+    ) -> list[Value]:
+        """What another operator of the standard makes of ``inputs``, for the node that is being imported."""
+        names = [f"{operator} {i}" for i in range(max(len(inputs), outputs))]
+        given = [name if value is not None else "" for name, value in zip(names, inputs, strict=False)]
+        made = [f"{name} made" for name in names[:outputs]]
+        values = {name: value for name, value in zip(names, inputs, strict=False) if value is not None}
+        graph = dataclasses.replace(self, values=values, opsets={**self.opsets, "": _OPSET_OF_COMPUTED})
+        graph._add_node(onnx.helper.make_node(operator, given, made, **attributes))
+        return [graph.values[name] for name in made]
 
     def _unify_broadcast(self, inputs: Sequence[Value | None]) -> None:
         """See to it that the sizes of inputs provably broadcast, as Relax must know them to."""

@@ -25,6 +25,7 @@ from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
+from tkc.frontend.onnx import sequences
 from tkc.frontend.onnx.constants import bound_constants, with_sizes
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter, Value, describe, stock_converters
@@ -367,6 +368,8 @@ def _expandable_operators() -> set[tuple[str, str]]:
 
 
 def _has_converter(domain: str, operator: str) -> bool:
+    if domain in ("", "ai.onnx") and operator in sequences.OPERATORS:
+        return True
     return (domain, operator) in CONVERTERS or operator in stock_converters(domain)
 
 

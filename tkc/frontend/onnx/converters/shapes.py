@@ -199,6 +199,10 @@ def _split(node: Node) -> Converted:
     if node.has(1) and parts is None:
         return split(node, axis)
     count = len(node.proto.output)
+    if parts is not None and all(isinstance(part, int) for part in parts):
+        total = sum(parts)  # a size that is not known is this one, or a call fails
+        node.require_shape(0, [total if i == axis else other for i, other in enumerate(node.shape(0))])
+        size = node.shape(0)[axis]
     if parts is None:
         part = node.algebra.simplify((size + count - 1) // count)
         parts = [part] * (count - 1) + [node.algebra.simplify(size - part * (count - 1))]
