@@ -125,3 +125,23 @@ def test_what_a_loop_cannot_carry() -> None:
     }"""
     with pytest.raises(UnsupportedModelError, match="carries 'y' as float32 of 1 dimensions into a step"):
         compiled(graph)
+
+
+def test_rows_whose_size_a_step_decides() -> None:
+    """All rows are to have one size."""
+    call = compiled("""g (float[a] x, int64[k] n, int64 m) => (float[s, q] z) {
+        one = Constant<value_int = 1>() yes = Cast<to = 9>(one)
+        z = Loop(m, yes) <body = b (int64 i, bool c) => (bool d, float[q] row) {
+            d = Identity(c)
+            zero = Constant<value_ints = [0]>()
+            e = Gather(n, i)
+            end = Unsqueeze(e, zero)
+            row = Slice(x, zero, end)
+        }>
+    }""")
+    x = normal(5)
+    for n in ([3, 3, 3], [2]):
+        np.testing.assert_array_equal(call(x, np.array(n), np.array(len(n)))[0], [x[:size] for size in n])
+    assert call(x, np.array([3]), np.array(0))[0].shape == (0, 0)
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(x, np.array([3, 2]), np.array(2))

@@ -16,8 +16,8 @@ import onnx
 from tvm import relax, tirx
 
 from tkc.contracts import WHILE
-from tkc.frontend.onnx.graph import ConversionError, Value, expression_of, shape_of
-from tkc.frontend.onnx.sizes import Known, Size, UndecidedError
+from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of, shape_of
+from tkc.frontend.onnx.sizes import Known, Size, UndecidedError, pack_sizes
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag
 
@@ -52,11 +52,24 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class _Row:
+    """What a step stacks: rows of ``dtype`` and of a ``shape``, or of ``ndim`` sizes that the steps decide, all alike.
+
+    Of these the state has all elements of all rows, flat, and int64 [1 + ndim]: whether all rows had one shape so far,
+    and that of the last one.
+    """
+
+    dtype: str
+    ndim: int
+    shape: Sequence[Size] | None
+
+
+@dataclass(frozen=True)
 class _Step:
-    """A step: its function, the shapes of the rows that it stacks, and what its counts are of."""
+    """A step: its function, the rows that it stacks, and what its counts are of."""
 
     part: _Part
-    rows: Sequence[relax.TensorStructInfo]
+    rows: Sequence[_Row]
     flags: Sequence[Flag]
 
 
@@ -224,16 +237,22 @@ def _step(
             raise ConversionError("makes a sequence or an optional value in its body; make its tensors one by one")
         carried, rows = made[: len(types)], made[len(types) :]
         changed = _changed(importer, node, types, carried)
-        row_types = [_row_type(importer, row, outside) for row in rows]
+        kinds = [_row(importer, row, outside) for row in rows]
         count = tirx.Var("rows", "int64")
-        stacks = [
-            relax.Var(f"stack_{i}", relax.TensorStructInfo([count, *info.shape.values], info.dtype))
-            for i, info in enumerate(row_types)
-        ]
-        stacked = [
-            builder.emit(op.concat([stack, builder.emit(op.expand_dims(row, [0]))], 0))
-            for stack, row in zip(stacks, rows, strict=True)
-        ]
+        stacks: list[relax.Var] = []
+        stacked: list[relax.Expr] = []
+        for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
+            if kind.shape is not None:
+                stack = relax.Var(f"stack_{i}", relax.TensorStructInfo([count, *kind.shape], kind.dtype))
+                stacks.append(stack)
+                stacked.append(builder.emit(op.concat([stack, builder.emit(op.expand_dims(row, [0]))], 0)))
+                continue
+            flat = relax.Var(f"flat_{i}", relax.TensorStructInfo([tirx.Var("elements", "int64")], kind.dtype))
+            shape = relax.Var(f"shape_{i}", relax.TensorStructInfo([1 + kind.ndim], "int64"))
+            stacks += [flat, shape]
+            size = importer.algebra.product(shape_of(row, importer.algebra))
+            stacked.append(builder.emit(op.concat([flat, builder.emit(op.reshape(row, [size]))], 0)))
+            stacked.append(_same_shape(importer, number, shape, row))
         following = builder.emit(op.add(number, relax.const(1, "int64")))
         again = _holds(importer, steps.limit, following, None if holds is None else holds)
         counts, flags = uses.counted()
@@ -243,10 +262,10 @@ def _step(
             stacks.append(before)
             counted.append(builder.emit(op.add(counts, before)))
         result = builder.emit(relax.Tuple([again, following, *carried, *stacked, *counted]))
-        return result, stacks, changed, row_types, flags
+        return result, stacks, changed, kinds, flags
 
-    block, (result, stacks, changed, row_types, flags) = _in_block(builder, emitted)
-    return _Step(_Part(block, result, [number, *state, *stacks]), row_types, flags), changed
+    block, (result, stacks, changed, kinds, flags) = _in_block(builder, emitted)
+    return _Step(_Part(block, result, [number, *state, *stacks]), kinds, flags), changed
 
 
 def _in_block(builder: relax.BlockBuilder, emitted: Callable[[], T]) -> tuple[relax.BindingBlock, T]:
@@ -286,15 +305,21 @@ def _changed(
     return changed
 
 
-def _row_type(importer: GraphImporter, row: relax.Expr, outside: set[tirx.Var]) -> relax.TensorStructInfo:
-    shape = shape_of(row, importer.algebra)
-    inside = [s for s in shape if not isinstance(s, int) and set(tirx.analysis.undefined_vars(s)) - outside]
-    if inside:
-        raise ConversionError(
-            f"stacks rows of {row.struct_info.ndim} dimensions whose sizes a step decides ({inside[0]}); "
-            "pad them to one size"
-        )
-    return relax.TensorStructInfo(shape, row.struct_info.dtype)
+def _row(importer: GraphImporter, row: relax.Expr, outside: set[tirx.Var]) -> _Row:
+    shape, info = shape_of(row, importer.algebra), row.struct_info
+    inside = any(not isinstance(s, int) and set(tirx.analysis.undefined_vars(s)) - outside for s in shape)
+    return _Row(info.dtype, info.ndim, None if inside else shape)
+
+
+def _same_shape(importer: GraphImporter, number: relax.Expr, before: relax.Expr, row: relax.Expr) -> relax.Expr:
+    """What the state says of the shapes of the rows up to this one."""
+    op, emit = relax.op, importer.builder.emit
+    shape = expression_of(Value(pack_sizes(shape_of(row, importer.algebra))), importer.builder)
+    alike = emit(op.strided_slice(before, [0], [0], [1]))
+    last = emit(op.strided_slice(before, [0], [1], [1 + row.struct_info.ndim]))
+    same = emit(op.min(op.astype(op.equal(last, shape), "int64"), [0], True))
+    first = emit(op.astype(op.equal(op.reshape(number, [1]), relax.const(0, "int64")), "int64"))
+    return emit(op.concat([emit(op.multiply(alike, op.maximum(same, first))), shape], 0))
 
 
 def _holds(
@@ -320,7 +345,11 @@ def _begin(importer: GraphImporter, steps: Steps, initial: Sequence[relax.Expr],
     def emitted() -> tuple[relax.Expr]:
         zero = relax.const(0, "int64")
         holds = _holds(importer, steps.limit, zero, steps.first)
-        stacks = [builder.emit(relax.op.zeros([0, *info.shape.values], info.dtype)) for info in step.rows]
+        stacks: list[relax.Expr] = []
+        for row in step.rows:
+            stacks.append(builder.emit(relax.op.zeros([0, *(row.shape or ())], row.dtype)))
+            if row.shape is None:
+                stacks.append(relax.const(np.array([1] + [0] * row.ndim), "int64"))
         counted = [relax.const(np.zeros(len(step.flags), "int32"))] if step.flags else []
         return (builder.emit(relax.Tuple([holds, zero, *initial, *stacks, *counted])),)
 
@@ -372,23 +401,49 @@ def _called(
         relax.TensorStructInfo(dtype=info.dtype, ndim=info.ndim) if sure is None else sure
         for info, sure in zip(types, known, strict=True)
     ]
-    for info in step.rows:
-        if steps.length is None:
-            infos.append(relax.TensorStructInfo(dtype=info.dtype, ndim=info.ndim + 1))
+    for row in step.rows:
+        if row.shape is None:
+            infos.append(relax.TensorStructInfo(dtype=row.dtype, ndim=1))
+            infos.append(relax.TensorStructInfo([1 + row.ndim], "int64"))
+        elif steps.length is None:
+            infos.append(relax.TensorStructInfo(dtype=row.dtype, ndim=row.ndim + 1))
         else:
-            infos.append(relax.TensorStructInfo([steps.length, *info.shape.values], info.dtype))
+            infos.append(relax.TensorStructInfo([steps.length, *row.shape], row.dtype))
     infos += [relax.TensorStructInfo([len(step.flags)], "int32")] if step.flags else []
     call = relax.call_pure_packed(WHILE, *names, *operands, sinfo_args=[relax.TupleStructInfo(infos)])
     results = builder.emit(call)
-    fields = [builder.emit(relax.TupleGetItem(results, i)) for i in range(1, len(infos))]
+    count, *fields = (builder.emit(relax.TupleGetItem(results, i)) for i in range(len(infos)))
     if step.flags:
         importer.index_uses.add_counts(fields.pop(), list(step.flags))
     last = [importer.sized(each, name) for each, name in zip(fields[: len(types)], _names(node), strict=False)]
-    stacks = fields[len(types) :]
-    if steps.length is None and stacks:
-        count = _new_size(importer, f"{_names(node)[0]}_steps")
-        stacks = [
-            builder.match_cast(stack, relax.TensorStructInfo([count, *info.shape.values], info.dtype))
-            for stack, info in zip(stacks, step.rows, strict=True)
-        ]
-    return last, stacks
+    return last, _stacked(importer, node, steps, step.rows, fields[len(types) :], count)
+
+
+def _stacked(
+    importer: GraphImporter,
+    node: onnx.NodeProto,
+    steps: Steps,
+    rows: Sequence[_Row],
+    fields: Sequence[relax.Expr],
+    count: relax.Expr,
+) -> list[relax.Expr]:
+    """The rows of ``count`` steps as tensors, of the ``fields`` of the loop's state that hold them."""
+    builder, op = importer.builder, relax.op
+    left, stacks = list(fields), []
+    number: Size | None = steps.length
+    for row in rows:
+        field = left.pop(0)
+        if row.shape is not None:
+            if steps.length is None:
+                number = _new_size(importer, f"{_names(node)[0]}_steps") if number is None else number
+                field = builder.match_cast(field, relax.TensorStructInfo([number, *row.shape], row.dtype))
+            stacks.append(field)
+            continue
+        shape = left.pop(0)
+        alike = builder.emit(op.equal(op.sum(op.strided_slice(shape, [0], [0], [1])), relax.const(1, "int64")))
+        last = builder.emit(op.strided_slice(shape, [0], [1], [1 + row.ndim]))
+        sizes = builder.emit(op.concat([builder.emit(op.reshape(count, [1])), last], 0))
+        context = Node(node, 0, {}, [], builder, importer.algebra, importer.index_uses)
+        flat = importer.sized(field, "elements")
+        stacks.append(builder.emit(op.reshape(flat, context.run_time_sizes(sizes, 1 + row.ndim, alike))))
+    return stacks
