@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -10,16 +10,16 @@ import numpy as np
 import onnx.reference
 import pytest
 
-import tkc
 from tests.frontend.onnx_execution import compiled, parsed
 from tests.frontend.onnx_special_numbers import rows
 from tkc.errors import InputError, UnsupportedModelError
+from tkc.frontend import import_model
 
 RANDOM = np.random.default_rng(0)
 
 
-def agrees(graph: str, *calls: Sequence[Any], opset: int = 21, rtol: float = 1e-5) -> None:
-    """One compilation of a graph gives what ONNX's reference does, for the inputs of each call."""
+def agrees(graph: str, *calls: Sequence[Any], opset: int = 21, rtol: float = 1e-5) -> Callable[..., list[np.ndarray]]:
+    """One compilation of a graph, which gives what ONNX's reference does for the inputs of each call."""
     model = parsed(graph, opset)
     call, reference = compiled(model), onnx.reference.ReferenceEvaluator(model)
     for inputs in calls:
@@ -29,6 +29,7 @@ def agrees(graph: str, *calls: Sequence[Any], opset: int = 21, rtol: float = 1e-
         for found, wanted in zip(call(*arrays), expected, strict=True):
             assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
             np.testing.assert_allclose(found, wanted, rtol, 1e-5)
+    return call
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -60,8 +61,8 @@ def test_axes() -> None:
 def test_axes_that_go() -> None:
     """Their number is fixed: it decides the rank."""
     for count, declared in ((2, "float[d]"), (3, "float")):
-        graph = f"""g (float[a, b, 3] x, int64[{count}] axes) => ({outputs(3, declared)}) {{
-            {reductions(("Sum", "Max", "Mean"), "keepdims = 0")}
+        graph = f"""g (float[a, b, 3] x, int64[{count}] axes) => ({outputs(1, declared)}) {{
+            {reductions(("Mean" if count == 2 else "Max",), "keepdims = 0")}
         }}"""
         every = [[0, 1], [-1, 0], [2, 1]] if count == 2 else [[2, 0, 1]]
         agrees(graph, *((normal(2, 4, 3), axes) for axes in every), (normal(5, 1, 3), every[0]))
@@ -155,7 +156,7 @@ def test_symbolic_sizes() -> None:
         z = Add(r, like)
     }"""
     agrees(graph, (normal(1, 2, 7, 9), normal(1, 2, 3, 20)), (normal(1, 2, 6, 5), normal(1, 2, 6, 5)), rtol=1e-4)
-    (_, spec) = tkc.compile(parsed(graph), kernels="none").signature.outputs
+    (_, spec) = import_model(parsed(graph)).signature.outputs
     assert tuple(spec.shape) == (1, 2, "k", "l")
 
 
@@ -199,8 +200,7 @@ def test_parts() -> None:
     graph = """g (float[a, b] x, int64[3] parts) => (float[c, d] y, float[c, e] u, float[c, f] w) {
         y, z, w = Split<axis = -1>(x, parts) u = Neg(z)
     }"""
-    agrees(graph, (normal(2, 7), [3, 0, 4]), (normal(3, 5), [1, 2, 2]))
-    call = compiled(graph)
+    call = agrees(graph, (normal(2, 7), [3, 0, 4]), (normal(3, 5), [1, 2, 2]))
     for parts in ([1, 2, 3], [5, 3, -1]):
         with pytest.raises(InputError, match="sizes that do not fit"):
             call(normal(2, 7), np.array(parts))
@@ -216,7 +216,7 @@ def test_pads(mode: str) -> None:
         z = Pad<mode = "{mode}">(x, some, v, axes)
     }}"""
     v = np.array(1.5, "float32")
-    agrees(
+    call = agrees(
         graph,
         (normal(3, 4), [0, 2, 1, 3], [1, 2], [0], v),
         (normal(4, 3), [3, 0, 0, 2], [0, 0], [1], v),
@@ -224,7 +224,7 @@ def test_pads(mode: str) -> None:
     if mode in ("constant", "edge"):
         x, pads = normal(2, 5), np.array([1, -1, 0, -2])
         shorter = {"constant": {"constant_values": v}, "edge": {}}[mode]
-        y, _ = compiled(graph)(x, pads, np.array([0, 0]), np.array([1]), v)
+        y, _ = call(x, pads, np.array([0, 0]), np.array([1]), v)
         np.testing.assert_array_equal(y, np.pad(x[:, 1:3], ((1, 0), (0, 0)), mode, **shorter))
 
 
@@ -249,9 +249,9 @@ def test_axes_of_size_1() -> None:
         s = Squeeze(x, one) z = Neg(s)
         r = Tile(x, times) t = Neg(r)
     }"""
-    agrees(graph, (normal(2, 1, 3), [0, 2], [1], [2, 1, 3]), (normal(1, 4, 2), [-1, 1], [-3], [1, 0, 2]))
+    call = agrees(graph, (normal(2, 1, 3), [0, 2], [1], [2, 1, 3]), (normal(1, 4, 2), [-1, 1], [-3], [1, 0, 2]))
     with pytest.raises(InputError, match="sizes that do not fit"):
-        compiled(graph)(normal(2, 1, 3), np.array([0, 2]), np.array([0]), np.array([1, 1, 1]))
+        call(normal(2, 1, 3), np.array([0, 2]), np.array([0]), np.array([1, 1, 1]))
 
 
 def test_sizes_of_grids_and_crops() -> None:
@@ -280,6 +280,6 @@ def test_how_many_are_largest() -> None:
         m = Shape(like)
         z, j = TopK<axis = 0, largest = 0>(x, m)
     }"""
-    agrees(graph, (normal(4, 7), [3], normal(2)), (normal(2, 5), [0], normal(1)), (normal(3, 2), [2], normal(3)))
+    call = agrees(graph, (normal(4, 7), [3], normal(2)), (normal(2, 5), [0], normal(1)), (normal(3, 2), [2], normal(3)))
     with pytest.raises(InputError, match="sizes that do not fit"):
-        compiled(graph)(normal(4, 7), np.array([8]), normal(2))
+        call(normal(4, 7), np.array([8]), normal(2))

@@ -20,6 +20,7 @@ def assert_transformed(found: np.ndarray, signal: np.ndarray, expected: np.ndarr
     np.testing.assert_allclose(found, wanted, rtol=0, atol=ROUNDINGS * float(np.nansum(np.abs(signal))))
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("inverse", "onesided", "length", "parts", "axis"), [
     (0, 1, 7, 1, -2), (1, 0, 9, 2, 1), (0, 0, 5, 2, -2), (0, 0, 10, 2, 1), (0, 1, 8, 1, 1),
 ])  # fmt: skip
