@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from tvm import relax, tirx
 
-from tkc.contracts import WHILE
+from tkc.contracts import GLOBAL_SYMBOL, WHILE
 from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of, shape_of
 from tkc.frontend.onnx.sizes import Known, Size, UndecidedError, pack_sizes
 from tkc.frontend.sources import SourceBuilder
@@ -391,7 +391,7 @@ def _called(
         builder.begin_scope(params)
         normal = builder.normalize(body)
         builder.end_scope()
-        function = relax.Function(params, normal).with_attr("global_symbol", name)
+        function = relax.Function(params, normal).with_attr(GLOBAL_SYMBOL, name)
         builder.add_func(relax.utils.copy_with_new_vars(function), name)
         names.append(relax.StringImm(name))
         importer.parts.append(name)
