@@ -277,6 +277,7 @@ def onnx_operators() -> str:
     from tkc.frontend.onnx.converters import CONVERTERS
     from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
     from tkc.frontend.onnx.importer import _CONTROL_FLOW, _expandable_operators
+    from tkc.frontend.onnx.sequences import OPERATORS as SEQUENCES
 
     parts = [
         "# ONNX operators\n",
@@ -289,7 +290,7 @@ def onnx_operators() -> str:
     for domain, title in (("", "ai.onnx"), (ML_DOMAIN, ML_DOMAIN), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
         own = {name for other, name in CONVERTERS if other == domain}
         if domain == "":
-            own |= _CONTROL_FLOW
+            own |= _CONTROL_FLOW | SEQUENCES
         expanded = {name for other, name in functions if other == domain}
         known = own | expanded | set(stock_converters(domain))
         rows = [

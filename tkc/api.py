@@ -56,9 +56,10 @@ def _check_entries(
     example_args: Sequence[Any],
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
+    constants: Mapping[str, Any] | None,
     entries: Mapping[str, Any] | None,
 ) -> None:
-    """Raise :class:`UsageError` for no model at all, and for examples beside those of ``entries``."""
+    """Raise :class:`UsageError` for no model at all, and for what belongs to the model beside ``entries``."""
     if entries is None:
         if model is None:
             raise UsageError("there is no model; give a module, an ExportedProgram, a .pt2 or .onnx path, or entries")
@@ -66,6 +67,8 @@ def _check_entries(
         raise UsageError(f"entries is a {type(entries).__name__}; give a dictionary of entries by name")
     elif example_args or example_kwargs or dynamic_shapes is not None:
         raise UsageError("examples and dynamic_shapes are those of each entry; give them to its tkc.Entry(...)")
+    elif constants:
+        raise UsageError("constants are bound to one ONNX model; bind them in each entry's file, or compile it alone")
 
 
 @_refuses_unknown_options
@@ -85,6 +88,7 @@ def compile(
     copy_weights: bool = False,
     max_concurrency: int | None = None,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
@@ -128,6 +132,9 @@ def compile(
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``
             by the name of its ``Dim``.
+        constants: Inputs of an ONNX model that are bound at compile time, by their names. ``{"axes": np.array([1])}``
+            makes ``axes`` a constant of the model, which is then no input. Arrays have the input's dtype and shape;
+            a size with a name, which such an input has, is fixed wherever the name stands.
         dump: A folder for the module after each stage, and for what each pass of the stage did to it.
         verify: Check after each stage that what it promises holds, which takes longer. :class:`~tkc.InternalError` says
             what does not. ``None`` checks if ``$TKC_VERIFY`` is ``1``.
@@ -153,7 +160,7 @@ def compile(
         kernel_progress=kernel_progress,
         builder=builder or BuilderSettings(),
     )
-    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, constants, entries)
     with current_gpu_of(model, example_args, example_kwargs):
         if entries is not None:
             return compiled_program(
@@ -172,6 +179,7 @@ def compile(
             example_kwargs,
             dynamic_shapes,
             size_names,
+            constants,
             target,
             options,
             checks=checks,
@@ -195,6 +203,7 @@ def explain(
     batch_invariant: bool = False,
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     dump: str | Path | None = None,
     verify: bool | None = None,
     observer: Observer | None = None,
@@ -217,11 +226,11 @@ def explain(
         kernel_progress=None,
         builder=BuilderSettings(),
     )
-    _check_entries(model, example_args, example_kwargs, dynamic_shapes, entries)
+    _check_entries(model, example_args, example_kwargs, dynamic_shapes, constants, entries)
     if entries is not None:
         return explained_program(model, entries, size_names, target, options, checks=checks)
     return explained_only(
-        model, example_args, example_kwargs, dynamic_shapes, size_names, target, options, checks=checks
+        model, example_args, example_kwargs, dynamic_shapes, size_names, constants, target, options, checks=checks
     )
 
 
@@ -244,6 +253,7 @@ def tune(
     kernels: Kernels = "auto",
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
+    constants: Mapping[str, Any] | None = None,
     observer: Callable[[Progress], None] | None = None,
     started: float | None = None,
 ) -> TuningResult:
@@ -253,7 +263,8 @@ def tune(
 
     Args:
         model: As in :func:`compile`, and so are the example inputs, ``dynamic_shapes``, ``target``, ``kernels``,
-            ``checks`` and ``size_names``: the same ones give the same functions, whose records the compilation finds.
+            ``checks``, ``size_names`` and ``constants``: the same ones give the same functions, whose records the
+            compilation finds.
         example_args: Positional example inputs.
         example_kwargs: Named example inputs.
         database: The folder of records, made if need be; your own (``$TKC_DATABASE_DIR``) if it is left out. Everything
@@ -294,6 +305,7 @@ def tune(
         kernels=kernels,
         checks=checks,
         size_names=size_names,
+        constants=constants,
         observer=observer,
         started=started,
     )

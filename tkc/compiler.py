@@ -111,6 +111,7 @@ def compiled(
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     size_names: Mapping[str, str] | None,
+    constants: Mapping[str, Any] | None,
     target: str | Target,
     settings: CompileOptions,
     *,
@@ -137,6 +138,7 @@ def compiled(
                 checked_in_graph(checks, resolved),
                 size_names,
                 fallback=settings.fallback,
+                constants=constants,
             ),
         )
         code = Path(folder.name) / "model.so"
@@ -288,6 +290,7 @@ def explained_only(
     example_kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
     size_names: Mapping[str, str] | None,
+    constants: Mapping[str, Any] | None,
     target: str | Target,
     settings: CompileOptions,
     *,
@@ -302,7 +305,14 @@ def explained_only(
     imported = runner.run(
         "import",
         lambda: import_model(
-            model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=settings.fallback
+            model,
+            example_args,
+            example_kwargs,
+            dynamic_shapes,
+            checked,
+            size_names,
+            fallback=settings.fallback,
+            constants=constants,
         ),
     )
     return _explained(runner, imported, resolved, settings)

@@ -161,8 +161,9 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
     to_array = from_torch_as(np.empty(0))
     try:
         for given, expected in _data_sets(case, _model(case)):
-            model, inputs = _bound(_model(case), given) if constants else (_model(case), given)
-            executable = tkc.compile(model, target="cpu", kernels="none")
+            model = _model(case)
+            inputs, bound = _split(model, given, constants)
+            executable = tkc.compile(model, target="cpu", kernels="none", constants=bound)
             outputs = [to_array(output) for output in executable.run_flat(inputs)]
             if (difference := _disagreement(outputs, expected, case)) is not None:
                 return "wrong", difference
@@ -173,17 +174,20 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
     return "right", ""
 
 
-def _bound(model: onnx.ModelProto, given: Sequence[Any]) -> tuple[onnx.ModelProto, list[Any]]:
-    """The model with every tensor but the first as a constant of it, and the inputs that are left."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+def _split(
+    model: onnx.ModelProto, given: Sequence[Any], constants: bool
+) -> tuple[list[Any], dict[str, np.ndarray] | None]:
+    """What the call is given, and what is bound as constants: if asked for, every tensor but the first."""
+    if not constants:
+        return list(given), None
     inputs: list[Any] = []
+    bound: dict[str, np.ndarray] = {}
     for value, array in zip(_inputs(model), given, strict=True):
         if inputs and isinstance(array, np.ndarray):
-            result.graph.initializer.append(numpy_helper.from_array(array, value.name))
+            bound[value.name] = array
         else:
             inputs.append(array)
-    return result, inputs
+    return inputs, bound
 
 
 def _disagreement(outputs: Sequence[np.ndarray], expected: Sequence[Any], case: TestCase) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ ROUNDINGS = 4
 Model = str | Path | onnx.ModelProto
 
 
-def compiled(model: Model) -> Callable[..., list[np.ndarray]]:
+def compiled(model: Model, constants: Mapping[str, Any] | None = None) -> Callable[..., list[np.ndarray]]:
     """The model, compiled as users compile it but without kernels, as a function of arrays.
 
     A string is a model in ONNX's text form.
     """
-    executable = tkc.compile(parsed(model) if isinstance(model, str) else model, target="cpu", kernels="none")
+    proto = parsed(model) if isinstance(model, str) else model
+    executable = tkc.compile(proto, target="cpu", kernels="none", constants=constants)
     to_array = from_torch_as(np.empty(0))
 
     def call(*inputs: np.ndarray) -> list[np.ndarray]:
@@ -115,18 +116,17 @@ def disagreement(case: TestCase, constants: bool) -> str | None:
     With ``constants`` every input but the first is part of the model, as exporters write shapes, axes and flags.
     Raises :class:`tkc.errors.UnsupportedModelError` for a model that is refused.
     """
-    assert case.data_sets is not None
+    assert case.data_sets is not None and case.model is not None
     for inputs, expected in case.data_sets:
         references = _arrays(expected)
-        model = onnx.ModelProto()
-        model.CopyFrom(case.model)
         arrays: list[Any] = []
-        for value, array in zip(model.graph.input, _arrays(inputs), strict=True):
+        bound: dict[str, np.ndarray] = {}
+        for value, array in zip(case.model.graph.input, _arrays(inputs), strict=True):
             if constants and arrays and isinstance(array, np.ndarray):
-                model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+                bound[value.name] = array
             else:
                 arrays.append(array)
-        outputs = evaluated(model, *arrays)
+        outputs = compiled(case.model, bound)(*arrays)
         if len(outputs) != len(references):
             return f"{len(outputs)} outputs instead of {len(references)}"
         for output, reference in zip(outputs, references, strict=True):

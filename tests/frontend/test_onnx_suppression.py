@@ -67,3 +67,29 @@ def test_nan_is_above_no_threshold() -> None:
     for scores, chosen in (([0.9, np.nan, 0.3, -1], [0, 2, 3]), ([np.nan, 0.1, np.nan, 0.2], [3, 1])):
         (found,) = call(boxes, np.array(scores, "float32")[None, None])
         assert found[:, 2].tolist() == chosen
+
+
+def test_limits_of_the_running_model() -> None:
+    """How many boxes a class has, and both thresholds, are inputs; what is chosen has as many rows as there are."""
+    call = compiled("""g (float[1, 20, 4] boxes, float[1, 2, 20] scores, int64[1] k, float[1] t, float s)
+        => (int64[m, 3] chosen, float[l, 4] found) {
+        chosen = NonMaxSuppression(boxes, scores, k, t, s)
+        two = Constant<value_ints = [2]>()
+        one = Constant<value_ints = [1]>()
+        ids = Gather<axis = 1>(chosen, two)
+        places = Squeeze(ids, one)
+        zero = Constant<value_ints = [0]>()
+        flat = Squeeze(boxes, zero)
+        found = Gather(flat, places)
+    }""")
+    random = np.random.default_rng(3)
+    boxes = random.random((20, 4)).astype("float32")
+    boxes[:, 2:] += boxes[:, :2] + 0.2
+    scores = random.normal(size=(2, 20)).astype("float32")
+    for most, above in ((10, -1.5), (3, -10.0), (0, -10.0), (5, 100.0)):
+        chosen, found = call(
+            boxes[None], scores[None], np.array([most]), np.array([LIMIT], "float32"), np.array(above, "float32")
+        )
+        wanted = [[0, c, i] for c in range(2) for i in expected(boxes, scores[c], above)[:most]]
+        assert chosen.tolist() == wanted
+        np.testing.assert_array_equal(found, boxes[[row[2] for row in wanted]])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from tkc import api
@@ -201,6 +202,12 @@ def _entries(text: str) -> Form:
     return Form((made,), parse_entries)
 
 
+def _constants(text: str) -> Form:
+    text = f"{text} Such as axes=axes.npy; once for each input."
+    made = _parameter("constants", list[str] | None, None, text, "--constant", "NAME=FILE.npy")
+    return Form((made,), parse_constants)
+
+
 def _shapes(text: str) -> Form:
     text = f"{text} Such as seq=128,2048; once for each name."
     return Form((_parameter("shapes", list[str] | None, None, text, metavar="NAME=N,N"),), parse_shapes)
@@ -216,6 +223,7 @@ def _until_gain(text: str) -> Form:
 
 _FORMS: Mapping[str, Callable[[str], Form]] = {
     "entries": _entries,
+    "constants": _constants,
     "size_names": _size_names,
     "shapes": _shapes,
     "until_gain": _until_gain,
@@ -243,6 +251,22 @@ def parse_entries(options: list[str] | None) -> dict[str, Path] | None:
             raise UsageError(f"--entry {option}: give each entry one file, as in decode=decode.pt2")
         entries[name] = Path(file)
     return entries or None
+
+
+def parse_constants(options: list[str] | None) -> dict[str, np.ndarray]:
+    """``["axes=axes.npy"]`` as arrays by name; :class:`tkc.UsageError` for another form, a name twice, or no array."""
+    arrays: dict[str, np.ndarray] = {}
+    for option in options or []:
+        name, _, file = option.partition("=")
+        if not name or not file or name in arrays:
+            raise UsageError(f"--constant {option}: give each input one file, as in axes=axes.npy")
+        try:
+            arrays[name] = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"--constant {option}: {file} cannot be read as .npy: {error}") from None
+        if not isinstance(arrays[name], np.ndarray):
+            raise UsageError(f"--constant {option}: {file} holds several arrays; give a .npy file for each")
+    return arrays
 
 
 def parse_shapes(options: list[str] | None) -> dict[str, list[int]]:

@@ -15,6 +15,7 @@ _NOT_HERE = {
     "entries": "each graph is one; tkc.compile(model, entries=...) makes a program of several",
     "dynamic_shapes": "say torch.compile(..., dynamic=True), or mark a size by torch._dynamo.mark_dynamic",
     "size_names": "the sizes of a traced graph have no names",
+    "constants": "it is for ONNX models; what a traced graph reads as a constant is one",
     "copy_weights": "weights are inputs of the compiled graphs",
 }
 """Options of :func:`tkc.compile` that ``torch.compile`` has a word of its own for, and what to do instead."""

@@ -24,6 +24,7 @@ def import_model(
     *,
     fallback: bool = False,
     read_state: frozenset[str] = frozenset(),
+    constants: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``; one that is imported already is returned as it is.
@@ -34,6 +35,7 @@ def import_model(
     ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
     ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``read_state`` names
     buffers of a PyTorch model that may change between calls, though it does not change them.
+    ``constants`` binds inputs of an ONNX model, by their names.
     """
     import torch
 
@@ -42,6 +44,9 @@ def import_model(
     if isinstance(model, ImportedModel):
         return model
     is_module = isinstance(model, torch.nn.Module)
+    is_onnx = type(model).__name__ == "ModelProto" or str(model).endswith(".onnx")
+    if constants and not is_onnx:
+        raise UsageError(f"constants is for ONNX models; {_described(model)} binds them when it is exported")
     if not is_module and (example_args or example_kwargs or dynamic_shapes is not None):
         raise UsageError(
             f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
@@ -77,7 +82,7 @@ def import_model(
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx
 
-            return import_onnx(path, checked_in_graph)
+            return import_onnx(path, checked_in_graph, constants)
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
@@ -85,7 +90,7 @@ def import_model(
         _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph)
+        return import_onnx(model, checked_in_graph, constants)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

@@ -74,6 +74,10 @@ class IndexUses:
         """Notes for a branch, whose counts :meth:`add_counts` is to be given."""
         return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True)
 
+    def body(self) -> IndexUses:
+        """Notes for a function that reads the values here, and others that it is called with."""
+        return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True, in_part=True)
+
     def part(self, operands: Mapping[relax.Var, relax.Expr]) -> IndexUses:
         """Notes for a function that is called with ``operands``, the values here by its parameters."""
         held = {parameter: self._origin(operand) for parameter, operand in operands.items()}

@@ -78,6 +78,7 @@ def tuned(
     kernels: Kernels,
     checks: bool,
     size_names: Mapping[str, str] | None,
+    constants: Mapping[str, Any] | None,
     observer: Callable[[Progress], None] | None,
     started: float | None,
 ) -> TuningResult:
@@ -100,21 +101,20 @@ def tuned(
     background = Background()
     until = budget.deadline(started)
     checked = checked_in_graph(checks, resolved)
+    read = partial(
+        import_model, model, example_args, example_kwargs, dynamic_shapes, checked, size_names, constants=constants
+    )
     try:
         # Tracing a module depends on the modes that the caller's thread is in; a file does not.
         if not isinstance(model, str | os.PathLike):
             prepare_toolchain(resolved)
             begin("importing the model")
-            imported = import_model(
-                model, example_args, example_kwargs, dynamic_shapes, checked, size_names, fallback=True
-            )
+            imported = read(fallback=True)
         else:
             begin("loading the compiler")
             background.run(partial(prepare_toolchain, resolved), until)
             begin("importing the model")
-            imported = background.run(
-                partial(import_model, model, example_args, example_kwargs, dynamic_shapes, checked, size_names), until
-            )
+            imported = background.run(read, until)
         extraction = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
         begin("measuring")
         return _run(extraction, resolved, root, budget, endpoint, resume, observer, started, background)

@@ -60,17 +60,24 @@ _BROADCASTING = frozenset(
 )
 
 
+_OPSET_OF_COMPUTED = 21  # in which axes and parts are inputs
+
+
 class ConversionError(Exception):
     """What a node needs that its converter does not offer, as a clause that follows the node's name; then the cure."""
 
 
 @dataclass
 class Value:
-    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand."""
+    """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
+
+    A sequence is the list of its elements.
+    """
 
     known: Known | None = None
     expression: relax.Expr | None = None
     weight: np.ndarray | None = None
+    sequence: list[Value] | None = None
 
 
 @dataclass(frozen=True)
@@ -281,6 +288,8 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
+    if value.sequence is not None:
+        return builder.emit(relax.Tuple([expression_of(element, builder) for element in value.sequence]))
     if value.expression is None and known is not None:
         if known.dtype in WIDENED:
             wide = WIDENED[known.dtype]
@@ -336,6 +345,8 @@ class GraphImporter:
     algebra: SizeAlgebra
     index_uses: IndexUses
     values: dict[str, Value] = field(default_factory=dict)
+    parts: list[str] = field(default_factory=list)
+    """The names of functions of the program that the runtime calls."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -370,10 +381,26 @@ class GraphImporter:
         return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
+        from tkc.frontend.onnx import loops, sequences
+
         if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
             self._add_if(node)
             return
+        if node.op_type in ("Loop", "Scan") and node.domain in STANDARD_DOMAINS:
+            opset = self.opsets.get("", 1)
+            results = loops.loop(self, node) if node.op_type == "Loop" else loops.scan(self, node, opset)
+            self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
+            return
         inputs = [self.values[name] if name else None for name in node.input]
+        if node.op_type in sequences.OPERATORS and node.domain in STANDARD_DOMAINS:
+            results = sequences.converted(self, node, inputs)
+            self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
+            return
+        if any(value is not None and value.sequence is not None for value in inputs):
+            if node.op_type != "Identity":
+                raise ConversionError("reads a sequence, of which only tensors can be read; use SequenceAt")
+            self.values[node.output[0]] = self.values[node.input[0]]
+            return
         opset = self.opsets.get(_plain_domain(node.domain), 1)
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
@@ -386,6 +413,18 @@ class GraphImporter:
                 self._unify_parts(node, inputs)
             outputs = self._values(node, converter(context))
         self.values.update(zip(filter(None, node.output), outputs, strict=True))
+
+    def computed(
+        self, operator: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
+    ) -> list[Value]:
+        """What another operator of the standard makes of ``inputs``, for the node that is being imported."""
+        names = [f"{operator} {i}" for i in range(max(len(inputs), outputs))]
+        given = [name if value is not None else "" for name, value in zip(names, inputs, strict=False)]
+        made = [f"{name} made" for name in names[:outputs]]
+        values = {name: value for name, value in zip(names, inputs, strict=False) if value is not None}
+        graph = dataclasses.replace(self, values=values, opsets={**self.opsets, "": _OPSET_OF_COMPUTED})
+        graph._add_node(onnx.helper.make_node(operator, given, made, **attributes))
+        return [graph.values[name] for name in made]
 
     def _unify_broadcast(self, inputs: Sequence[Value | None]) -> None:
         """See to it that the sizes of inputs provably broadcast, as Relax must know them to."""
@@ -473,11 +512,12 @@ class GraphImporter:
         condition = self.values[node.input[0]]
         if condition.known is not None:
             chosen = branches["then_branch" if condition.known.values.item() else "else_branch"]
-            outputs = self._add_subgraph(chosen, self.index_uses)
+            outputs = self.add_subgraph(chosen, self.index_uses)
         else:
             test = expression_of(condition, self.builder)
             if test.struct_info.ndim != 0:
                 test = self.builder.emit(relax.op.reshape(test, ()))
+            outside = set(self.algebra.variables)
             then, other = (self._branch(branches[name]) for name in ("then_branch", "else_branch"))
             for name, left, right in zip(node.output, then.results, other.results, strict=True):
                 _check_alike(name, left, right)
@@ -488,11 +528,28 @@ class GraphImporter:
                 self.index_uses.add_counts(counts, flags)
             fields = [self.builder.emit(relax.TupleGetItem(choice, i)) for i in range(len(node.output))]
             outputs = [
-                Value(expression=self._sized(field, name)) for name, field in zip(node.output, fields, strict=True)
+                Value(expression=self._either(*each, outside))
+                for each in zip(node.output, fields, then.results, other.results, strict=True)
             ]
         self.values.update(zip(node.output, outputs, strict=True))
 
-    def _sized(self, tensor: relax.Expr, name: str) -> relax.Expr:
+    def _either(
+        self, name: str, tensor: relax.Expr, left: relax.Expr, right: relax.Expr, outside: set[tirx.Var]
+    ) -> relax.Expr:
+        """The result of a choice, of the sizes that both branches give it where these are known outside of them."""
+        one, two = (getattr(each.struct_info, "shape", None) for each in (left, right))
+        if not (isinstance(one, relax.ShapeExpr) and isinstance(two, relax.ShapeExpr)):
+            return self.sized(tensor, name)
+        sizes = [self.algebra.simplify(size) for size in one.values]
+        for size, other in zip(sizes, two.values, strict=True):
+            used = [] if isinstance(size, int) else tirx.analysis.undefined_vars(size)
+            if self.algebra.undecided(size, self.algebra.simplify(other)) or not outside.issuperset(used):
+                return self.sized(tensor, name)
+            if not self.algebra.equal(size, self.algebra.simplify(other)):
+                return self.sized(tensor, name)
+        return self.builder.match_cast(tensor, relax.TensorStructInfo(sizes, tensor.struct_info.dtype))
+
+    def sized(self, tensor: relax.Expr, name: str) -> relax.Expr:
         """The tensor with new symbolic sizes, where the taken branch decides them."""
         info = tensor.struct_info
         if not isinstance(info, relax.TensorStructInfo) or isinstance(info.shape, relax.ShapeExpr):
@@ -507,17 +564,23 @@ class GraphImporter:
         uses = self.index_uses.branch()
         self.builder.begin_scope()
         self.builder._begin_binding_block()
-        results = [expression_of(value, self.builder) for value in self._add_subgraph(graph, uses)]
+        results = [expression_of(value, self.builder) for value in self.add_subgraph(graph, uses)]
         counts, flags = uses.counted()
         block = self.builder._end_block()
         self.builder.end_scope()
         return _Branch(block, results, counts, flags)
 
-    def _add_subgraph(self, graph: onnx.GraphProto, index_uses: IndexUses) -> list[Value]:
-        """Import the nodes of a nested graph, which sees the values around it but adds none to them."""
+    def add_subgraph(
+        self, graph: onnx.GraphProto, index_uses: IndexUses, inputs: Mapping[str, Value] | None = None
+    ) -> list[Value]:
+        """Import the nodes of a nested graph, which sees the values around it but adds none to them.
+
+        ``inputs`` are those of the graph itself.
+        """
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer)
+        outer.update(inputs or {})
+        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer, self.parts)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

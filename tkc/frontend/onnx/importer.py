@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +27,8 @@ from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
+from tkc.frontend.onnx import sequences
+from tkc.frontend.onnx.constants import bound_constants, with_sizes
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import (
     MICROSOFT_DOMAIN,
@@ -64,7 +67,7 @@ ALIGNMENT = 64
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
 _BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
-_CONTROL_FLOW = frozenset({"If"})
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
@@ -84,27 +87,30 @@ _TORCH_ONLY_DTYPES = {
 
 
 def import_onnx(
-    model: str | os.PathLike[str] | onnx.ModelProto, checked_in_graph: CheckedInGraph = "none"
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    checked_in_graph: CheckedInGraph = "none",
+    constants: Mapping[str, Any] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
-    name stays that expression.
+    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
     it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
-    Raises :class:`tkc.errors.UsageError` for a file that is not there, and :class:`tkc.errors.UnsupportedModelError`
-    for one that is no whole ONNX model, or has operators, types or an opset that cannot be imported.
+    Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and
+    :class:`tkc.errors.UnsupportedModelError` for a file that is no whole ONNX model, or has operators, types or an
+    opset that cannot be imported.
     """
     proto, path = _read(model)
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
     _refuse_narrow_outputs(proto.graph)
-    weights, proto = _separate_weights(proto, path)
+    weights, proto = _separate_weights(proto, path, constants or {})
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
@@ -196,8 +202,13 @@ def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
 # Weights
 
 
-def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
-    """The large initializers as arrays, and the model with graph inputs in their place."""
+def _separate_weights(
+    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
+    """The large initializers as arrays, and the model with graph inputs in their place.
+
+    Inputs that are bound to ``constants`` are initializers.
+    """
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise UnsupportedModelError(f"Initializer {name!r} is sparse; store it as a dense tensor.")
@@ -208,10 +219,15 @@ def _separate_weights(proto: onnx.ModelProto, path: Path | None) -> tuple[dict[s
     light.functions.extend(proto.functions)
     light.graph.name = proto.graph.name
     light.graph.node.extend(proto.graph.node)
-    light.graph.output.extend(map(with_positive_sizes, proto.graph.output))
     initialized = {tensor.name for tensor in proto.graph.initializer}
-    light.graph.input.extend(with_positive_sizes(value) for value in proto.graph.input if value.name not in initialized)
-    for tensor in proto.graph.initializer:
+    inputs = [value for value in proto.graph.input if value.name not in initialized]
+    arrays, sizes = bound_constants(inputs, constants)
+    light.graph.output.extend(with_sizes(with_positive_sizes(value), sizes) for value in proto.graph.output)
+    light.graph.input.extend(
+        with_sizes(with_positive_sizes(value), sizes) for value in inputs if value.name not in arrays
+    )
+    bound = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    for tensor in [*proto.graph.initializer, *bound]:
         array = _read_tensor(tensor, path)
         if array.nbytes < CONSTANT_BYTES:
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
@@ -432,6 +448,8 @@ def _expandable_operators() -> set[tuple[str, str]]:
 
 
 def _has_converter(domain: str, operator: str) -> bool:
+    if domain in ("", "ai.onnx") and operator in sequences.OPERATORS:
+        return True
     return (domain, operator) in CONVERTERS or operator in stock_converters(domain)
 
 
@@ -521,7 +539,7 @@ def _build(
         bounds = uses.input_bounds()
         uses.check_constants()
         builder.emit_func_output(relax.Tuple([*outputs, *([] if counts is None else [counts])]))
-    module = _cleaned(builder.get())
+    module = _cleaned(builder.get(), importer.parts)
     used = set(relax.analysis.free_vars(module[MAIN].body))
     kept = [name for name, parameter in parameters.items() if parameter in used]
     main = relax.Function([*variables, *(parameters[name] for name in kept)], module[MAIN].body)
@@ -543,10 +561,10 @@ def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
     }
 
 
-def _cleaned(module: tvm.IRModule) -> tvm.IRModule:
+def _cleaned(module: tvm.IRModule, parts: Sequence[str]) -> tvm.IRModule:
     """Pure bindings in dataflow blocks, as pattern matching wants them, and none that nothing uses.
 
     In this order: ``ConvertToDataflow`` alone forgets that the result of a branch within a branch is read outside.
     """
-    passes = [relax.transform.DeadCodeElimination([MAIN]), relax.transform.ConvertToDataflow()]
+    passes = [relax.transform.DeadCodeElimination([MAIN, *parts]), relax.transform.ConvertToDataflow()]
     return tvm.transform.Sequential(passes)(module)

@@ -95,16 +95,17 @@ def _declared_shape(value: onnx.ValueInfoProto) -> list[int | str]:
             f"Input {value.name!r} has no shape; declare one in the model (its dimensions may be symbolic)."
         )
     return [
-        dim.dim_value if _is_fixed(dim) else _given_name(dim) or f"{value.name}_{axis}"
+        dim.dim_value if is_fixed(dim) else given_name(dim) or f"{value.name}_{axis}"
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
     ]
 
 
-def _is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+def is_fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension is declared as a number; exporters write -1 for any."""
     return dim.HasField("dim_value") and dim.dim_value >= 0
 
 
-def _given_name(dim: onnx.TensorShapeProto.Dimension) -> str:
+def given_name(dim: onnx.TensorShapeProto.Dimension) -> str:
     """The name of a size, empty where there is none."""
     name = dim.dim_param
     return name if any(map(str.isalpha, name)) and name != "None" else ""

@@ -74,6 +74,8 @@ class SizeAlgebra:
         self._analyzer = arith.Analyzer()
         self._values: dict[tirx.Var, tirx.PrimExpr] = {}
         self.ranges: dict[tirx.Var, SizeRange] = {}
+        self.variables: set[tirx.Var] = set()
+        """Every size that was declared."""
 
     def declare_input(self, size: tirx.Var) -> None:
         """Add a size that an input of the model has, of which the graph may imply more than the default range."""
@@ -81,9 +83,11 @@ class SizeAlgebra:
 
     def declare(self, size: tirx.Var, minimum: int) -> None:
         """Add a size that the model computes."""
+        self.variables.add(size)
         self._analyzer.update(size, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF), override=True)
 
     def _bound(self, size: tirx.Var, sizes: SizeRange) -> None:
+        self.variables.add(size)
         self.ranges[size] = sizes
         upper = arith.ConstIntBound.POS_INF if sizes.maximum is None else sizes.maximum
         self._analyzer.update(size, arith.ConstIntBound(sizes.minimum, upper), override=True)

@@ -66,9 +66,8 @@ def _check_count(start: float, limit: float, delta: float) -> None:
 def _one_hot(node: Node) -> Converted:
     depth = node.sizes(1)
     if depth is None:
-        raise ConversionError(
-            "needs its depth to be known; make it an initializer, or have the exporter fold constants"
-        )
+        given = node.emit(relax.op.astype(relax.op.reshape(node.tensor(1), [1]), "int64"))
+        depth = list(node.run_time_sizes(given, 1))
     rank = node.rank(0)
     axis = normalized_axis(node.attribute("axis", -1), rank + 1)
     size = int(depth[0]) if isinstance(depth[0], int | float) else depth[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 from tvm import DataType, relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import Converted, Converter, is_number, normalized_axis, scalar
+from tkc.frontend.onnx.converters.run_time_shapes import center_cropped
+from tkc.frontend.onnx.converters.shared import Converted, Converter, fixed_length, normalized_axis, scalar, size_vector
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.signature import DTYPES
 from tkc.frontend.onnx.sizes import Size
@@ -83,17 +83,13 @@ def _tensor_scatter(node: Node) -> Converted:
 def _center_crop_pad(node: Node) -> Converted:
     """The middle of axes that are too long, and axes that are too short in the middle of zeros."""
     targets = node.sizes(1)
-    if targets is None:
-        raise ConversionError("needs its shape to be a constant; make it an initializer, or have it folded")
     rank = node.rank(0)
     axes = [normalized_axis(axis, rank) for axis in node.attribute("axes", range(rank))]
     data, pads = node.tensor(0), [0] * 2 * rank
+    if targets is None or not all(isinstance(size, int) for size in (*targets, *(node.shape(0)[a] for a in axes))):
+        return center_cropped(node, axes)
     for axis, target in zip(axes, targets, strict=True):
         size = node.shape(0)[axis]
-        if not (isinstance(size, int) and isinstance(target, int)):
-            if is_number(node.algebra.simplify(size - target), 0):
-                continue
-            raise ConversionError("crops or pads an axis of symbolic size; export the model with fixed sizes there")
         if size > target:
             start = (size - target) // 2
             data = node.emit(relax.op.strided_slice(data, [axis], [start], [start + target], assume_inbound=True))
@@ -105,25 +101,41 @@ def _center_crop_pad(node: Node) -> Converted:
 
 def _affine_grid(node: Node) -> Converted:
     """The points that an affine map sends the pixels of an image of a given size to."""
-    sizes = node.sizes(1)
-    if sizes is None or not all(isinstance(size, int) for size in sizes):
-        raise ConversionError("needs its size to be a constant; make it an initializer, or have it folded")
-    dtype, spatial = node.dtype(0), [int(size) for size in sizes[2:]]
-    steps = [_points(size, bool(node.attribute("align_corners", 0))) for size in spatial]
-    points = np.stack([*reversed(np.meshgrid(*steps, indexing="ij")), np.ones(spatial)], -1)
-    flat = points.reshape(-1, len(spatial) + 1).astype(dtype)
-    grid = node.emit(
-        relax.op.matmul(relax.const(flat, dtype), node.emit(relax.op.permute_dims(node.tensor(0), [0, 2, 1])))
-    )
-    batch: list[Size] = [node.shape(0)[0]]
-    return relax.op.reshape(grid, [*batch, *spatial, len(spatial)])
+    sizes, dtype = node.sizes(1), node.dtype(0)
+    if sizes is None:
+        count = fixed_length(node, 1)
+        given = node.emit(relax.op.astype(node.tensor(1), "int64"))
+        batch = relax.op.reshape(size_vector(node, [node.shape(0)[0]]), ())
+        first = relax.op.reshape(node.emit(relax.op.strided_slice(given, [0], [0], [1])), ())
+        sizes = node.run_time_sizes(given, count, node.emit(relax.op.equal(first, batch)))
+    spatial, aligned = list(sizes[2:]), bool(node.attribute("align_corners", 0))
+    rank = len(spatial)
+
+    def compute(theta: te.Tensor, spatial: Sequence[Size]) -> te.Tensor:
+        def element(image: tirx.Var, *index: tirx.Var) -> tirx.PrimExpr:
+            total = theta(image, index[-1], rank)
+            for axis in range(rank):  # of which the last is x
+                place = rank - 1 - axis
+                total = total + theta(image, index[-1], axis) * _point(index[place], spatial[place], aligned, dtype)
+            return total
+
+        return te.compute(extents([theta.shape[0], *spatial, rank]), element, name="grid")
+
+    return node.builder.emit_te(compute, node.tensor(0), spatial, primfunc_name_hint="affine_grid")
 
 
-def _points(size: int, aligned: bool) -> np.ndarray:
-    """The pixels of an axis from -1 to 1: their centers, or, if ``aligned``, the first and last one at the ends."""
+def _point(index: tirx.Var, size: Size, aligned: bool, dtype: str) -> tirx.PrimExpr:
+    """A pixel of an axis from -1 to 1: its center, or, if ``aligned``, the first and last one at the ends."""
+    one, two = tirx.const(1, "float64"), tirx.const(2, "float64")
+    place = index.astype("float64")
+    length = tirx.const(size, "float64") if isinstance(size, int) else size.astype("float64")
     if aligned:
-        return np.linspace(-1, 1, size) if size > 1 else np.zeros(1)
-    return (2 * np.arange(size) + 1) / size - 1
+        point = tirx.if_then_else(
+            length > one, two * place / tirx.max(length - one, one) - one, tirx.const(0, "float64")
+        )
+    else:
+        point = (two * place + one) / length - one
+    return point.astype(dtype)
 
 
 def _array_feature_extractor(node: Node) -> Converted:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
+from tkc.frontend.onnx.converters.run_time_axes import chosen_axes, reduced
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
     Converter,
+    at_run_time,
     is_number,
     normalized_axis,
     scalar,
@@ -57,17 +59,35 @@ _EXTREMES = frozenset({"ReduceMax", "ReduceMin"})
 
 
 def _reduce(node: Node) -> Converted:
-    given = node.axes(1)
+    at_call = "axes" not in node.attributes and at_run_time(node, 1)
+    if at_call and not (node.rank(1) and is_number(node.shape(1)[0], 0)):
+        return _reduce_at_run_time(node)
+    given = [] if at_call else node.axes(1)
     if not given and node.attribute("noop_with_empty_axes", 0):
         return node.tensor(0)
     rank, dtype = node.rank(0), node.dtype(0)
     axes = sorted(normalized_axis(axis, rank) for axis in given) if given else list(range(rank))
     inner = _inner_dtype(node.proto.op_type, dtype)
     data = node.emit(relax.op.astype(node.tensor(0), inner)) if inner != dtype else node.tensor(0)
-    reduced = _reduced(node, data, axes)
+    return _as(_reduced(node, data, axes), dtype)
+
+
+def _as(reduced: relax.Expr, dtype: str) -> relax.Expr:
+    """What was reduced in another type as the type of the input."""
+    inner = reduced.struct_info.dtype
     if dtype == "bool":
         return relax.op.greater(reduced, scalar(0, inner))
     return relax.op.astype(reduced, dtype) if inner != dtype else reduced
+
+
+def _reduce_at_run_time(node: Node) -> Converted:
+    """The axes are an input of the running model."""
+    operator, dtype = node.proto.op_type, node.dtype(0)
+    inner = _inner_dtype(operator, dtype)
+    data = node.emit(relax.op.astype(node.tensor(0), inner)) if inner != dtype else node.tensor(0)
+    chosen = chosen_axes(node, empty_means_all=not node.attribute("noop_with_empty_axes", 0))
+    result = node.emit(_as(reduced(chosen, operator, data), dtype))
+    return result if node.attribute("keepdims", 1) else chosen.without(result)
 
 
 def _inner_dtype(operator: str, dtype: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from tvm import relax
 
+from tkc.frontend.onnx.converters.run_time_resize import SUPPORT, Options, resized
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
@@ -25,8 +26,6 @@ _FIRST_OPSET_WITH_COORDINATES = 11
 
 # Coordinates that TVM computes as ONNX does, where the scale is a whole number.
 _STOCK_COORDINATES = frozenset({"half_pixel", "asymmetric", "pytorch_half_pixel"})
-
-_SUPPORT = {"linear": 1, "cubic": 2}
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Samples:
 
 
 def _resize(node: Node) -> Converted:
-    if not all(isinstance(size, int) for size in node.shape(0)):
-        return _resize_symbolic(node)
+    if not all(isinstance(size, int) for size in node.shape(0)) or not _is_constant(node):
+        return _resize_at_run_time(node)
     dtype = node.dtype(0)
     nearest = node.attribute("mode", "nearest") == "nearest"
     inner = dtype if nearest or dtype in EXACT else "float32"
@@ -168,7 +167,7 @@ def _samples(node: Node, axis: Axis) -> Samples:
     if kind == "nearest":
         rounded = _ROUNDINGS[_option(node, "nearest_mode", "round_prefer_floor")](points)
         indices, weights = rounded.astype("int64")[:, None], np.ones((axis.new, 1))
-    elif kind in _SUPPORT:
+    elif kind in SUPPORT:
         scale = min(axis.scale, 1.0) if node.attribute("antialias", 0) else 1.0
         indices, weights = _interpolation(points, kind, scale, node.attribute("cubic_coeff_a", -0.75))
     else:
@@ -211,7 +210,7 @@ def _coordinates(axis: Axis, mode: str) -> np.ndarray:
 
 def _interpolation(points: np.ndarray, kind: str, scale: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
     """The old elements near each point and their weights; a ``scale`` below 1 widens what counts as near."""
-    reach = math.ceil(_SUPPORT[kind] / scale)
+    reach = math.ceil(SUPPORT[kind] / scale)
     indices = np.floor(points).astype("int64")[:, None] + np.arange(1 - reach, reach + 1)
     distances = np.abs(points[:, None] - indices) * scale
     return indices, _triangle(distances) if kind == "linear" else _cubic(distances, sharpness)
@@ -229,15 +228,34 @@ def _cubic(distances: np.ndarray, a: float) -> np.ndarray:
     return np.where(distances <= 1, near, np.where(distances < 2, far, 0))
 
 
-def _resize_symbolic(node: Node) -> Converted:
-    """An image of symbolic size by whole factors, which TVM's own operators serve."""
-    mode = _option(node, "coordinate_transformation_mode", "half_pixel")
-    scales = _scales(node)
+def _is_constant(node: Node) -> bool:
+    """Whether scales, sizes and the region are known, and none of them is a symbolic size."""
+    return all(
+        not node.has(position)
+        or ((known := node.sizes(position)) is not None and all(isinstance(size, int | float) for size in known))
+        for position in ((1,) if _is_legacy(node) else (1, 2, 3))
+    )
+
+
+def _resize_at_run_time(node: Node) -> Converted:
+    """By whole factors TVM's own operators serve an image of symbolic size."""
+    coordinates = _option(node, "coordinate_transformation_mode", "half_pixel")
+    scales = _scales(node) if _is_constant(node) else None
     whole = scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all()
     special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0)
-    if not whole or special or node.has(3) or mode not in _STOCK_COORDINATES:
-        raise ConversionError("resizes an axis of symbolic size; fix the size, or scale by whole numbers")
-    return node.stock()
+    if whole and not special and not node.has(3) and coordinates in _STOCK_COORDINATES:
+        return node.stock()
+    options = Options(
+        node.attribute("mode", "nearest"),
+        coordinates,
+        _option(node, "nearest_mode", "round_prefer_floor"),
+        bool(node.attribute("antialias", 0)),
+        bool(node.attribute("exclude_outside", 0)),
+        node.attribute("cubic_coeff_a", -0.75),
+        node.attribute("extrapolation_value", 0.0),
+        node.attribute("keep_aspect_ratio_policy", "stretch"),
+    )
+    return resized(node, options, *((1, None) if _is_legacy(node) else (2, 3)))
 
 
 CONVERTERS: dict[str, Converter] = {

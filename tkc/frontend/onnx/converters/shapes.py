@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, tirx
 
+from tkc.frontend.onnx.converters.run_time_shapes import padded, sliced, split, squeezed, tiled, unsqueezed
 from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
@@ -112,12 +113,14 @@ def _flatten(node: Node) -> Converted:
 
 
 def _squeeze(node: Node) -> Converted:
-    return node.stock() if at_run_time(node, 1) else relax.op.squeeze(node.tensor(0), node.axes(1))
+    if "axes" not in node.attributes and at_run_time(node, 1):
+        return squeezed(node)
+    return relax.op.squeeze(node.tensor(0), node.axes(1))
 
 
 def _unsqueeze(node: Node) -> Converted:
     if at_run_time(node, 1):
-        return node.stock()
+        return unsqueezed(node)
     axes = node.axes(1)
     if axes is None:
         raise ConversionError("lacks its axes; correct the model")
@@ -133,7 +136,7 @@ def _slice(node: Node) -> Converted:
     else:
         starts, ends = node.sizes(1), node.sizes(2)
     if starts is None or ends is None or at_run_time(node, 3, 4):
-        return node.stock()
+        return sliced(node)
     shape = node.shape(0)
     axes = [normalized_axis(axis, len(shape)) for axis in node.axes(3) or range(len(starts))]
     given = node.constant(4, "its steps")
@@ -194,10 +197,12 @@ def _split(node: Node) -> Converted:
     size = node.shape(0)[axis]
     parts = list(node.attributes["split"]) if "split" in node.attributes else node.sizes(1)
     if node.has(1) and parts is None:
-        raise ConversionError(
-            "needs the sizes of its parts to be known; make it an initializer, or have the exporter fold constants"
-        )
+        return split(node, axis)
     count = len(node.proto.output)
+    if parts is not None and all(isinstance(part, int) for part in parts):
+        total = sum(parts)  # a size that is not known is this one, or a call fails
+        node.require_shape(0, [total if i == axis else other for i, other in enumerate(node.shape(0))])
+        size = node.shape(0)[axis]
     if parts is None:
         part = node.algebra.simplify((size + count - 1) // count)
         parts = [part] * (count - 1) + [node.algebra.simplify(size - part * (count - 1))]
@@ -222,7 +227,7 @@ def _concat(node: Node) -> Converted:
 def _tile(node: Node) -> Converted:
     repeats = node.sizes(1)
     if repeats is None:
-        return node.stock()
+        return tiled(node)
     if all(isinstance(repeat, int) for repeat in repeats):
         return relax.op.tile(node.tensor(0), repeats)
     shape = node.shape(0)
@@ -237,6 +242,9 @@ _PAD_MODES = {"constant": "constant", "edge": "replicate", "reflect": "reflect",
 
 def _pad(node: Node) -> Converted:
     rank = node.rank(0)
+    pads_known = node.sizes(1) if node.has(1) else list(node.attributes["pads"])
+    if at_run_time(node, 1, 2, 3) or not all(isinstance(pad, int) for pad in pads_known or ()):
+        return _pad_at_run_time(node)
     given = node.constant(1, "its pads")
     pads = list(node.attributes["pads"]) if given is None else given.tolist()
     axes = [normalized_axis(axis, rank) for axis in node.axes(3) or range(rank)]
@@ -253,6 +261,14 @@ def _pad(node: Node) -> Converted:
     if mode == "constant" and isinstance(value, int) and int(float(value)) != value:
         return _padded_by_large(node, data, padded, value)
     return relax.op.nn.pad(data, padded, _PAD_MODES[mode], value)
+
+
+def _pad_at_run_time(node: Node) -> Converted:
+    dtype = node.dtype(0)
+    fill = scalar(node.attribute("value", 0.0), dtype)
+    if node.has(2) and is_number(node.algebra.product(node.shape(2)), 1):
+        fill = node.emit(relax.op.reshape(node.tensor(2), ()))
+    return padded(node, node.attribute("mode", "constant"), fill)
 
 
 def _padded_by_large(node: Node, data: relax.Expr, padded: list[int], value: int) -> relax.Expr:

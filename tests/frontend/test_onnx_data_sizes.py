@@ -1,0 +1,285 @@
+"""Axes, sizes, scales, pads and the like that only the running model has: what ONNX's reference makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx.reference
+import pytest
+
+from tests.frontend.onnx_execution import compiled, parsed
+from tests.frontend.onnx_special_numbers import rows
+from tkc.errors import InputError, UnsupportedModelError
+from tkc.frontend import import_model
+
+RANDOM = np.random.default_rng(0)
+
+
+def agrees(graph: str, *calls: Sequence[Any], opset: int = 21, rtol: float = 1e-5) -> Callable[..., list[np.ndarray]]:
+    """One compilation of a graph, which gives what ONNX's reference does for the inputs of each call."""
+    model = parsed(graph, opset)
+    call, reference = compiled(model), onnx.reference.ReferenceEvaluator(model)
+    for inputs in calls:
+        arrays = [np.asarray(array) for array in inputs]
+        with np.errstate(all="ignore"):
+            expected = reference.run(None, {v.name: a for v, a in zip(model.graph.input, arrays, strict=True)})
+        for found, wanted in zip(call(*arrays), expected, strict=True):
+            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+            np.testing.assert_allclose(found, wanted, rtol, 1e-5)
+    return call
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Random numbers."""
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+def reductions(kinds: Sequence[str], attributes: str = "keepdims = 1") -> str:
+    """A node for each kind of reduction of ``x`` over ``axes``, outputs ``y0`` and so on."""
+    return " ".join(f"y{i} = Reduce{kind}<{attributes}>(x, axes)" for i, kind in enumerate(kinds))
+
+
+def outputs(count: int, declared: str) -> str:
+    """Declarations of ``y0`` and so on."""
+    return ", ".join(f"{declared} y{i}" for i in range(count))
+
+
+# Reductions
+
+
+def test_axes() -> None:
+    """Any number of them, counted from either end; sizes are symbolic."""
+    kinds = ("L1", "LogSumExp")
+    graph = f"g (float[a, b, c] x, int64[k] axes) => ({outputs(2, 'float[d, e, f]')}) {{ {reductions(kinds)} }}"
+    x, long = np.abs(normal(2, 3, 4)), np.abs(normal(1, 7, 2))
+    agrees(graph, (x, [1]), (x, [-1, 0]), (long, [0, 1, 2]), (long, [2]))
+
+
+def test_axes_that_go() -> None:
+    """Their number is fixed: it decides the rank."""
+    for count, declared in ((2, "float[d]"), (3, "float")):
+        graph = f"""g (float[a, b, 3] x, int64[{count}] axes) => ({outputs(1, declared)}) {{
+            {reductions(("Mean" if count == 2 else "Max",), "keepdims = 0")}
+        }}"""
+        every = [[0, 1], [-1, 0], [2, 1]] if count == 2 else [[2, 0, 1]]
+        agrees(graph, *((normal(2, 4, 3), axes) for axes in every), (normal(5, 1, 3), every[0]))
+    with pytest.raises(UnsupportedModelError, match="vector of fixed length"):
+        compiled("g (float[a, b] x, int64[k] axes) => (float y) { y = ReduceSum<keepdims = 0>(x, axes) }")
+
+
+def test_axes_that_are_none() -> None:
+    """And one axis twice."""
+    call = compiled("g (float[a, b] x, int64[k] axes) => (float[c, d] y) { y = ReduceSum(x, axes) }")
+    for axes in ([0, 0], [1, -1], [2], [-3]):
+        with pytest.raises(InputError):
+            call(normal(2, 3), np.array(axes))
+
+
+def test_no_axes() -> None:
+    """All of them, or none, as an attribute says."""
+    for noop in (0, 1):
+        graph = f"""g (float[a, 3] x, int64[0] axes) => (float[c, d] y) {{
+            y = ReduceSum<noop_with_empty_axes = {noop}>(x, axes)
+        }}"""
+        agrees(graph, (normal(2, 3), np.zeros(0, "int64")))
+
+
+def test_axes_of_no_elements() -> None:
+    """Give what changes nothing, or NaN for a mean."""
+    kinds = ("Max", "Mean")
+    x = np.zeros((2, 0, 3), "float32")
+    model = parsed(f"g (float[2, 0, 3] x, int64[1] axes) => ({outputs(2, 'float[d, e, f]')}) {{ {reductions(kinds)} }}")
+    found = compiled(model)(x, np.array([1]))
+    fixed = compiled(model, {"axes": [1]})(x)
+    for one, other in zip(found, fixed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [array.shape for array in compiled(model)(x, np.array([0]))] == [(1, 0, 3)] * 2
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int32", "bool"])
+def test_axes_of_other_types(dtype: str) -> None:
+    """NaN, infinities and the ends of each type are reduced as over constant axes."""
+    kinds = ("Max", "Min") if dtype == "bool" else ("Max", "Min", "Sum", "Mean", "Prod")
+    x: np.ndarray[Any, Any]
+    if dtype == "int32":
+        ends = np.iinfo(dtype)
+        x = np.array([[ends.min, 3, ends.max], [7, 0, 1]], dtype)
+    elif dtype == "bool":
+        x = np.array([[False, True], [False, False]])
+    else:
+        x = rows(ml_dtypes.bfloat16)
+    graph = f"""g ({dtype}[a, b] x, int64[k] axes) => ({outputs(len(kinds), f"{dtype}[c, d]")}) {{
+        {reductions(kinds)}
+    }}"""
+    model = parsed(graph)
+    found = compiled(model)(x, np.array([1]))
+    for one, other in zip(found, compiled(model, {"axes": [1]})(x), strict=True):
+        np.testing.assert_array_equal(one.astype("float64"), other.astype("float64"))
+
+
+# Resizing
+
+
+def test_scales() -> None:
+    """Of all axes, or of some; up and down, by whole numbers and others; cubic ones with and without antialiasing."""
+    graph = """g (float[a, 2, h, w] x, float[4] s, float[2] t)
+        => (float[d, e, f, g] y, float[h, i, j, k] z, float[l, m, n, o] u) {
+        y = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(x, , s)
+        z = Resize<mode = "cubic", axes = [3, 2], antialias = 1>(x, , t)
+        u = Resize<mode = "nearest", nearest_mode = "ceil">(x, , s)
+    }"""
+    scales = [np.array(s, "float32") for s in ([1, 1, 1.7, 0.6], [1, 1.5, 3, 2])]
+    parts = [np.array(s, "float32") for s in ([0.45, 2.2], [1, 0.3])]
+    agrees(graph, *zip((normal(1, 2, 7, 9), normal(2, 2, 4, 5)), scales, parts, strict=True), rtol=1e-4)
+
+
+def test_sizes() -> None:
+    """As they are, and as limits that keep the ratio of the sides."""
+    graph = """g (float[a, 2, h, w] x, int64[2] s) => (float[d, e, f, g] y, float[h, i, j, k] z) {
+        y = Resize<mode = "linear", axes = [2, 3]>(x, , , s)
+        z = Resize<mode = "nearest", axes = [2, 3], keep_aspect_ratio_policy = "not_larger">(x, , , s)
+    }"""
+    agrees(graph, (normal(1, 2, 7, 9), [5, 20]), (normal(2, 2, 4, 5), [1, 3]), rtol=1e-4)
+
+
+def test_symbolic_sizes() -> None:
+    """Of an image of any size by other factors than whole ones, and to sizes made of another's."""
+    graph = """g (float[1, 2, h, w] x, float[1, 2, k, l] like) => (float[d, e, f, g] y, float[1, 2, k, l] z) {
+        scales = Constant<value_floats = [1.0, 1.0, 0.5, 1.3]>()
+        y = Resize<mode = "linear">(x, , scales)
+        sizes = Shape(like)
+        r = Resize<mode = "cubic", coordinate_transformation_mode = "half_pixel">(x, , , sizes)
+        z = Add(r, like)
+    }"""
+    agrees(graph, (normal(1, 2, 7, 9), normal(1, 2, 3, 20)), (normal(1, 2, 6, 5), normal(1, 2, 6, 5)), rtol=1e-4)
+    (_, spec) = import_model(parsed(graph)).signature.outputs
+    assert tuple(spec.shape) == (1, 2, "k", "l")
+
+
+def test_an_axis_that_keeps_its_size_keeps_infinity() -> None:
+    """Its neighbours have the weight 0."""
+    call = compiled("""g (float[2, 4] x, float[2] s) => (float[a, b] y) { y = Resize<mode = "linear">(x, , s) }""")
+    x = np.array([[1, np.inf, 2, 3], [4, 5, 6, 7]], "float32")
+    np.testing.assert_array_equal(call(x, np.array([2, 1], "float32"))[0][0], x[0])
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(x, np.array([-2, 1], "float32"))
+
+
+# Slices, pads and shapes
+
+
+def test_slices() -> None:
+    """With any of starts, ends, axes and steps, forwards and backwards, beyond either end, and of nothing."""
+    graph = """g (float[a, 5, c] x, int64[2] s, int64[2] e, int64[2] axes, int64[2] steps, int32[1] t, int32[1] u)
+        => (float[d, f, h] y, float[i, 5, k] z) {
+        y = Slice(x, s, e, axes, steps)
+        last = Constant<value_ints = [-1]>()
+        last32 = Cast<to = 6>(last)
+        w = Slice(x, t, u, last32)
+        z = Relu(w)
+    }"""
+    far = 2**63 - 1
+    agrees(
+        graph,
+        (normal(3, 5, 7), [1, 0], [3, 9], [1, 2], [1, 2], np.array([2], "int32"), np.array([-1], "int32")),
+        (normal(3, 5, 7), [-1, 5], [0, -far], [2, 0], [-2, -1], np.array([-9], "int32"), np.array([100], "int32")),
+        (normal(2, 5, 1), [4, 3], [-far, 2], [-2, 0], [-3, far], np.array([1], "int32"), np.array([0], "int32")),
+    )
+    call = compiled("g (float[a] x, int64[1] s, int64[1] d) => (float[b] y) { y = Slice(x, s, s, s, d) }")
+    for start, step in ((0, 0), (1, 1)):
+        with pytest.raises(InputError, match="sizes that do not fit"):
+            call(normal(4), np.array([start]), np.array([step]))
+
+
+def test_parts() -> None:
+    """Of a split, also those without elements; they add up to the whole."""
+    graph = """g (float[a, b] x, int64[3] parts) => (float[c, d] y, float[c, e] u, float[c, f] w) {
+        y, z, w = Split<axis = -1>(x, parts) u = Neg(z)
+    }"""
+    call = agrees(graph, (normal(2, 7), [3, 0, 4]), (normal(3, 5), [1, 2, 2]))
+    for parts in ([1, 2, 3], [5, 3, -1]):
+        with pytest.raises(InputError, match="sizes that do not fit"):
+            call(normal(2, 7), np.array(parts))
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_pads(mode: str) -> None:
+    """Of all axes, and of some; below 0, too, or by more than the tensor has where it is mirrored."""
+    graph = f"""g (float[a, b] x, int64[4] pads, int64[2] some, int64[1] axes, float v)
+        => (float[c, d] y, float[e, f] z) {{
+        y = Pad<mode = "{mode}">(x, pads, v)
+        z = Pad<mode = "{mode}">(x, some, v, axes)
+    }}"""
+    v = np.array(1.5, "float32")
+    call = agrees(
+        graph,
+        (normal(3, 4), [0, 2, 1, 3], [1, 2], [0], v),
+        (normal(4, 3), [3, 0, 0, 2], [0, 0], [1], v),
+    )
+    if mode in ("constant", "edge"):
+        x, pads = normal(2, 5), np.array([1, -1, 0, -2])
+        shorter = {"constant": {"constant_values": v}, "edge": {}}[mode]
+        y, _ = call(x, pads, np.array([0, 0]), np.array([1]), v)
+        np.testing.assert_array_equal(y, np.pad(x[:, 1:3], ((1, 0), (0, 0)), mode, **shorter))
+
+
+def test_pads_of_symbolic_sizes() -> None:
+    """To the size of another tensor: the result's size is that one's."""
+    graph = """g (float[a, 3] x, float[b, 3] like) => (float[b, 3] y) {
+        zero = Constant<value_ints = [0]>()
+        shape = Shape(like) old = Shape(x) missing = Sub(shape, old)
+        two = Constant<value_ints = [0, 0]>()
+        pads = Concat<axis = 0>(two, missing)
+        p = Pad(x, pads)
+        y = Add(p, like)
+    }"""
+    agrees(graph, (normal(2, 3), normal(5, 3)), (normal(4, 3), normal(4, 3)))
+
+
+def test_axes_of_size_1() -> None:
+    """Come and go where an input says so; what is squeezed has the size 1."""
+    graph = """g (float[a, b, c] x, int64[2] axes, int64[1] one, int64[3] times)
+        => (float[d, e, f, h, i] y, float[j, k] z, float[l, m, n] t) {
+        u = Unsqueeze(x, axes) y = Neg(u)
+        s = Squeeze(x, one) z = Neg(s)
+        r = Tile(x, times) t = Neg(r)
+    }"""
+    call = agrees(graph, (normal(2, 1, 3), [0, 2], [1], [2, 1, 3]), (normal(1, 4, 2), [-1, 1], [-3], [1, 0, 2]))
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(normal(2, 1, 3), np.array([0, 2]), np.array([0]), np.array([1, 1, 1]))
+
+
+def test_sizes_of_grids_and_crops() -> None:
+    """And the number of classes."""
+    graph = """g (float[a, 2, 3] theta, int64[4] size, float[b, c] x, int64[2] shape, int64[d] i, int64 depth,
+        float[2] v) => (float[e, f, h, j] y, float[k, l] z, float[d, n] o, float[2, 2] p) {
+        g = AffineGrid(theta, size) y = Neg(g)
+        w = CenterCropPad(x, shape) z = Neg(w)
+        h = OneHot(i, depth, v) o = Neg(h)
+        two = Constant<value_ints = [2, 2]>()
+        p = CenterCropPad(x, two)
+    }"""
+    v = np.array([0.5, 2], "float32")
+    agrees(
+        graph,
+        (normal(2, 2, 3), [2, 1, 3, 4], normal(4, 5), [7, 2], [0, -1, 2], 3, v),
+        (normal(1, 2, 3), [1, 7, 1, 2], normal(3, 2), [2, 5], [1], 5, v),
+        opset=20,
+    )
+
+
+def test_how_many_are_largest() -> None:
+    """As many as an input says, and as another tensor has; no more than there are."""
+    graph = """g (float[a, b] x, int64[1] k, float[c] like) => (float[a, d] y, int64[a, d] i, float[c, b] z) {
+        y, i = TopK(x, k)
+        m = Shape(like)
+        z, j = TopK<axis = 0, largest = 0>(x, m)
+    }"""
+    call = agrees(graph, (normal(4, 7), [3], normal(2)), (normal(2, 5), [0], normal(1)), (normal(3, 2), [2], normal(3)))
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(normal(4, 7), np.array([8]), normal(2))

@@ -1,0 +1,148 @@
+"""Loop and Scan against the same loops of NumPy. ``onnx.reference`` joins a Loop's rows where it should stack them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tkc
+from tests.frontend.onnx_execution import compiled, parsed
+from tkc.errors import InputError, UnsupportedModelError
+from tkc.frontend import import_model
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Random numbers."""
+    return RANDOM.normal(size=shape).astype("float32")
+
+
+def test_a_number_of_steps() -> None:
+    """Given at the call, 0 among them; the body reads from outside, and the number of the step."""
+    call = compiled("""g (float[a, 3] x, int64 m) => (float[a, 3] y, float[k, a, 3] z, int64[k] n) {
+        y, z, n = Loop(m, , x) <body = b (int64 i, bool c, float[p, q] s)
+                => (bool d, float[p, q] t, float[p, q] r, int64 j) {
+            d = Identity(c)
+            half = Constant<value_float = 0.5>()
+            t = Mul(s, half)
+            r = Add(t, x)
+            j = Mul(i, i)
+        }>
+    }""")
+    for rows, steps in ((2, 3), (5, 1), (1, 0)):
+        x = normal(rows, 3)
+        y, z, n = call(x, np.array(steps))
+        halves = [x / 2**i for i in range(steps + 1)]
+        np.testing.assert_allclose(y, halves[-1], 1e-6)
+        np.testing.assert_allclose(z, np.reshape([half + x for half in halves[1:]], (steps, rows, 3)), 1e-5, 1e-6)
+        np.testing.assert_array_equal(n, np.arange(steps) ** 2)
+
+
+GROWING = """g (float[a] x, float limit) => (float[k] y, int64 n, float[n] z) {
+    zero = Constant<value_int = 0>()
+    start = Constant<value_ints = [0]>() end = Constant<value_ints = [2]>() one = Constant<value_int = 1>()
+    y, n, z = Loop(, yes, x, zero) <body = b (int64 i, bool c, float[p] s, int64 m)
+            => (bool d, float[q] t, int64 o, float r) {
+        part = Slice(s, start, end)
+        t = Concat<axis = 0>(s, part)
+        o = Add(m, one)
+        r = ReduceSum<keepdims = 0>(t)
+        d = Less(r, limit)
+    }>
+}"""
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_condition(runs: bool) -> None:
+    """Ends the loop by what a step computes; what it carries grows with each."""
+    start = f"c0 = Constant<value_int = {int(runs)}>() yes = Cast<to = 9>(c0)"
+    call = compiled(GROWING.replace("zero =", f"{start} zero =", 1))
+    for x, limit in ((np.array([1, 2, 3], "float32"), 20.0), (np.array([1, 0.5, 3, 1], "float32"), 0.0)):
+        expected, sums = list(x), []
+        while runs and (not sums or sums[-1] < limit):
+            expected += expected[:2]
+            sums.append(sum(expected))
+        y, n, z = call(x, np.array(limit, "float32"))
+        np.testing.assert_array_equal(y, np.array(expected, "float32"))
+        np.testing.assert_array_equal(z, np.array(sums, "float32"))
+        assert n == len(sums)
+
+
+def test_scan() -> None:
+    """Over axes in both directions, into others; the length of the results is the input's."""
+    graph = """g (float[t, b] x, float[b] s0, float[c, t] w) => (float[b] y, float[b, t] z, float[t, c] v) {
+        y, z, v = Scan<num_scan_inputs = 2, scan_input_axes = [0, -1], scan_input_directions = [0, 1],
+            scan_output_axes = [1, 0], scan_output_directions = [0, 1],
+            body = b (float[p] s, float[p] xi, float[q] wi) => (float[p] n, float[p] r, float[q] u) {
+                n = Add(s, xi)
+                r = Mul(n, s0)
+                u = Neg(wi)
+            }>(s0, x, w)
+    }"""
+    call = compiled(graph)
+    for t, b, c in ((4, 3, 2), (1, 5, 3)):
+        x, s0, w = normal(t, b), normal(b), normal(c, t)
+        y, z, v = call(x, s0, w)
+        np.testing.assert_allclose(y, s0 + x.sum(0), 1e-5, 1e-5)
+        np.testing.assert_allclose(z, ((s0 + x.cumsum(0)) * s0).T, 1e-5, 1e-5)
+        np.testing.assert_array_equal(v, -w.T)
+    specs = import_model(parsed(graph)).signature.outputs
+    assert [tuple(spec.shape) for spec in specs] == [("b",), ("b", "t"), ("t", "c")]
+
+
+def test_loops_and_choices_in_one_another() -> None:
+    """Indices that a step computes are checked where they are asked to be."""
+    graph = """g (float[a] x, bool go, int64 m, int64[s] ids) => (float[q] y) {
+        y = If (go) <then_branch = t () => (float[r] yt) {
+            yt = Loop(m, go, x) <body = b (int64 i, bool c, float[p] s) => (bool d, float[p] t) {
+                d = Identity(c)
+                later = Cast<to = 9>(i)
+                id = Gather(ids, i)
+                row = Gather(x, id)
+                t = If (later) <then_branch = u () => (float[p] k) { k = Add(s, x) },
+                    else_branch = w () => (float[p] l) { l = Mul(s, row) }>
+            }>
+        }, else_branch = e () => (float[r] ye) { ye = Neg(x) }>
+    }"""
+    executable = tkc.compile(parsed(graph), kernels="none", checks=True)
+    x, ids = normal(4), np.array([2, 0, 3, 1])
+    expected = x * x[2] + x + x
+    np.testing.assert_allclose(executable(x, np.array(True), np.array(3), ids), expected, 1e-5)
+    np.testing.assert_array_equal(executable(x[:2], np.array(False), np.array(3), ids), -x[:2])
+    with pytest.raises(InputError, match="Gather"):
+        executable(x, np.array(True), np.array(3), np.array([2, 0, 4, 1]))
+
+
+def test_what_a_loop_cannot_carry() -> None:
+    """Is named."""
+    graph = """g (float[a] x, int64 m) => (float[k] y) {
+        y = Loop(m, , x) <body = b (int64 i, bool c, float[p] s) => (bool d, float[q, r] t) {
+            d = Identity(c)
+            one = Constant<value_ints = [0]>()
+            t = Unsqueeze(s, one)
+        }>
+    }"""
+    with pytest.raises(UnsupportedModelError, match="carries 'y' as float32 of 1 dimensions into a step"):
+        compiled(graph)
+
+
+def test_rows_whose_size_a_step_decides() -> None:
+    """All rows are to have one size."""
+    call = compiled("""g (float[a] x, int64[k] n, int64 m) => (float[s, q] z) {
+        one = Constant<value_int = 1>() yes = Cast<to = 9>(one)
+        z = Loop(m, yes) <body = b (int64 i, bool c) => (bool d, float[q] row) {
+            d = Identity(c)
+            zero = Constant<value_ints = [0]>()
+            e = Gather(n, i)
+            end = Unsqueeze(e, zero)
+            row = Slice(x, zero, end)
+        }>
+    }""")
+    x = normal(5)
+    for n in ([3, 3, 3], [2]):
+        np.testing.assert_array_equal(call(x, np.array(n), np.array(len(n)))[0], [x[:size] for size in n])
+    assert call(x, np.array([3]), np.array(0))[0].shape == (0, 0)
+    with pytest.raises(InputError, match="sizes that do not fit"):
+        call(x, np.array([3, 2]), np.array(2))
