@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import tkc
 from tests.frontend.whole_models import compiled
+from tests.schedules.graphs import Model
 
 
 def _asserting(x: torch.Tensor) -> torch.Tensor:
@@ -52,3 +53,16 @@ def test_an_assertion_of_a_branch_that_is_not_taken_is_not_checked() -> None:
     torch.testing.assert_close(exe(torch.ones(3)), torch.full((3,), 2.0))
     with pytest.raises(tkc.InputError, match="'the sum must be small'"):
         exe(torch.tensor([1.0, 9, 9]))
+
+
+@pytest.mark.gpu
+def test_assertions_on_a_gpu() -> None:
+    """The call that breaks one returns; the next one, or ``check``, raises, and the GPU stays usable."""
+    exe = tkc.compile(Model(_asserting), (torch.ones(3, device="cuda"),), target="cuda", fallback=False)
+    for _ in range(3):
+        torch.testing.assert_close(exe(torch.ones(3, device="cuda")), torch.full((3,), 2.0, device="cuda"))
+    exe(-torch.ones(3, device="cuda"))
+    with pytest.raises(tkc.InputError, match="'the sum must be positive'"):
+        exe.check()
+    torch.testing.assert_close(exe(torch.ones(3, device="cuda")), torch.full((3,), 2.0, device="cuda"))
+    exe.check()

@@ -67,30 +67,35 @@ def model() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(scope="module")
-def artifact(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _compiled(model: Any, device: str = "cpu") -> tkc.Program:
     """Two sequences, padded."""
 
     def inputs(tokens: int) -> dict[str, torch.Tensor]:
-        ids = torch.zeros(2, tokens, dtype=torch.int64)
+        ids = torch.zeros(2, tokens, dtype=torch.int64, device=device)
         return {
             "input_ids": ids,
-            "attention_mask": torch.ones(2, LENGTH, dtype=torch.int64),
+            "attention_mask": torch.ones(2, LENGTH, dtype=torch.int64, device=device),
             "position_ids": ids.clone(),
         }
 
     tokens = Dim("tokens", min=2, max=16)
     shapes = {"input_ids": {1: tokens}, "attention_mask": None, "position_ids": {1: tokens}}
-    program = tkc.compile(
+    return tkc.compile(
         Decoder(model, 2),
         entries={
             "prefill": tkc.Entry(example_kwargs=inputs(5), dynamic_shapes=shapes),
             "decode": tkc.Entry(example_kwargs=inputs(1)),
         },
+        target=device,
         kernels="none",
         database=False,
     )
-    return program.save(tmp_path_factory.mktemp("generation") / "llm.tkc")
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, saved."""
+    return _compiled(model).save(tmp_path_factory.mktemp("generation") / "llm.tkc")
 
 
 @pytest.fixture(scope="module")
@@ -354,3 +359,15 @@ def test_entries_that_cannot_generate_are_named() -> None:
         program = tkc.compile(entries=given, kernels="none", database=False)
         with pytest.raises(tkc.UsageError, match=message):
             program.generate(ids, 1)
+
+
+@pytest.mark.gpu
+def test_tokens_on_a_gpu(model: Any, prompts: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
+    """Entries that update one cache, whose steps are recorded as CUDA graphs; compiled and loaded."""
+    on_gpu = copy.deepcopy(model).cuda()
+    ids, mask = (each.cuda() for each in prompts)
+    expected = on_gpu.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    program = _compiled(on_gpu, "cuda")
+    for exe in (program, tkc.load(program.save(tmp_path / "llm.tkc"))):
+        for _ in range(2):
+            assert torch.equal(exe.generate(ids, 12, attention_mask=mask), expected)
