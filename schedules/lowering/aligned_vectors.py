@@ -94,7 +94,7 @@ def _aligned(body: tirx.Stmt, arguments: Factors) -> tirx.Stmt:
         lanes = int(index.lanes)
         if _factor(index.base, {}) % lanes == 0 or _factor(index.base, factors) % lanes:
             return None
-        whole = {var: var // tirx.const(lanes, var.dtype) * lanes for var in _known(index.base, factors)}
+        whole = {var: var // tirx.const(factors[var], var.dtype) * factors[var] for var in _known(index.base, factors)}
         return [tirx.Ramp(substitute(index.base, whole), index.stride, lanes)]
 
     def load(node: tirx.BufferLoad) -> tirx.BufferLoad | None:

@@ -9,6 +9,7 @@ import torch
 import tvm
 from torch.export import Dim
 from tvm import IRModule, tirx
+from tvm.tirx.stmt_functor import substitute
 
 import tkc
 from tests.schedules.sources import generated_sources
@@ -84,18 +85,50 @@ def _copying(place: Callable[[tirx.Var], tirx.PrimExpr], argument: Callable[[tir
 
 
 @pytest.mark.parametrize(
-    ("place", "argument", "vectors"),
+    ("place", "argument", "shown"),
     [
-        (lambda given: given, lambda n: n * 128, True),
-        (lambda given: given * 2 + 16, lambda n: n * 4 - 4, True),
-        (lambda given: given, lambda n: n * 4, False),
-        (lambda given: given + 1, lambda n: n * 8, False),
+        (lambda given: given, lambda n: n * 128, "// T.int64(16) * T.int64(16)"),
+        (lambda given: given * 2 + 16, lambda n: n * 4 - 4, "// T.int64(4) * T.int64(4)"),
+        (lambda given: tirx.const(7, "int64") % given * 8, lambda n: n * 2, None),  # is one, whatever is given
+        (lambda given: given, lambda n: n * 4, ""),
+        (lambda given: given + 1, lambda n: n * 8, ""),
     ],
 )
 def test_only_what_is_aligned_is_read_as_a_vector(
-    place: Callable[[tirx.Var], tirx.PrimExpr], argument: Callable[[tirx.Var], tirx.PrimExpr], vectors: bool
+    place: Callable[[tirx.Var], tirx.PrimExpr], argument: Callable[[tirx.Var], tirx.PrimExpr], shown: str | None
 ) -> None:
-    """What the host computes is looked up; what may lie within a vector is copied element by element."""
-    text = AlignVectors()(_copying(place, argument))["kernel"].script(show_meta=False)
-    assert ("// T.int64(8) * T.int64(8)" in text) == vectors
-    assert text.count(" = source") == (1 if vectors else 8)
+    """What the host computes is looked up; what may lie within a vector is copied element by element. No place is
+    another than it was."""
+    before = _copying(place, argument)
+    after = AlignVectors()(before)["kernel"]
+    text = after.script(show_meta=False)
+    if shown is not None:
+        assert ("//" in text) == bool(shown) and shown in text
+    assert text.count(" = source") == (8 if shown == "" else 1)
+    for n in range(1, 40):
+        given = int(_value(argument(tirx.const(n, "int64"))))
+        assert _read(after, given) == _read(before["kernel"], given)
+
+
+def _value(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    return tvm.arith.Analyzer().simplify(expr)
+
+
+def _read(kernel: tirx.PrimFunc, given: int) -> int:
+    """The first element that ``kernel`` reads."""
+    statement = kernel.body.seq[0] if isinstance(kernel.body, tirx.SeqStmt) else kernel.body
+    (index,) = statement.value.indices
+    first = index.base if isinstance(index, tirx.Ramp) else index
+    return int(_value(substitute(first, {kernel.params[-1]: tirx.const(given, "int64")})))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 64, 129])
+def test_rows_of_a_table_by_two_rows_of_indices(rows: int) -> None:
+    """The host knows twice the number of rows, which is odd, and the vectors have four numbers."""
+    model = torch.nn.Embedding.from_pretrained(torch.randn(7, 8, device="cuda"))
+    example = torch.zeros(2, 9, dtype=torch.int64, device="cuda")
+    shapes = ({1: Dim("rows", min=1, max=512)},)
+    executable = tkc.compile(model, (example,), target="cuda", dynamic_shapes=shapes)
+    indices = torch.randint(0, 7, (2, rows), device="cuda")
+    assert torch.equal(executable(indices), model(indices))
