@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -72,7 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item]:
-    """Of each ``daily`` test of N parts, all cases but every N-th, counted from one that the day decides."""
+    """Of each ``daily`` test of N parts, all cases but every N-th, from one that the day and its name decide."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("daily"):
@@ -82,7 +83,8 @@ def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item
         marker = every[0].get_closest_marker("daily")
         assert marker is not None
         (parts,) = marker.args
-        others.update(item for place, item in enumerate(every) if place % parts != day.toordinal() % parts)
+        first = zlib.crc32(every[0].nodeid.partition("[")[0].encode())  # or all that have one case ran on one day
+        others.update(item for place, item in enumerate(every, first) if place % parts != day.toordinal() % parts)
     return others
 
 

@@ -47,6 +47,7 @@ def test_contenders_agree_in_result_and_cache(monkeypatch: pytest.MonkeyPatch) -
     assert all(row.error is not None and row.error < 1e-5 and row.notes["eager error"] < 1e-5 for row in found)
 
 
+@pytest.mark.daily(3)
 def test_batch_invariance_is_measured_beside() -> None:
     """By turns, each setting of it too."""
     device = torch.device("cpu")

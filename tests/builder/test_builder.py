@@ -58,6 +58,7 @@ def test_equal_requests_are_built_once_and_then_found(cache: KernelCache) -> Non
 
 
 @pytest.mark.parametrize("damage", ["content", "record", "library"])
+@pytest.mark.daily(2)
 def test_a_damaged_entry_is_noticed_and_built_again(
     cache: KernelCache, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +247,7 @@ def test_workers_are_bounded_by_cores_and_memory(
 @pytest.mark.parametrize(
     ("target", "shared"), [("cpu", "arguments"), pytest.param("cuda:sm_90a", "launch", marks=pytest.mark.nvcc)]
 )
+@pytest.mark.daily(2)
 def test_what_libraries_share_is_compiled_once(
     cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, shared: str
 ) -> None:

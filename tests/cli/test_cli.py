@@ -59,6 +59,7 @@ def test_batch_invariance_is_in_the_report(model: Path) -> None:
         assert json.loads(tkc("explain", model, *options, "--json").stdout)["batch_invariant"] is expected
 
 
+@pytest.mark.daily(2)
 def test_run_compares_with_the_source(artifact: Path, model: Path) -> None:
     """At a size the model was not exported with; a tolerance nothing meets is exit code 1."""
     result = json.loads(tkc("run", artifact, "--size", "features_0=9", "--compare", model, "--json").stdout)
@@ -191,7 +192,7 @@ def test_doctor_says_what_is_there() -> None:
     assert all(finding["found"] for finding in findings)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_a_compilation_may_be_stopped_while_it_builds(model: Path, tmp_path: Path, sent: signal.Signals) -> None:
     """``Ctrl-C`` ends it and its builders with 130; after either, nothing is half written and the next works."""
@@ -253,6 +254,7 @@ def _builders(compilation: subprocess.Popen[str]) -> list[psutil.Process]:
     raise AssertionError("the compilation ended before it built anything")
 
 
+@pytest.mark.daily(3)
 def test_a_program_with_custom_operators_names_what_to_import(tmp_path: Path) -> None:
     """A saved program that needs a module is refused with PyTorch's reason; ``--import`` brings the module."""
     (tmp_path / "doubling.py").write_text(

@@ -108,6 +108,7 @@ def test_an_export_that_differs_is_no_fault_of_the_compiler() -> None:
     assert kind == "not exportable" and "3 of 3 differ" in reason
 
 
+@pytest.mark.daily(3)
 def test_a_process_that_dies_or_hangs(failing: None) -> None:
     """Is told from others, and the variants after it are judged."""
     chosen = [Case("failing", name) for name in Failing().names()]
@@ -145,6 +146,7 @@ def test_results_are_read_as_written(tmp_path: Path) -> None:
     assert results.read(tmp_path / "none") == {}
 
 
+@pytest.mark.daily(3)
 def test_resume_leaves_out_what_is_done(tmp_path: Path) -> None:
     """And a run into results that exist says how to go on."""
     path = tmp_path / "models.jsonl"

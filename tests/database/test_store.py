@@ -64,6 +64,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
         assert known[found.identity].device == ("0" if number < 100 else "100")
 
 
+@pytest.mark.daily(3)
 def test_killed_writers_leave_what_they_committed(tmp_path: Path) -> None:
     """Kill −9 at any moment, again and again: every number that was said is there, once, and nothing is broken."""
     said: list[int] = []

@@ -39,6 +39,7 @@ def run_in(copy: Path, script: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.daily(3)
 def test_a_custom_kernel_is_added_as_the_page_says(with_custom_kernel: Path) -> None:
     """In a copy of the source, where the page's last block is run."""
     run_in(with_custom_kernel, "".join(block.text for block in blocks_of(CUSTOM_KERNEL) if block.title is None))

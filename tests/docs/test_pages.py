@@ -10,7 +10,7 @@ from pages import ROOT, pages_with_code, run_page
 pytest.importorskip("transformers")
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("page", pages_with_code(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder, with an empty database."""

@@ -20,6 +20,7 @@ EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE)
 
 
 @pytest.mark.parametrize("case", (*models.CASES, models.DEEPSEEK_V2), ids=lambda case: case.name)
+@pytest.mark.daily(2)
 def test_agrees_with_pytorch(case: models.Case) -> None:
     """Float32 on the CPU, to 1e-4 of each output's scale, with every kernel that the rules can place."""
     model = case.model()
@@ -95,6 +96,7 @@ def test_sixteen_bit_models_are_scheduled_for_a_gpu(case: models.Case) -> None:
 
 
 @pytest.mark.nvcc
+@pytest.mark.daily(3)
 def test_a_mixture_of_experts_compiles_for_a_gpu_that_is_not_here() -> None:
     """bfloat16 for sm_90a: machine code for every kernel and for what is left."""
     case = next(case for case in models.MOE_CASES if "qwen" in case.name.lower())

@@ -125,6 +125,7 @@ def _few(z: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("dtype", "function"), [(torch.complex64, _mixed), (torch.complex128, _few)])
+@pytest.mark.daily(2)
 def test_complex_tensors_in_and_out(dtype: torch.dtype, function: Callable[..., dict[str, Any]]) -> None:
     """Among all operators that have a form in real numbers, at several sizes."""
     rows = Dim("rows", min=4, max=100)

@@ -35,6 +35,7 @@ LONG = {"light_densenet121", "light_inception_v1", "light_inception_v2"}
 
 
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("light_*.onnx")), ids=lambda path: path.stem)
+@pytest.mark.daily(2)
 def test_light_models_give_their_expected_outputs(path: Path) -> None:
     """Each model that onnx ships runs on the image its own test runner uses."""
     if path.stem in LONG and not EVERY_CASE:
@@ -77,6 +78,7 @@ def exported(model: torch.nn.Module, path: Path, external: bool) -> Path:
 
 
 @pytest.mark.parametrize(("build", "external"), [(tiny_llama, True), (tiny_bert, False)])
+@pytest.mark.daily(2)
 def test_transformers_exported_by_torch_agree_with_eager(
     build: Callable[[], torch.nn.Module], external: bool, tmp_path: Path
 ) -> None:

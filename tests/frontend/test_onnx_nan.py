@@ -63,6 +63,7 @@ ON_GPU = {
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize("family", FLOATS)
+@pytest.mark.daily(2)
 def test_compiles_for_a_gpu(family: str) -> None:
     """A few of each family, which no GPU runs here: no operator is refused, and nvcc takes the code."""
     chosen = {name: FLOATS[family][name] for name in ON_GPU[family]}

@@ -69,6 +69,7 @@ def test_nan_is_above_no_threshold() -> None:
         assert found[:, 2].tolist() == chosen
 
 
+@pytest.mark.daily(3)
 def test_limits_of_the_running_model() -> None:
     """How many boxes a class has, and both thresholds, are inputs; what is chosen has as many rows as there are."""
     call = compiled("""g (float[1, 20, 4] boxes, float[1, 2, 20] scores, int64[1] k, float[1] t, float s)

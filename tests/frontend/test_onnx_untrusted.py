@@ -26,7 +26,7 @@ _COMPILED = frozenset(
         *("doubled output", "output that names an input", "names of control characters", "version below zero"),
         *("output of another type", "output of another shape", "value of a lying type", "opset 1", "segment"),
         *("attribute not a number", "unknown attribute", "axis out of range", "both kinds of data"),
-        *("initializer of another type than its input", "If of other types"),
+        *("initializer of another type than its input", "If of other types", "Loop without an end", "Scan"),
         *("external: hard link", "external: offset not aligned", "external: unknown key", "external: the model itself"),
         *(name for name in FILES if name.startswith(("noise", "cut off", "dimension", "chain", "If, ", "If of a con"))),
         *("sizes: ConstantOfShape just fitting", "sizes: names that overflow", "sizes: CumSum far off", "sizes: TopK"),
@@ -56,6 +56,7 @@ def _limited(work: Callable[[], None]) -> str | None:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.daily(3)
 def test_a_hostile_file_is_refused_or_compiled(name: str, tmp_path: Path) -> None:
     """Nothing ends the process, raises another error, or takes the machine's memory; messages stay readable."""
     folder = tmp_path / "model"

@@ -56,6 +56,7 @@ DATA_DECIDES_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", DATA_DECIDES_SIZES)
+@pytest.mark.daily(2)
 def test_one_compilation_serves_every_count(name: str) -> None:
     """None among them, and all, at several sizes of the input."""
     function = DATA_DECIDES_SIZES[name]

@@ -105,6 +105,7 @@ def test_eight_tokens_agree_with_pytorch(name: str, batch: int, strict: bool, ke
             torch.testing.assert_close(tensor, buffers[state], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.daily(3)
 def test_caches_as_inputs_with_symbolic_sizes() -> None:
     """A prefill of several tokens, then a decode step, both into the caller's tensors, at two batch sizes."""
     model = CacheAsInput(language_model("Llama", attention="eager"))

@@ -68,7 +68,7 @@ def check(chain: Chain, x: torch.Tensor) -> None:
     assert (found.double() - exact).abs().max() <= allowed
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_eight_steps(name: str, dtype: torch.dtype) -> None:
@@ -89,6 +89,7 @@ def test_two_hundred_operators(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.daily(2)
 def test_forty_diamonds(dtype: torch.dtype) -> None:
     """Each step uses what is before it three times."""
     check(Chain(lambda x: (x * x.sigmoid() + x) * 0.5, 40), torch.randn(37, 64).to(dtype))
@@ -105,6 +106,7 @@ def test_forty_diamonds(dtype: torch.dtype) -> None:
         ("logsigmoid", torch.float16),
     ],
 )
+@pytest.mark.daily(2)
 def test_compiles_for_a_gpu(name: str, dtype: torch.dtype) -> None:
     """Also functions of 16 bits, of which nvcc merges nothing that stands there several times."""
     x = torch.randn(37, 64).to(dtype)

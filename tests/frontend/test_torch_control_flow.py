@@ -110,6 +110,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.daily(2)
 def test_choices_and_loops(name: str) -> None:
     """Every number of steps, none among them, at every size."""
     model, executable = compiled(FUNCTIONS[name], X, dynamic_shapes=ROWS)

@@ -374,7 +374,7 @@ WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
 @pytest.mark.parametrize("name", WRITES)
 def test_written_buffers_keep_shape_and_dtype(name: str, dtype: torch.dtype) -> None:

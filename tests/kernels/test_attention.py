@@ -144,6 +144,7 @@ CPU_DECODE = {
 
 
 @pytest.mark.parametrize("kind", CPU_PREFILL)
+@pytest.mark.daily(2)
 def test_prefill_on_the_cpu(builder: KernelBuilder, kind: str) -> None:
     """One kernel serves every length, those beside its tile sizes included."""
     for sizes in PREFILL_SIZES:
@@ -151,6 +152,7 @@ def test_prefill_on_the_cpu(builder: KernelBuilder, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CPU_DECODE)
+@pytest.mark.daily(2)
 def test_decode_on_the_cpu(builder: KernelBuilder, kind: str) -> None:
     """As prefill, for one query."""
     for sizes in DECODE_SIZES:
@@ -300,6 +302,7 @@ def test_as_many_decoding_blocks_fit_a_hopper_multiprocessor_as_share_the_keys(s
 
 @pytest.mark.nvcc
 @pytest.mark.parametrize("kind", CUDA_BUILDS)
+@pytest.mark.daily(2)
 def test_cuda_kernels_build_without_a_gpu(builder: KernelBuilder, kind: str) -> None:
     """Each architecture has a kernel in machine code."""
     spec, p, arch = CUDA_BUILDS[kind]

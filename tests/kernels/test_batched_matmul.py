@@ -105,6 +105,7 @@ def test_work_counts_every_entry() -> None:
     ],
     ids=str,
 )
+@pytest.mark.daily(2)
 def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, parameters: BatchedMatmulParameters) -> None:
     """The default configuration becomes machine code for the architecture."""
     target = Target("cuda", arch)

@@ -58,6 +58,7 @@ def _kinds(case: Case) -> set[type]:
 
 
 @pytest.mark.parametrize("case", checked_cases(), ids=_id)
+@pytest.mark.daily(2)
 def test_small_cases_agree_with_the_reference(case: Case, builder: KernelBuilder) -> None:
     """On the CPU, in every configuration."""
     torch.manual_seed(0)

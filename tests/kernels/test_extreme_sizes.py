@@ -35,7 +35,7 @@ def check(kernel: BuiltKernel, case: Case) -> None:
         assert_same(call(kernel, inputs, sizes), expected, about)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", CASES)
 def test_any_size_on_the_cpu(builder: KernelBuilder, name: str) -> None:
     """Nothing is read or written beyond the tensors, and all of the outputs is written."""
@@ -44,6 +44,7 @@ def test_any_size_on_the_cpu(builder: KernelBuilder, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.daily(2)
 def test_views_that_begin_anywhere_on_the_cpu(builder: KernelBuilder, name: str) -> None:
     """Tensors may begin one element after an address that vectors are aligned to."""
     case = CASES[name]

@@ -133,6 +133,7 @@ _PACKED = GatedMatmulParameters(200, 512, "bfloat16", "kn", "gelu", packed=True,
         ("sm_120", GatedMatmulParameters(256, 500, "bfloat16", activation="gelu_tanh"), False),
     ],
 )
+@pytest.mark.daily(2)
 def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, parameters: GatedMatmulParameters, few: bool) -> None:
     """Where one product takes both weights (the most rows) and where two do (few), it becomes machine code."""
     every = requests(parameters, Target("cuda", arch))

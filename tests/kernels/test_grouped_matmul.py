@@ -214,6 +214,7 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, gated: str | No
 
 
 @pytest.mark.nvcc
+@pytest.mark.daily(3)
 def test_every_kernel_that_fetches_rows_compiles(builder: KernelBuilder) -> None:
     """All of its configurations become machine code for Hopper."""
     target = Target("cuda", "sm_90a")

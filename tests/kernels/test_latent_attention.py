@@ -65,6 +65,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("p", KINDS.values(), ids=KINDS)
+@pytest.mark.daily(2)
 def test_on_the_cpu(builder: KernelBuilder, p: LatentParameters) -> None:
     """One kernel serves every number of keys, those beside its tile sizes included."""
     kernel = build_for(builder, SPEC.name, p)

@@ -416,7 +416,7 @@ def test_float32_kernels_compile(builder: KernelBuilder) -> None:
     assert b"sm_90a" in builder.build([request])[request].path.read_bytes()
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("arch", "outputs"),

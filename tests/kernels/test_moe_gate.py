@@ -201,6 +201,7 @@ def test_more_experts_than_registers_are_refused_on_cuda_alone() -> None:
 @pytest.mark.parametrize(
     ("arch", "case"), [("sm_80", "deepseek-v2"), ("sm_90a", "deepseek-v3"), ("sm_120", "three-a-lane")]
 )
+@pytest.mark.daily(2)
 def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:
     """With no GPU needed."""
     assert build_for(builder, "moe.topk_gate", CASES[case], f"cuda:{arch}").function is not None

@@ -231,6 +231,7 @@ ATOMIC = re.compile(r"\b(?i:atomic)\w*\(\(&\((?:\(\((?P<cast>\w+)\*\))?(?P<buffe
 @pytest.mark.parametrize(
     "kind", ["projection", "gated experts", "decode", "latent", "norm", "gate", "permute", "combine"]
 )
+@pytest.mark.daily(2)
 def test_no_kernel_adds_floats_in_the_order_in_which_threads_come(kind: str) -> None:
     """Only what counts experts is atomic, in integers; so kernels repeat their bits."""
     source = cuda_source(chosen(kind, batch_invariant=False).requests[0])

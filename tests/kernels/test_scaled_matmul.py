@@ -114,6 +114,7 @@ def test_work_counts_every_tensor() -> None:
         ("whole-blocks", ScaledTiling(128, 128, stages=4, threads=256, blocks=132), "sm_90a"),
     ],
 )
+@pytest.mark.daily(2)
 def test_compiles_for_cuda(builder: KernelBuilder, case: str, configuration: ScaledTiling, arch: str) -> None:
     """Large and small tiles, by WGMMA and by mma.sync, of blocks that stay or not, with no GPU needed."""
     request = KernelRequest(SPEC.name, CASES[case], configuration, Target.parse(f"cuda:{arch}"))

@@ -65,7 +65,7 @@ SPARE: dict[str, dict[str, int]] = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", CHECKED)
 def test_all_is_ordered(name: str) -> None:
     """No access of shared memory races with another, no proxy goes unfenced, and no wait is for ever."""
@@ -75,7 +75,7 @@ def test_all_is_ordered(name: str) -> None:
     assert runs and not any(run.unknown for run in runs)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", SPARE)
 def test_what_is_left_out_is_missed(name: str) -> None:
     """Each statement that synchronizes, one after the other; only those that others make up for are not missed."""

@@ -237,7 +237,7 @@ def differing(
                     yield f"result {number} of row {place} in a batch of {batch}"
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("kernels", ["all", "none"])
 @pytest.mark.parametrize("name", ON_CPU)
 def test_a_row_has_its_bits_in_every_batch(name: str, kernels: str) -> None:

@@ -96,6 +96,7 @@ def test_calls_repeat_their_bits(executable: tkc.Executable) -> None:
     assert len(found) == 40 and all(each == expected for each in found)
 
 
+@pytest.mark.daily(3)
 def test_another_build_and_other_threads_repeat_them(executable: tkc.Executable, tmp_path: Path) -> None:
     """A second compilation, and processes whose loops have one, two and five threads."""
     expected = bits(executable)

@@ -41,6 +41,7 @@ DIVISIONS = {
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 @pytest.mark.parametrize("node", DIVISIONS)
+@pytest.mark.daily(2)
 def test_a_call_that_divides_by_zero_raises(node: str, dtype: str) -> None:
     """For which ONNX has no result."""
     zero = f"zero = Constant<value = {dtype} {{0}}>()  computed = Add(y, zero)"

@@ -132,6 +132,7 @@ MODELS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", [(6, 4), (4, 8)], ids=str)
+@pytest.mark.daily(2)
 def test_models_on_the_cpu(name: str, shape: tuple[int, int]) -> None:
     """Results are PyTorch's."""
     x = torch.rand(shape)

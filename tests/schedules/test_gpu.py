@@ -299,6 +299,7 @@ def assert_in_threads(module: tvm.IRModule, report: list[ScheduledFunction]) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.daily(2)
 def test_becomes_cuda_code(case: Case, dtype: str) -> None:
     """Scheduled by the rule meant for it, and lowered and generated in full."""
     module, report = scheduled(graph(case.inputs(dtype), case.body), HOPPER)

@@ -67,6 +67,7 @@ def _job(
         file.close()
 
 
+@pytest.mark.daily(3)
 def test_a_job_measures_the_default_first_and_never_ends_worse(
     measurer: Measurer, cpu: tvm.target.Target, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def _unbuildable(a: T.Buffer((4,), "float32")):
             a[vi] = T.float32(0)
 
 
+@pytest.mark.daily(3)
 def test_one_bad_candidate_costs_no_other_its_measurement(measurer: Measurer) -> None:
     """Candidates that abort, hang, and cannot be built stand between good ones."""
     functions = [_PRODUCT, _crash, _hang, _unbuildable, _PRODUCT]

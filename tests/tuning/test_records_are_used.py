@@ -40,6 +40,7 @@ _IDS = torch.randint(0, 32, (2, 4))
 _SHAPES = {"ids": {0: Dim("batch", max=16), 1: Dim("length", max=64)}}
 
 
+@pytest.mark.daily(3)
 def test_a_tuned_model_of_symbolic_sizes_is_compiled_by_its_own_records(tmp_path: Path) -> None:
     """Every function, though the job had a single trial; one that is a single block by another name among them."""
     model = Tokens().eval()

@@ -65,6 +65,7 @@ def tracker() -> Iterator[int]:
     _kill(process)
 
 
+@pytest.mark.daily(3)
 def test_a_server_that_dies_costs_no_candidate(tracker: int, cpu: tvm.target.Target) -> None:
     """Half of the measurements are on a server when it is killed; the other server does them."""
     endpoint = Endpoint("127.0.0.1", tracker, _KEY)

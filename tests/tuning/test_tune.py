@@ -69,6 +69,7 @@ def _wait_for_records(job: subprocess.Popen[str], database: Path, count: int) ->
         time.sleep(0.1)
 
 
+@pytest.mark.daily(3)
 def test_a_killed_job_loses_nothing_and_goes_on(model: Path, tmp_path: Path) -> None:
     """Killed after some trials, resumed with a budget that counts them."""
     job = _start(model, tmp_path, "--trials", "1000")
@@ -89,7 +90,7 @@ def test_a_killed_job_loses_nothing_and_goes_on(model: Path, tmp_path: Path) -> 
     assert Path(result["plot"]).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(9)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_job_says_what_it_gained(sent: signal.Signals, model: Path, tmp_path: Path) -> None:
     """``Ctrl-C``, a request to end or a closed terminal end it at once, with the exit code that shells expect."""
@@ -125,6 +126,7 @@ def test_tuning_kernels_tells_how_far_it_is_where_there_is_no_terminal(tmp_path:
     assert "matmul {'m': 8} · 1 sizes measured" in lines[-1]
 
 
+@pytest.mark.daily(3)
 def test_two_jobs_on_one_database_lose_nothing(model: Path, tmp_path: Path) -> None:
     """Each has its own budget, and every record of both is kept."""
     jobs = [_start(model, tmp_path, "--trials", "2") for _ in range(2)]
@@ -137,6 +139,7 @@ def test_two_jobs_on_one_database_lose_nothing(model: Path, tmp_path: Path) -> N
     assert 5 <= len(_records(tmp_path)) <= 6  # the later one may find the other's default, or measure its own
 
 
+@pytest.mark.daily(3)
 def test_the_best_of_a_job_is_what_a_compilation_takes(tmp_path: Path) -> None:
     """From Python; the report names the database, and the results stay right."""
     layer, x = Layer().eval(), torch.randn(32, 64)

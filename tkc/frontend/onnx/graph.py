@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -347,6 +347,8 @@ class GraphImporter:
     values: dict[str, Value] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     """The names of functions of the program that the runtime calls."""
+    loops: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
+    """What converts operators that repeat a graph."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -381,14 +383,13 @@ class GraphImporter:
         return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
-        from tkc.frontend.onnx import loops, sequences
+        from tkc.frontend.onnx import sequences
 
         if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
             self._add_if(node)
             return
-        if node.op_type in ("Loop", "Scan") and node.domain in STANDARD_DOMAINS:
-            opset = self.opsets.get("", 1)
-            results = loops.loop(self, node) if node.op_type == "Loop" else loops.scan(self, node, opset)
+        if node.op_type in self.loops and node.domain in STANDARD_DOMAINS:
+            results = self.loops[node.op_type](self, node)
             self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
             return
         inputs = [self.values[name] if name else None for name in node.input]
@@ -580,7 +581,9 @@ class GraphImporter:
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
         outer.update(inputs or {})
-        inner = GraphImporter(self.builder, self.opsets, self.converters, self.algebra, index_uses, outer, self.parts)
+        inner = GraphImporter(
+            self.builder, self.opsets, self.converters, self.algebra, index_uses, outer, self.parts, self.loops
+        )
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

@@ -39,6 +39,7 @@ from tkc.frontend.onnx.graph import (
     describe,
     stock_converters,
 )
+from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
 from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
@@ -521,7 +522,7 @@ def _build(
     named = dict(zip(variables, inputs, strict=True))
     tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
     uses = IndexUses(builder, named, tensors, checked_in_graph)
-    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses)
+    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses, loops=LOOPS)
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():

@@ -96,9 +96,9 @@ def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     return [Value(expression=each) for each in (*last, *rows)]
 
 
-def scan(importer: GraphImporter, node: onnx.NodeProto, opset: int) -> list[Value]:
+def scan(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The results of a Scan: its last state, and its rows stacked along any axis."""
-    if opset < 9:
+    if importer.opsets.get("", 1) < 9:
         raise ConversionError("is of opset 8, where it has a batch; export the model with opset 9 or newer")
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     body, count = attributes["body"], attributes["num_scan_inputs"]
@@ -447,3 +447,7 @@ def _stacked(
         flat = importer.sized(field, "elements")
         stacks.append(builder.emit(op.reshape(flat, context.run_time_sizes(sizes, 1 + row.ndim, alike))))
     return stacks
+
+
+LOOPS = {"Loop": loop, "Scan": scan}
+"""What converts operators that repeat a graph, by their names."""
