@@ -347,8 +347,8 @@ class GraphImporter:
     values: dict[str, Value] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     """The names of functions of the program that the runtime calls."""
-    loops: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
-    """What converts operators that repeat a graph."""
+    value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
+    """Converters of operators that repeat a graph, or make or take sequences: from a node to the values it makes."""
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -383,20 +383,14 @@ class GraphImporter:
         return tensor
 
     def _add_node(self, node: onnx.NodeProto) -> None:
-        from tkc.frontend.onnx import sequences
-
         if node.op_type == "If" and node.domain in STANDARD_DOMAINS:
             self._add_if(node)
             return
-        if node.op_type in self.loops and node.domain in STANDARD_DOMAINS:
-            results = self.loops[node.op_type](self, node)
+        if node.op_type in self.value_converters and node.domain in STANDARD_DOMAINS:
+            results = self.value_converters[node.op_type](self, node)
             self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
             return
         inputs = [self.values[name] if name else None for name in node.input]
-        if node.op_type in sequences.OPERATORS and node.domain in STANDARD_DOMAINS:
-            results = sequences.converted(self, node, inputs)
-            self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
-            return
         if any(value is not None and value.sequence is not None for value in inputs):
             if node.op_type != "Identity":
                 raise ConversionError("reads a sequence, of which only tensors can be read; use SequenceAt")
@@ -582,7 +576,14 @@ class GraphImporter:
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
         outer.update(inputs or {})
         inner = GraphImporter(
-            self.builder, self.opsets, self.converters, self.algebra, index_uses, outer, self.parts, self.loops
+            self.builder,
+            self.opsets,
+            self.converters,
+            self.algebra,
+            index_uses,
+            outer,
+            self.parts,
+            self.value_converters,
         )
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))

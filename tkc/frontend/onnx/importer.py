@@ -68,6 +68,8 @@ ALIGNMENT = 64
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
 _BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
 
+_VALUE_CONVERTERS = {**LOOPS, **dict.fromkeys(sequences.OPERATORS, sequences.converted)}
+
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
@@ -522,7 +524,9 @@ def _build(
     named = dict(zip(variables, inputs, strict=True))
     tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
     uses = IndexUses(builder, named, tensors, checked_in_graph)
-    importer = GraphImporter(builder, opsets(proto), CONVERTERS, algebra, index_uses=uses, loops=LOOPS)
+    importer = GraphImporter(
+        builder, opsets(proto), CONVERTERS, algebra, index_uses=uses, value_converters=_VALUE_CONVERTERS
+    )
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():

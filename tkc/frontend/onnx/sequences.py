@@ -147,8 +147,9 @@ OPERATORS = frozenset({*_ONE_RESULT, "SequenceMap"})
 """The operators that :func:`converted` knows."""
 
 
-def converted(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> list[Value]:
+def converted(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The outputs of one of :data:`OPERATORS`."""
+    inputs = [importer.values[name] if name else None for name in node.input]
     if node.op_type == "SequenceMap":
         return _mapped(importer, node, inputs)
     return [_ONE_RESULT[node.op_type](importer, node, inputs)]
