@@ -73,11 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _DAYS_OF_A_PART = 2
-"""On so many days each part of a ``daily`` test is spread: the whole command has 25 minutes."""
+"""Each part of a ``daily`` test is spread over so many days: the whole command has 25 minutes."""
 
 
 def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item]:
-    """Of each ``daily`` test of N parts, all cases but every N-th, from one that the day and its name decide."""
+    """Of each ``daily`` test of N parts, all cases but those of one part, which the day and its name decide."""
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("daily"):

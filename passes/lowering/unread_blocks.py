@@ -33,41 +33,43 @@ def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
 
 
 def _kept(root: tirx.SBlock) -> list[tirx.Stmt]:
-    """The statements of ``root`` that a parameter, or another of them, needs."""
+    """The statements of ``root`` that a parameter, or another of them, needs; all where one is a call."""
     own = set(root.alloc_buffers)
+    found = [_accesses(statement) for statement in _statements(root.body)]
+    if any(written is None for written, _ in found):
+        return _statements(root.body)
     kept: list[tirx.Stmt] = []
     read: set[tirx.Buffer] = set()
-    for statement in reversed(_statements(root.body)):
-        written, needed, known = _accesses(statement)
-        if known and written and written <= own and not written & read:
+    for statement, (written, needed) in zip(reversed(_statements(root.body)), reversed(found), strict=True):
+        if written and written <= own and not written & read:
             continue
         kept.append(statement)
         read |= needed
     return kept[::-1]
 
 
-def _accesses(statement: tirx.Stmt) -> tuple[set[tirx.Buffer], set[tirx.Buffer], bool]:
-    """What ``statement`` writes, what it reads, and whether that is all: a call may do more."""
+def _accesses(statement: tirx.Stmt) -> tuple[set[tirx.Buffer] | None, set[tirx.Buffer]]:
+    """What ``statement`` writes, and what it reads; ``None`` for the former if it calls what may use any memory."""
     written: set[tirx.Buffer] = set()
     read: set[tirx.Buffer] = set()
-    known = True
+    calls = False
 
     def visit(node: object) -> None:
-        nonlocal known
+        nonlocal calls
         if isinstance(node, tirx.BufferStore):
             written.add(node.buffer)
         elif isinstance(node, tirx.BufferLoad):
             read.add(node.buffer)
         elif isinstance(node, tirx.Evaluate):
-            known = False
+            calls = True
 
     post_order_visit(statement, visit)
-    return written, read, known
+    return None if calls else written, read
 
 
 def _with_statements(realize: tirx.SBlockRealize, kept: list[tirx.Stmt]) -> tirx.SBlockRealize:
     root = realize.block
-    used = set[tirx.Buffer]().union(*(part for each in kept for part in _accesses(each)[:2]))
+    used = set[tirx.Buffer]().union(*(part for each in kept for part in _accesses(each) if part is not None))
     block = tirx.SBlock(
         root.iter_vars,
         root.reads,

@@ -80,6 +80,21 @@ def test_what_nothing_reads_is_not_computed() -> None:
     assert RemoveUnreadBlocks()(IRModule({"main": found}))["main"].same_as(found)
 
 
+def test_what_a_call_may_read_by_its_address_is_computed() -> None:
+    """No statement shows that it does."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")) -> None:
+        own = T.sblock_alloc_buffer((8,), "float32")
+        for i in range(8):
+            with T.sblock("own"):
+                v = T.axis.spatial(8, i)
+                own[v] = x[v]
+        T.evaluate(T.call_extern("int32", "copy", y.data, own.data))
+
+    assert RemoveUnreadBlocks()(IRModule({"main": func}))["main"].same_as(func)
+
+
 CASES: dict[str, Callable[[Tensor], Tensor]] = {
     "joined to itself": lambda x: torch.cat((x, x)),
     "joined to itself and more": lambda x: torch.cat((x[:2], x, x[:2]), 0) * 2,

@@ -43,7 +43,9 @@ class CompiledGraph:
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
             return torch.empty((given.sign * int(argument) + given.offset, 0), device=self._device)
-        return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
+        if argument.device != self._device:
+            return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
+        return argument  # type: ignore[no-any-return]  # a tensor
 
     def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """What was computed in its place and layout, each in memory of its own: what shares some is left to the
@@ -52,7 +54,8 @@ class CompiledGraph:
         results = []
         for value, (layout, place) in zip(computed, self._outputs, strict=True):
             if isinstance(value, torch.Tensor):
-                value = value.to(place)
+                if value.device != place:
+                    value = value.to(place)
                 if not value.numel():
                     value = value.new_empty(value.shape)
                 elif layout is not None:
