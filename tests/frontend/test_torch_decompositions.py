@@ -13,7 +13,9 @@ import torch
 from torch.export import Dim
 from torch.nn import functional as F
 
+import tkc
 from tests.frontend.side_by_side import Function, compare
+from tests.schedules.graphs import Model
 
 NAN, INF = math.nan, math.inf
 
@@ -78,7 +80,6 @@ ORDERED: dict[str, Function] = {
     "kthvalue": lambda x, i: torch.kthvalue(x, 2, 1).values,
     "kthvalue kept": lambda x, i: torch.kthvalue(x, 6, 1, keepdim=True).values,
     "median": lambda x, i: torch.median(x, 1).values,
-    "mode": lambda x, i: torch.mode(x, 1),
     "nonzero_static": lambda x, i: torch.nonzero_static(x, size=7, fill_value=-3),
     "searchsorted": lambda x, i: torch.searchsorted(i.sort().values.to(x.dtype), x),
     "searchsorted right": lambda x, i: torch.searchsorted(x.sort(1).values, x[:, :2].contiguous(), right=True),
@@ -149,7 +150,7 @@ def test_order(dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         _check({k: f for k, f in ORDERED.items() if k != "bucketize many"}, dtype, least=1)
         return
-    of_ties = ("mode", "nonzero_static", "searchsorted right")
+    of_ties = ("nonzero_static", "searchsorted right")
     _check({k: f for k, f in ORDERED.items() if k in of_ties}, dtype, least=1)
     _check({k: f for k, f in (ORDERED | RUNNING).items() if k not in of_ties}, dtype, special=True, least=1)
 
@@ -203,3 +204,22 @@ def test_segments(dtype: torch.dtype) -> None:
         for count, lengths in ((5, [2, 0, 3]), (1, [1, 0, 0]), (7, [0, 7, 0]))
     ]
     compare(functions, *calls, dynamic_shapes=[{0: Dim("rows", max=99)}, None])
+
+
+@pytest.mark.parametrize("rows", [2, 5, 9])
+def test_a_diagonal_as_long_as_the_lesser_of_two_sizes(rows: int) -> None:
+    """One of which is symbolic; what reads it and writes it back is compiled beside."""
+    program = torch.export.export(
+        Model(lambda x: torch.diagonal_scatter(x, x.diagonal() * 2) + 1),
+        (torch.rand(6, 5),),
+        dynamic_shapes=({0: torch.export.Dim("n", min=2, max=99)},),
+    )
+    x = torch.rand(rows, 5)
+    torch.testing.assert_close(tkc.compile(program)(x), torch.diagonal_scatter(x, x.diagonal() * 2) + 1)
+
+
+def test_the_most_frequent_value_of_rows_with_nan() -> None:
+    """PyTorch takes NaN for the least value, and no two for the same."""
+    x = torch.tensor([[math.nan, -1.0, 2.0], [1.0, math.nan, math.nan], [3.0, 3.0, math.nan]])
+    found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,))(x)
+    torch.testing.assert_close(found, torch.mode(x, 1)[0], equal_nan=True)

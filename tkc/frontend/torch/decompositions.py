@@ -178,9 +178,6 @@ def _segment_reduce(
 _MOST_COMPARED = 32
 """Elements up to which each value is compared with all; with more, and a known number, it is searched for by halves."""
 
-_MOST_MODE = 4096
-"""Elements up to which each is compared with all for the most frequent one."""
-
 
 def _searchsorted(
     sorted_sequence: Tensor,
@@ -280,22 +277,6 @@ def _median(self: Tensor) -> Tensor:
 
 def _nanmedian(self: Tensor) -> Tensor:
     return _nanmedian_dim(self.reshape(-1), 0)[0]
-
-
-def _mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
-    """The least of the most frequent values, and where it is the last time."""
-    if self.dim() == 0:
-        return self.clone(), torch.zeros_like(self, dtype=torch.int64)
-    dim = canonicalize_dim(self.dim(), dim)
-    if isinstance(self.shape[dim], int) and self.shape[dim] > _MOST_MODE:
-        return NotImplemented
-    values, order = self.sort(stable=True, dim=dim)
-    values, order = values.movedim(dim, -1), order.movedim(dim, -1)
-    counts = (values.unsqueeze(-1) == values.unsqueeze(-2)).sum(-1).clamp(min=1)  # NaN is equal to none
-    first = counts.argmax(-1, keepdim=True)
-    last = first + counts.gather(-1, first) - 1
-    found = values.gather(-1, last).movedim(-1, dim), order.gather(-1, last).movedim(-1, dim)
-    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
 
 
 def _shifts(size: Any) -> Iterator[int] | None:
@@ -580,7 +561,6 @@ _OWN: dict[OpOverload, Decomposition] = {
     _aten.median.dim: _median_dim,
     _aten.nanmedian.default: _nanmedian,
     _aten.nanmedian.dim: _nanmedian_dim,
-    _aten.mode.default: _mode,
     _aten.cummax.default: _cummax,
     _aten.cummin.default: _cummin,
     _aten.logcumsumexp.default: _logcumsumexp,

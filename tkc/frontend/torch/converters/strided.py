@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.relax import op
+from tvm.tirx.stmt_functor import substitute
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.symbols import Size
@@ -20,7 +21,15 @@ def _elements(
     """``element(index, *tensors)`` at each index of ``shape``."""
 
     def loops(*given: te.Tensor) -> te.Tensor:
-        return te.compute([*shape], lambda *index: element(index, *given), name=f"T_{name}")
+        # By the sizes of what is given: FuseTIR takes others for those of another tensor.
+        own = {
+            size: mine
+            for tensor, placeholder in zip(tensors, given, strict=True)
+            for size, mine in zip(tensor.struct_info.shape, placeholder.shape, strict=True)
+            if isinstance(size, tirx.Var)
+        }
+        sizes = [substitute(size, own) if isinstance(size, tirx.PrimExpr) else size for size in shape]
+        return te.compute(sizes, lambda *index: element(index, *given), name=f"T_{name}")
 
     return b.emit_te(name, loops, *tensors)
 
