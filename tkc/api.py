@@ -71,6 +71,13 @@ def _check_entries(
         raise UsageError("constants are bound to one ONNX model; bind them in each entry's file, or compile it alone")
 
 
+def _held(entry: Any) -> Any:
+    """What has the tensors of an entry."""
+    from tkc.frontend.entries import Entry
+
+    return (entry.model, entry.example_args, entry.example_kwargs) if isinstance(entry, Entry) else entry
+
+
 @_refuses_unknown_options
 def compile(
     model: Any = None,
@@ -161,7 +168,7 @@ def compile(
         builder=builder or BuilderSettings(),
     )
     _check_entries(model, example_args, example_kwargs, dynamic_shapes, constants, entries)
-    with current_gpu_of(model, example_args, example_kwargs):
+    with current_gpu_of(model, example_args, example_kwargs, [_held(entry) for entry in (entries or {}).values()]):
         if entries is not None:
             return compiled_program(
                 model,

@@ -22,7 +22,7 @@ from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
-from tkc.runtime.local_gpu import runs_here
+from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
 from tkc.runtime.memory import Memory, set_values
 from tkc.runtime.report import Report
@@ -86,11 +86,7 @@ class Executable(SurvivesFork):
         self._folder = folder
         self._in_spec = read_structure(signature.in_spec) if signature.in_spec else None
         self._out_spec = out_spec or _load_spec(signature.out_spec)
-        self._device = (
-            torch.device("cuda", torch.cuda.current_device())
-            if target.is_cuda and torch.cuda.is_available()
-            else torch.device("cpu")
-        )
+        self._device = device_for(target)
         if memory is None:
             in_turn = bool(signature.state or signature.updated_inputs)
             memory = Memory(initial_state(signature, parameters), self._device, in_turn=in_turn)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tkc.errors import TargetError
 from tkc.kernels.devices import device_of
 from tkc.kernels.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 
 def local_gpu() -> Target:
@@ -45,23 +48,35 @@ def runs_here(target: Target) -> str | None:
     return f"it was compiled for {target}, and this machine's GPU is {local}; compile the model for that target"
 
 
-@contextmanager
-def current_gpu_of(
-    model: Any, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] | None = None
-) -> Iterator[None]:
-    """Inside, the GPU that the tensors of a PyTorch model or of its example inputs are on is the current one.
+def device_for(target: Target) -> torch.device:
+    """Where what is compiled for ``target`` runs in this process: the current GPU, if there is one, or the CPU."""
+    import torch
 
-    Nothing changes for a model on the CPU. Of tensors on several GPUs, the first decides.
+    if target.is_cuda and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@contextmanager
+def current_gpu_of(*held: Any) -> Iterator[None]:
+    """Inside, the GPU that the first tensor of ``held`` on one is on is the current one.
+
+    ``held`` are PyTorch models, exported programs, and tensors in any structure. Nothing changes where all are on the
+    CPU, or of another kind.
     """
     import torch
     from torch.utils import _pytree as pytree
 
-    tensors = pytree.tree_leaves((example_args, dict(example_kwargs or {})))
-    if isinstance(model, torch.nn.Module):
-        tensors += [*model.parameters(), *model.buffers()]
-    elif isinstance(model, torch.export.ExportedProgram):
-        tensors += [*model.state_dict.values(), *model.constants.values()]
-    indices = (each.device.index for each in tensors if isinstance(each, torch.Tensor) and each.is_cuda)
+    def tensors() -> Iterator[Any]:
+        for leaf in pytree.tree_leaves(held):
+            if isinstance(leaf, torch.nn.Module):
+                yield from (*leaf.parameters(), *leaf.buffers())
+            elif isinstance(leaf, torch.export.ExportedProgram):
+                yield from (*leaf.state_dict.values(), *leaf.constants.values())
+            else:
+                yield leaf
+
+    indices = (each.device.index for each in tensors() if isinstance(each, torch.Tensor) and each.is_cuda)
     index = next(indices, None)
     if index is None:
         yield

@@ -15,6 +15,7 @@ from tkc.errors import InputError, UsageError
 from tkc.runtime import artifact
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.generate import LogitsProcessor, StoppingCriterion, generated
+from tkc.runtime.local_gpu import device_for
 from tkc.runtime.memory import Memory
 from tkc.runtime.report import ProgramReport
 from tkc.runtime.requirements import all_requirements
@@ -201,10 +202,7 @@ def program_of(
             if spec.name not in initial:
                 initial[spec.name] = entry.parameters[spec.name].detach().to("cpu", copy=True)
     in_turn = any(entry.signature.state or entry.signature.updated_inputs for entry in contents.entries.values())
-    device = torch.device(
-        *(("cuda", torch.cuda.current_device()) if contents.target.is_cuda and torch.cuda.is_available() else ("cpu",))
-    )
-    memory = Memory(initial, device, in_turn=in_turn)
+    memory = Memory(initial, device_for(contents.target), in_turn=in_turn)
     specs = out_specs or {}
     entries = {
         name: executable_of(contents, name, max_concurrency, memory=memory, out_spec=specs.get(name))
