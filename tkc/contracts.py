@@ -111,6 +111,9 @@ ALLOC_STORAGE: Final = "tkc_alloc_storage"
 ALLOC_TENSOR: Final = "tkc_alloc_tensor"
 """``device_memory.cc`` exports it: ``(storage, offset, shape, dtype)`` to a tensor in that storage."""
 
+AWAIT: Final = "tkc_await"
+"""``device_memory.cc`` exports it: ``(tensor)`` to that tensor, when what the caller's stream was given is done."""
+
 CALL_OPERATOR: Final = "tkc.call_operator"
 """The runtime registers it: ``(description, *operands)`` to what PyTorch's operator gives, which the graph calls in
 place where TKC has no converter. ``tkc/runtime/operators.py`` says what a description is."""

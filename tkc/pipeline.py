@@ -19,10 +19,12 @@ from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
+from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 from tkc.passes.lowering.device_memory import DeviceMemory
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.lowering.expand_functions import ExpandFunctions
+from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
 from tkc.passes.lowering.lower_attention import LowerAttention
@@ -156,6 +158,7 @@ def fusion_stages() -> list[PassStage]:
                 TransposedProducts(),
                 SimpleSizes(),
                 transform.LegalizeOps(LEGALIZATIONS),
+                CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
                 transform.FuseOps(),
@@ -191,7 +194,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.CallTIRRewrite(),
             PlanMemory(),
             transform.LowerAllocTensor(),
-            *([RetainMemory()] if target.is_cuda else []),
+            *([RetainMemory(), HostReads()] if target.is_cuda else []),
             transform.KillAfterLastUse(),
             transform.LowerRuntimeBuiltin(),
             *([DeviceMemory()] if target.is_cuda else []),

@@ -1,10 +1,12 @@
-"""What is different for functions that branch or loop: memory planning leaves ``If`` out, CUDA graphs both."""
+"""What is different for functions that branch, loop, or read tensors on the host: memory planning leaves ``If`` out, CUDA
+graphs all of them.
+"""
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
 from tkc.contracts import CONTROL_FLOW
@@ -23,6 +25,21 @@ def calls_parts(function: relax.Function) -> bool:
 
     def visit(expr: relax.Expr) -> None:
         if isinstance(expr, relax.ExternFunc) and expr.global_symbol in CONTROL_FLOW:
+            found.append(expr)
+
+    relax.analysis.post_order_visit(function, visit)
+    return bool(found)
+
+
+_READ_ON_HOST = frozenset({"relax.tensor_to_shape", "relax.assert_op", "relax.print", "relax.to_vdevice"})
+
+
+def reads_on_host(function: relax.Function) -> bool:
+    """Whether what ``function`` does next depends on a tensor's elements: sizes that the running model computes."""
+    found = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, Op) and expr.op.name in _READ_ON_HOST:
             found.append(expr)
 
     relax.analysis.post_order_visit(function, visit)

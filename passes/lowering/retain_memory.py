@@ -8,7 +8,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, RETAINING_MAIN
-from tkc.passes.graph.branches import calls_parts, has_branches
+from tkc.passes.graph.branches import calls_parts, has_branches, reads_on_host
 
 
 @tvm.transform.module_pass(opt_level=0, name="RetainMemory")
@@ -19,15 +19,16 @@ class RetainMemory:
     holds them, nothing else is placed there: what a CUDA graph of the call's kernels writes is its own.
 
     Runs when every allocation is one of storage, and before storage is freed after its last use. A ``main`` with
-    branches or loops gets no such entry: a graph would always do what was done when it was recorded. Nor does one that
-    computes nothing.
+    branches or loops, or with sizes that it reads from tensors, gets no such entry: a graph would always do what was
+    done when it was recorded. Nor does one that computes nothing.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the second entry; its ``main`` has one block of bindings, as everything here makes it."""
-        if not module[MAIN].body.blocks or has_branches(module[MAIN]) or calls_parts(module[MAIN]):
+        main = module[MAIN]
+        if not main.body.blocks or has_branches(main) or calls_parts(main) or reads_on_host(main):
             return module
-        main = relax.utils.copy_with_new_vars(module[MAIN])
+        main = relax.utils.copy_with_new_vars(main)
         (block,) = main.body.blocks
         storages = [binding for binding in block.bindings if _is_storage(binding.value)]
         sizes = [size for binding in storages for size in binding.value.args[0]]

@@ -18,6 +18,7 @@
 
 namespace {
 
+using tvm::ffi::Function;
 using tvm::ffi::Shape;
 using tvm::ffi::Tensor;
 
@@ -59,8 +60,19 @@ Tensor AllocTensor(Tensor storage, int64_t offset, Shape shape, DLDataType dtype
   return Tensor::FromNDAlloc(Within(storage, offset), shape, dtype, storage.device());
 }
 
+// `tensor`, once the host can read what the kernels before this call compute: TVM copies it on the default stream.
+Tensor Await(Tensor tensor) {
+  static const Function synchronize = Function::GetGlobalRequired("runtime.Device_StreamSync");
+  DLDevice on = tensor.device();
+  if (on.device_type != kDLCPU) {
+    synchronize(on, reinterpret_cast<int64_t>(TVMFFIEnvGetStream(on.device_type, on.device_id)));
+  }
+  return tensor;
+}
+
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(tkc_use_device, UseDevice);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(tkc_alloc_storage, AllocStorage);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(tkc_alloc_tensor, AllocTensor);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(tkc_await, Await);

@@ -1,0 +1,83 @@
+"""Hands TensorIR functions the symbolic sizes that they read and no tensor of theirs tells."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tkc.passes.graph.rewriting import rewritten
+
+_CALLS = tuple(map(Op.get, ("relax.call_tir", "relax.call_tir_inplace")))
+
+
+@tvm.transform.module_pass(opt_level=0, name="CapturedSizes")
+class CapturedSizes:
+    """Has functions take the caller's sizes that they read from a tensor's shape, or as parameters.
+
+    ``emit_te`` finds the sizes that a tensor's shape or an argument has. Those that the expression took from around it
+    stay the caller's variables, which generated code does not have. Runs before fusion, which takes a size as a
+    parameter only where no tensor of the function has it.
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` whose functions have all that they read."""
+        captured = {
+            name: found
+            for name, function in module.functions_items()
+            if isinstance(function, tirx.PrimFunc) and (found := _captured(function))
+        }
+        return rewritten(module, lambda module: _Handing(module, captured)) if captured else module
+
+
+def _captured(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """The variables that ``function`` reads, and neither has as parameters nor as sizes of its tensors."""
+    buffers = list(function.buffer_map.values())
+    sizes = [size for buffer in buffers for size in buffer.shape if isinstance(size, tirx.Var)]
+    defined = [*function.params, *(buffer.data for buffer in buffers), *sizes]
+
+    def visit(node: tvm.ir.Node) -> None:  # TVM takes the iterators of blocks for undefined
+        if isinstance(node, tirx.SBlock):
+            defined.extend(iterator.var for iterator in node.iter_vars)
+
+    tirx.stmt_functor.post_order_visit(function.body, visit)
+    return list(tirx.analysis.undefined_vars(function.body, defined))
+
+
+@mutator
+class _Handing(PyExprMutator):
+    def __init__(self, module: IRModule, captured: dict[GlobalVar, list[tirx.Var]]) -> None:
+        super().__init__(module)
+        self._module = module
+        self._captured = captured
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if call.op not in _CALLS or call.args[0] not in self._captured:
+            return call
+        name, operands, *given = call.args
+        function, captured = self._module[name], self._captured[name]
+        told = _told(function, operands)
+        known = {var: size for var in captured for mine, size in told if mine.same_as(var)}
+        others = {var: tirx.Var(var.name, var.dtype) for var in captured if var not in known}
+        body = tirx.stmt_functor.substitute(function.body, {**known, **others})
+        complete = tirx.PrimFunc(
+            [*function.params, *others.values()], body, function.ret_type, function.buffer_map, function.attrs
+        )
+        # Of its own: another call may have the same size in another tensor.
+        own = self.builder_.add_func(complete, name.name_hint)
+        sizes = [*(given[0].values if given else ()), *others]
+        handed = [relax.ShapeExpr(sizes)] if sizes else []
+        return relax.Call(call.op, [own, operands, *handed], call.attrs, call.sinfo_args)
+
+
+def _told(function: tirx.PrimFunc, operands: relax.Tuple) -> list[tuple[tirx.Var, tirx.Var]]:
+    """The caller's sizes that are sizes of ``operands``, each with the function's own variable for it."""
+    told = []
+    for param, operand in zip(function.params, operands.fields, strict=False):
+        for own, size in zip(function.buffer_map[param].shape, operand.struct_info.shape.values, strict=True):
+            if isinstance(own, tirx.Var) and isinstance(size, tirx.Var):
+                told.append((size, own))
+    return told
