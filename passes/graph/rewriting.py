@@ -21,5 +21,10 @@ def rewritten(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) ->
 
 def rewritten_for_gpu(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) -> IRModule:
     """The same in the context of a target that is a GPU; ``module`` as it is in any other."""
+    return rewritten(module, mutator) if targets_gpu() else module
+
+
+def targets_gpu() -> bool:
+    """Whether the target that TVM compiles for at present is a GPU."""
     target = tvm.target.Target.current(allow_none=True)
-    return rewritten(module, mutator) if target is not None and "gpu" in target.keys else module
+    return target is not None and "gpu" in target.keys

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.passes.graph.bindings import known_dims
 from tkc.passes.graph.layout import product
-from tkc.passes.graph.rewriting import rewritten
+from tkc.passes.graph.rewriting import rewritten, targets_gpu
 
 # Elements that a CPU thread or a GPU block computes.
 _CHUNK = 256
@@ -47,8 +47,7 @@ class _Rewriting(PyExprMutator):
             self.builder_.emit(relax.op.reshape(self.builder_.emit(relax.op.broadcast_to(operand, dims)), [count]))
             for operand in call.args
         ]
-        target = tvm.target.Target.current(allow_none=True)
-        function = _powers(dtype, on_gpu=target is not None and "gpu" in target.keys)
+        function = _powers(dtype, on_gpu=targets_gpu())
         powers = relax.call_tir(
             self.builder_.add_func(function, "integer_power"), operands, relax.TensorStructInfo([count], dtype)
         )

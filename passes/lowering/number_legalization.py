@@ -8,6 +8,7 @@ from collections.abc import Callable
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
+from tkc.passes.graph.rewriting import targets_gpu
 from tkc.passes.lowering import number_functions
 from tkc.passes.lowering.number_functions import Function, Number, from_library, in_float32
 
@@ -126,8 +127,12 @@ def _is_bfloat16_or_float64(call: relax.Call) -> bool:
     return _dtype(call) in ("bfloat16", "float64")
 
 
-def _is_float16(call: relax.Call) -> bool:
-    return _dtype(call) == "float16"
+def _rounds_each_step(call: relax.Call) -> bool:
+    """Whether generated code computes in 16 bits, where what PyTorch computes at once in float32 takes several steps.
+
+    CPU code computes bfloat16 in float32 (``schedules/lowering/bfloat16_arithmetic.py``).
+    """
+    return _dtype(call) == "float16" or (_dtype(call) == "bfloat16" and targets_gpu())
 
 
 def _cast(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -183,10 +188,11 @@ NUMBERS: dict[str, Legalization] = {
     "relax.round": _where(_is_narrow, in_float32(tirx.nearbyint), "round"),
     "relax.nn.leakyrelu": _leaky_relu,
     "relax.nn.softplus": _softplus,
-    "relax.nn.silu": _where(_is_float16, in_float32(number_functions.silu), "silu"),
-    "relax.rsqrt": _where(_is_float16, in_float32(number_functions.rsqrt), "rsqrt"),
-    "relax.nn.gelu": _where(_is_float16, in_float32(number_functions.gelu), "gelu"),
-    "relax.nn.gelu_tanh": _where(_is_float16, in_float32(number_functions.gelu_tanh), "gelu_tanh"),
+    "relax.sigmoid": _where(_rounds_each_step, in_float32(tirx.sigmoid), "sigmoid"),
+    "relax.nn.silu": _where(_rounds_each_step, in_float32(number_functions.silu), "silu"),
+    "relax.rsqrt": _where(_rounds_each_step, in_float32(number_functions.rsqrt), "rsqrt"),
+    "relax.nn.gelu": _where(_rounds_each_step, in_float32(number_functions.gelu), "gelu"),
+    "relax.nn.gelu_tanh": _where(_rounds_each_step, in_float32(number_functions.gelu_tanh), "gelu_tanh"),
     **{
         f"relax.{name}": _where(_is_narrow, in_float32(from_library(name)), name)
         for name in ("acos", "acosh", "asin", "asinh", "atan", "atan2")

@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.passes.graph.bindings import known_dims
 from tkc.passes.graph.layout import product
-from tkc.passes.graph.rewriting import rewritten
+from tkc.passes.graph.rewriting import rewritten, targets_gpu
 
 _OPERATORS = ("relax.cumsum", "relax.cumprod")
 _TOTALS = {"float16": "float64", "bfloat16": "float64", "float32": "float64"}
@@ -30,8 +30,7 @@ class Scans:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with such scans as functions that are scheduled; as it is where the target is a GPU."""
-        target = tvm.target.Target.current(allow_none=True)
-        return module if target is not None and "gpu" in target.keys else rewritten(module, _Rewriting)
+        return module if targets_gpu() else rewritten(module, _Rewriting)
 
 
 @mutator

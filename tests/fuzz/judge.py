@@ -75,10 +75,21 @@ def judge(program: Program, options: Options) -> Verdict:
             continue
         except Exception as error:
             return Verdict("internal", f"at {sizes}: {described(error)}", compared)
-        if reason := expected.difference(found):
+        if (reason := expected.difference(found)) and not _as_on_the_cpu(program, sizes, found, options):
             return Verdict("wrong", f"at {sizes}: {reason}", compared)
         compared += 1
     return Verdict("refused" if refused else "right", refused, compared)
+
+
+def _as_on_the_cpu(program: Program, sizes: dict[str, int], found: Run, options: Options) -> bool:
+    """Whether what a GPU gave is what PyTorch gives on the CPU: its own kernels for a GPU differ from these in places.
+
+    In float64, a hardsigmoid has a sixth of float32 there, and an RMSNorm of a row with an infinity is NaN.
+    """
+    if options.device == "cpu":
+        return False
+    there = Run(*(tuple(tensor.cpu() for tensor in tensors) for tensors in (found.outputs, found.updated)))
+    return Expected(program, sizes).difference(there) is None
 
 
 def _compiled(program: Program, options: Options) -> Any:
