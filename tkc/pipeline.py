@@ -18,8 +18,8 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.graph.branches import PlanMemory
-from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.captured_sizes import CapturedSizes
+from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 from tkc.passes.lowering.device_memory import DeviceMemory
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors

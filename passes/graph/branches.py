@@ -1,5 +1,6 @@
-"""What is different for functions that branch, loop, or read tensors on the host: memory planning leaves ``If`` out, CUDA
-graphs all of them.
+"""What is different for functions that branch, loop, or read tensors on the host.
+
+Memory planning leaves ``If`` out, CUDA graphs all of them.
 """
 
 from __future__ import annotations

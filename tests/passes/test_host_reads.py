@@ -77,15 +77,15 @@ def test_every_read_on_the_host_waits_and_is_never_recorded(program: tvm.IRModul
     assert RETAINING_MAIN not in [name.name_hint for name in module.get_global_vars()]
 
 
-TOP = """<ir_version: 8, opset_import: ["" : 17]> g (float[3, 5] x, int64[1] k) => (float[3, n] values, int64[3, n] indices) {
+TOP = """<ir_version: 8, opset_import: ["" : 17]> g (float[3, 5] x, int64[1] k) => (float[3, n] values, int64[3, n] places) {
     doubled = Add(x, x)
-    values, indices = TopK<axis=1>(doubled, k)
+    values, places = TopK<axis=1>(doubled, k)
 }"""
 
 
 @pytest.mark.gpu
 def test_sizes_of_each_call_are_its_own(tmp_path: Path) -> None:
-    """Calls of the same shapes, on PyTorch's stream and on another that is busy, with as many results as each asks for."""
+    """Calls of the same shapes, on PyTorch's stream and on a busy one, give as many results as each asks for."""
     onnx.save(parser.parse_model(TOP), tmp_path / "top.onnx")
     executable = tkc.compile(tmp_path / "top.onnx", target="cuda", database=False)
     x = torch.randn(3, 5, device="cuda")

@@ -1,4 +1,4 @@
-"""What PyTorch computes at once in float32 is not rounded to 16 bits on the way, where generated code has such arithmetic."""
+"""What PyTorch computes at once in float32 is not rounded to 16 bits on the way, in programs for a GPU."""
 
 from __future__ import annotations
 
