@@ -77,7 +77,8 @@ def test_every_read_on_the_host_waits_and_is_never_recorded(program: tvm.IRModul
     assert RETAINING_MAIN not in [name.name_hint for name in module.get_global_vars()]
 
 
-TOP = """<ir_version: 8, opset_import: ["" : 17]> g (float[3, 5] x, int64[1] k) => (float[3, n] values, int64[3, n] places) {
+TOP = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[3, 5] x, int64[1] k) => (float[3, n] values, int64[3, n] places) {
     doubled = Add(x, x)
     values, places = TopK<axis=1>(doubled, k)
 }"""
