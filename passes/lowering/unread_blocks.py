@@ -1,15 +1,17 @@
-"""What fused functions compute that nothing reads: a part of a split that the model leaves unused.
+"""What fused functions compute that nothing reads: a part of a split that the model leaves unused, or no element at all.
 
 ``FuseTIR`` makes of such a result a tensor of the function's own, which no schedule for a GPU has a place for.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
-from tvm.tirx.stmt_functor import post_order_visit
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveUnreadBlocks")
@@ -21,11 +23,31 @@ class RemoveUnreadBlocks:
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
             if isinstance(func, tirx.PrimFunc) and isinstance(func.body, tirx.SBlockRealize):
-                root = func.body.block
-                kept = _kept(root)
-                if len(kept) < len(_statements(root.body)):
-                    result[variable] = func.with_body(_with_statements(func.body, kept))
+                realize = _without_empty_reads(func.body)
+                kept = _kept(realize.block)
+                if len(kept) < len(_statements(realize.block.body)):
+                    result[variable] = func.with_body(_with_statements(realize, kept))
         return result
+
+
+def _without_empty_reads(realize: tirx.SBlockRealize) -> tirx.SBlockRealize:
+    """``realize`` that reads no tensor of its own without elements: such a read stands where it is never executed."""
+    empty = {buffer for buffer in realize.block.alloc_buffers if any(_is_zero(size) for size in buffer.shape)}
+    if not empty:
+        return realize
+
+    def replaced(node: tirx.BufferLoad | tirx.SBlock) -> tirx.PrimExpr | tirx.SBlock | None:
+        if isinstance(node, tirx.BufferLoad):
+            return tirx.const(0, node.dtype) if node.buffer in empty else None
+        reads = [region for region in node.reads if region.buffer not in empty]
+        return None if len(reads) == len(node.reads) else _with(node, reads=reads)
+
+    body = ir_transform(realize.block.body, None, replaced, ["tirx.BufferLoad", "tirx.SBlock"])
+    return tirx.SBlockRealize(realize.iter_values, realize.predicate, _with(realize.block, body=body))
+
+
+def _is_zero(size: tirx.PrimExpr) -> bool:
+    return isinstance(size, tirx.IntImm) and size.value == 0
 
 
 def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -70,16 +92,26 @@ def _accesses(statement: tirx.Stmt) -> tuple[set[tirx.Buffer] | None, set[tirx.B
 def _with_statements(realize: tirx.SBlockRealize, kept: list[tirx.Stmt]) -> tirx.SBlockRealize:
     root = realize.block
     used = set[tirx.Buffer]().union(*(part for each in kept for part in _accesses(each) if part is not None))
-    block = tirx.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        kept[0] if len(kept) == 1 else tirx.SeqStmt(kept),
-        root.init,
-        [buffer for buffer in root.alloc_buffers if buffer in used],
-        root.match_buffers,
-        root.annotations,
-        root.span,
-    )
+    body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
+    block = _with(root, body=body, alloc_buffers=[buffer for buffer in root.alloc_buffers if buffer in used])
     return tirx.SBlockRealize(realize.iter_values, realize.predicate, block)
+
+
+def _with(block: tirx.SBlock, **changed: Any) -> tirx.SBlock:
+    """``block`` with other parts."""
+    parts = {name: changed.get(name, getattr(block, name)) for name in _PARTS}
+    return tirx.SBlock(*parts.values())
+
+
+_PARTS = (
+    "iter_vars",
+    "reads",
+    "writes",
+    "name_hint",
+    "body",
+    "init",
+    "alloc_buffers",
+    "match_buffers",
+    "annotations",
+    "span",
+)

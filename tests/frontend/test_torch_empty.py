@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.export import Dim
 
 import tkc
 from tests.frontend.test_torch_numbers import Several, check
+from tests.schedules.sources import generated_sources
 
 
 def test_no_rows_at_a_call() -> None:
@@ -93,3 +97,39 @@ def test_dimensions_of_scalars() -> None:
     whole = {name: functions[name] for name in ("transpose", "flip", "roll", "amax", "all", "cumsum")}
     for number in (torch.tensor(3), torch.tensor(True), torch.tensor(-1.5, dtype=torch.bfloat16)):
         check(whole, number)
+
+
+class WritesNothing(nn.Module):
+    """Writes a tensor without rows into a slice without rows."""
+
+    def forward(self, x: torch.Tensor, none: torch.Tensor) -> torch.Tensor:
+        """``x [2, 6]`` and ``none [0, 6]``."""
+        x[2::2] = none
+        return x * 2 + torch.slice_scatter(x, none.exp(), 0, 2, 2)
+
+
+class SeesNothing(nn.Module):
+    """Attention without keys."""
+
+    def forward(self, query: torch.Tensor, none: torch.Tensor) -> torch.Tensor:
+        """``query [b, 4, s, size]``, ``none [b, 2, 0, size]``."""
+        return F.scaled_dot_product_attention(query, none, none, enable_gqa=True) + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (WritesNothing(), (torch.randn(2, 6), torch.randn(0, 6))),
+        (SeesNothing(), (torch.randn(1, 4, 3, 8), torch.randn(1, 2, 0, 8))),
+    ],
+)
+def test_parts_of_models_without_elements(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU gives what PyTorch gives, and there is code for a GPU."""
+    expected = model(*(x.clone() for x in inputs))
+    found = tkc.compile(model, inputs, target="cpu", database=False)(*(x.clone() for x in inputs))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    sources = generated_sources(monkeypatch)
+    tkc.compile(model, inputs, target="cuda:sm_90a", kernels="all", database=False)
+    assert sources

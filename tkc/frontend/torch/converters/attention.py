@@ -36,6 +36,8 @@ def scaled_dot_product_attention(
     """
     if dropout:
         raise b.unsupported("dropout is active. Call eval() on the model before exporting it.")
+    if b.equal(key.struct_info.shape[-2], 0):
+        return relax.op.zeros(b.shape, b.dtype)  # as for any query that sees no key
     query, key, value = _of_one_batch(b, query, key, value, enable_gqa)
     rank = query.struct_info.ndim
     if rank > 4:
