@@ -62,6 +62,7 @@ from tkc.frontend.torch.operator_calls import (
     reads_float,
 )
 from tkc.frontend.torch.outputs import Pairs, program_outputs, returned_updates, tensor_spec
+from tkc.frontend.torch.recurrent import recurrent_length, recurrent_operators_of_any_length
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
@@ -128,7 +129,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     """``model`` as ``torch.export`` exports it; :class:`UnsupportedModelError` if it cannot."""
     try:
         # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
-        with torch.no_grad(), unchanged_tensors():
+        with torch.no_grad(), unchanged_tensors(), recurrent_operators_of_any_length():
             return torch.export.export(
                 model,
                 args,
@@ -227,7 +228,7 @@ def _over_pairs(program: ExportedProgram, table: dict[Any, Any], *, fallback: bo
 
 
 def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_operators_of_any_length():
         core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(dict(table))
         return core
 
@@ -272,6 +273,9 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
 def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
     """The conditions on sizes that PyTorch exported the program under and left to be checked at each call."""
     for node in program.graph.nodes:
+        if isinstance(steps := recurrent_length(node), torch.SymInt):
+            # Not evaluated: PyTorch's tracer takes every size for positive.
+            yield sympy.Ge(steps.node.expr, 1, evaluate=False)
         if str(node.target) == "aten._assert_scalar.default":
             condition = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else node.args[0]
             if isinstance(condition, torch.SymBool):

@@ -1,0 +1,99 @@
+"""PyTorch's recurrent operators while a model is exported: whole, and of any length.
+
+PyTorch computes the shapes of their results by unrolling them over time, which makes a symbolic length a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+_aten = torch.ops.aten
+
+RECURRENT: tuple[OpOverload[..., Any], ...] = (
+    _aten.lstm.input,
+    _aten.gru.input,
+    _aten.rnn_tanh.input,
+    _aten.rnn_relu.input,
+)
+"""LSTM, GRU and RNN of one padded tensor."""
+
+_KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
+
+
+@contextmanager
+def recurrent_operators_of_any_length() -> Iterator[None]:
+    """PyTorch's tracer computes shapes of recurrent layers without their steps. Not for several threads at once."""
+    kept = {op: dict(op.py_kernels) for op in RECURRENT}
+    try:
+        for op in RECURRENT:
+            shapes = _shapes_or(op.py_kernels[DispatchKey.CompositeImplicitAutograd])
+            op.py_kernels.update(dict.fromkeys(_KEYS, shapes))
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, kernels in kept.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def _shapes_or(computed: Callable[..., Any]) -> Callable[..., Any]:
+    """The results of a recurrent layer, without values where it is handed fake tensors."""
+
+    def kernel(x: Tensor, first: Any, params: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+        if not any(isinstance(each, FakeTensor) for each in pytree.tree_leaves((x, first, params))):
+            return computed(x, first, params, *rest)  # type: ignore[no-any-return]  # it is PyTorch's
+        states = [first] if isinstance(first, Tensor) else list(first)
+        return _results(x, states, params, *rest)
+
+    return kernel
+
+
+def _results(
+    x: Tensor,
+    states: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Tensors like the results of ``x [T, B, F]``, or ``[B, T, F]``, and of first ``states``. Raises what PyTorch
+    raises in each call."""
+    rows = x.transpose(0, 1) if batch_first else x
+    directions = 2 if bidirectional else 1
+    if isinstance(rows.shape[0], int) and rows.shape[0] == 0:
+        raise ValueError("a recurrent layer of a sequence without steps; expected a length of 1 or more")
+    if params[0].shape[1] != x.shape[-1]:
+        raise ValueError(f"a recurrent layer of {params[0].shape[1]} features; found {x.shape[-1]}")
+    for each in (*states, *params):
+        if each.dtype != x.dtype:
+            raise ValueError(f"a recurrent layer has {each.dtype} beside an input of {x.dtype}; expected one dtype")
+    for state in states:
+        if tuple(state.shape[:2]) != (num_layers * directions, rows.shape[1]):
+            raise ValueError(
+                f"the first state of a recurrent layer is {list(state.shape)}; expected "
+                f"[{num_layers * directions}, {rows.shape[1]}, ...]"
+            )
+    output = rows.new_empty((rows.shape[0], rows.shape[1], directions * states[0].shape[2]))
+    return (output.transpose(0, 1) if batch_first else output, *(s.new_empty(s.shape) for s in states))
+
+
+def recurrent_length(node: fx.Node) -> int | torch.SymInt | None:
+    """How many steps the recurrent layer that ``node`` is has; ``None`` where it is another operator."""
+    if node.target not in RECURRENT:
+        return None
+    arguments: Any = node.args
+    steps: int | torch.SymInt = arguments[0].meta["val"].shape[1 if arguments[8] else 0]
+    return steps
