@@ -145,11 +145,11 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
     Takes, with D directions, G gates of H each, a hidden state of S (which is H without a projection), T steps and B
     sequences: ``inputs [T, B, D * G * H]``, which hold all biases but the one that the reset gate applies to;
     ``weights [D, S, G * H]``; ``bias [D, H]``, that one; ``peepholes [D, 3 * H]``, of input, output and forget gate;
-    ``projection [D, H, S]``, ``[D, 1, 1]`` and not read where there is none; ``lengths [B]`` int32; ``first [D, B, S]``,
-    the hidden state, and ``first_cell [D, B, H]``. Writes ``states [T, D, B, S]``, zeros beyond each sequence,
-    ``last [D, B, S]`` and ``last_cell [D, B, H]``, zeros of a sequence without steps, as ONNX Runtime has it, and the
-    gates of the last step to ``scratch [D, B, G * H]``, an argument because a CUDA kernel cannot allocate global memory.
-    A direction that is reversed begins at each sequence's own end.
+    ``projection [D, H, S]``, ``[D, 1, 1]`` and not read where there is none; ``lengths [B]`` int32;
+    ``first [D, B, S]``, the hidden state, and ``first_cell [D, B, H]``. Writes ``states [T, D, B, S]``, zeros beyond
+    each sequence, ``last [D, B, S]`` and ``last_cell [D, B, H]``, zeros of a sequence without steps, as ONNX Runtime
+    has it, and the gates of the last step to ``scratch [D, B, G * H]``, an argument because a CUDA kernel cannot
+    allocate global memory. A direction that is reversed begins at each sequence's own end.
     """
     hidden, count, size = cell.hidden, cell.directions, cell.state
     width = cell.width

@@ -1,6 +1,8 @@
 """PyTorch's recurrent operators while a model is exported: whole, and of any length.
 
 PyTorch computes the shapes of their results by unrolling them over time, which makes a symbolic length a constant.
+Layers of a symbolic length have a converter, a loop (:mod:`tkc.frontend.torch.converters.recurrent`). Those of a known
+one have none: they are called in PyTorch, or unrolled by its decomposition.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
@@ -32,17 +35,19 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 @contextmanager
 def recurrent_operators_of_any_length() -> Iterator[None]:
     """PyTorch's tracer computes shapes of recurrent layers without their steps. Not for several threads at once."""
-    kept = {op: dict(op.py_kernels) for op in RECURRENT}
+    kernels = {op: dict(op.py_kernels) for op in RECURRENT}
+    unrolled = {op: decomposition_table[op] for op in RECURRENT}
     try:
         for op in RECURRENT:
-            shapes = _shapes_or(op.py_kernels[DispatchKey.CompositeImplicitAutograd])
+            decomposition_table[op] = shapes = _shapes_or(unrolled[op])
             op.py_kernels.update(dict.fromkeys(_KEYS, shapes))
             op._dispatch_cache.clear()
         yield
     finally:
-        for op, kernels in kept.items():
+        for op in RECURRENT:
+            decomposition_table[op] = unrolled[op]
             op.py_kernels.clear()
-            op.py_kernels.update(kernels)
+            op.py_kernels.update(kernels[op])
             op._dispatch_cache.clear()
 
 
@@ -90,10 +95,40 @@ def _results(
     return (output.transpose(0, 1) if batch_first else output, *(s.new_empty(s.shape) for s in states))
 
 
+def recurrent_decompositions() -> dict[OpOverload[..., Any], Callable[..., Any]]:
+    """Layers of a known length unrolled over time; others stay whole, and those that drop out (PyTorch's decomposition
+    does not)."""
+    return {op: _unrolled_by(decomposition_table[op]) for op in RECURRENT}
+
+
+def _unrolled_by(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    def unrolled(*arguments: Any) -> Any:
+        whole = isinstance(_length(arguments), torch.SymInt) or drops_out(arguments)
+        return NotImplemented if whole else decomposition(*arguments)
+
+    return unrolled
+
+
+def drops_out(arguments: Sequence[Any]) -> bool:
+    """Whether a recurrent layer of these arguments drops out between its layers."""
+    *_, layers, dropout, train, _bidirectional, _batch_first = arguments
+    return bool(train and dropout and layers > 1)
+
+
+def is_recurrent_of_known_length(node: fx.Node) -> bool:
+    """Whether ``node`` is a recurrent layer of a length that is no symbol."""
+    return isinstance(recurrent_length(node), int)
+
+
+def _length(arguments: Sequence[Any]) -> Any:
+    x, *_, batch_first = arguments
+    return x.shape[1 if batch_first else 0]
+
+
 def recurrent_length(node: fx.Node) -> int | torch.SymInt | None:
     """How many steps the recurrent layer that ``node`` is has; ``None`` where it is another operator."""
     if node.target not in RECURRENT:
         return None
-    arguments: Any = node.args
-    steps: int | torch.SymInt = arguments[0].meta["val"].shape[1 if arguments[8] else 0]
+    x, *rest = node.args
+    steps: int | torch.SymInt = _length([x.meta["val"], *rest])  # type: ignore[union-attr]  # x is a node
     return steps

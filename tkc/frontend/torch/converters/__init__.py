@@ -64,7 +64,6 @@ KEPT = frozenset(
         "aten::leaky_relu",
         "aten::take",
         "aten::gelu",
-        *(name.rpartition(".")[0].replace(".", "::") for name in recurrent.CONVERTERS),
         *(f"aten::{name.split('.')[1]}" for name in _IMAGES),
     }
 )
