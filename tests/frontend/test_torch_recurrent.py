@@ -181,16 +181,35 @@ def test_dropout_is_refused(shapes: Any) -> None:
     import_torch(model.eval(), (torch.randn(2, 5, 3),), dynamic_shapes=shapes)
 
 
+class Packs(nn.Module):
+    """A layer that is handed a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The last state of each sequence."""
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.layer(packed)[1]
+
+
+def test_packed_sequences_are_refused() -> None:
+    """By name, with what to do instead."""
+    with pytest.raises(UnsupportedModelError, match="pack_padded_sequence.*padded tensor"):
+        import_torch(Packs(), (torch.randn(2, 5, 3), torch.tensor([5, 3])))
+
+
 def test_pytorch_is_as_before_behind_an_export() -> None:
     """What PyTorch's tracer has of these operators is put back, also by an export that fails."""
     table = torch._decomp.decomposition_table
-    operators = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input]
-    before = [(dict(op.py_kernels), table[op]) for op in operators]
+    operators = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten._pack_padded_sequence.default]
+    before = [(dict(op.py_kernels), table.get(op)) for op in operators]
     model = nn.LSTM(3, 4)
     exported(model, (torch.randn(5, 2, 3),), {}, ({0: Dim("t")},))
     with pytest.raises(UnsupportedModelError):
         exported(model, (torch.randn(5, 2, 4),), {}, ({0: Dim("t")},))
-    assert [(dict(op.py_kernels), table[op]) for op in operators] == before
+    assert [(dict(op.py_kernels), table.get(op)) for op in operators] == before
 
 
 def test_a_program_of_known_length_is_taken() -> None:
