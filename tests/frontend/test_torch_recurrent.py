@@ -172,6 +172,28 @@ def test_unbatched_sequences_and_none_of_no_steps() -> None:
         exe(torch.randn(0, 3))
 
 
+class Positive(nn.Module):
+    """A layer of as many steps as its data decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs for the rows whose sum is above zero."""
+        return self.layer(x[x.sum(1) > 0])[0]
+
+
+def test_a_length_that_the_data_decides() -> None:
+    """As many steps as there are; none is an error in PyTorch too."""
+    model = Positive().eval()
+    exe = tkc.compile(model, (torch.randn(9, 3),), kernels="none", database=False)
+    x = torch.randn(9, 3)
+    torch.testing.assert_close(exe(x), model(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InputError, match="without steps"):
+        exe(-torch.ones(9, 3))
+
+
 @pytest.mark.parametrize("shapes", [None, ({1: Dim("t")},)], ids=["known", "symbolic"])
 def test_dropout_is_refused(shapes: Any) -> None:
     """In training, between layers: PyTorch's decomposition would leave it out."""
@@ -196,7 +218,7 @@ class Packs(nn.Module):
 
 def test_packed_sequences_are_refused() -> None:
     """By name, with what to do instead."""
-    with pytest.raises(UnsupportedModelError, match="pack_padded_sequence.*padded tensor"):
+    with pytest.raises(UnsupportedModelError, match=r"pack_padded_sequence.*padded tensor"):
         import_torch(Packs(), (torch.randn(2, 5, 3), torch.tensor([5, 3])))
 
 

@@ -37,19 +37,21 @@ _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 @contextmanager
 def recurrent_operators_of_any_length() -> Iterator[None]:
     """PyTorch's tracer computes shapes of recurrent layers without their steps. Not for several threads at once."""
-    kernels = {op: dict(op.py_kernels) for op in (*RECURRENT, _PACKS)}
-    unrolled = {op: decomposition_table[op] for op in RECURRENT}
+    operators = (*RECURRENT, _PACKS)
+    kernels = [dict(op.py_kernels) for op in operators]
+    unrolled = [decomposition_table[op] for op in RECURRENT]
     try:
-        for op in RECURRENT:
-            decomposition_table[op] = shapes = _shapes_or(unrolled[op])
+        for op, decomposition in zip(RECURRENT, unrolled, strict=True):
+            decomposition_table[op] = shapes = _shapes_or(decomposition)
             op.py_kernels.update(dict.fromkeys(_KEYS, shapes))
             op._dispatch_cache.clear()
         _PACKS.py_kernels.update(dict.fromkeys(_KEYS, _refuse_packed))
         _PACKS._dispatch_cache.clear()
         yield
     finally:
-        decomposition_table.update(unrolled)
-        for op, kept in kernels.items():
+        for op, decomposition in zip(RECURRENT, unrolled, strict=True):
+            decomposition_table[op] = decomposition
+        for op, kept in zip(operators, kernels, strict=True):
             op.py_kernels.clear()
             op.py_kernels.update(kept)
             op._dispatch_cache.clear()
@@ -59,7 +61,8 @@ def _refuse_packed(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tenso
     raise ValueError(
         "packed sequences (pack_padded_sequence) have sizes that their data decides, and are not supported. Hand the "
         "recurrent layer the padded tensor, and read a sequence's last output at its length - 1; for its reverse "
-        "direction, turn each sequence around by gather at (length - 1 - step).clamp(0), and run a second layer forward."
+        "direction, turn each sequence around by gather at (length - 1 - step).clamp(0), and run a second layer "
+        "forward."
     )
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.recurrence import TORCH_ORDER, Activation, Cell, Kind, Number, Operands, emit_recurrence
-from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, source_of
 
 
 def _relu(x: Number) -> Number:
@@ -57,6 +58,7 @@ def _recurrent(kind: Kind, activations: tuple[Activation, ...]) -> Converter:
                 "dropout between the layers of a recurrent network in training mode is not supported. Call .eval() on "
                 "the model first."
             )
+        _note_length(b, batch_first=batch_first)
         dtype = x.struct_info.dtype
         states = [first] if isinstance(first, relax.Expr) else list(first)
         sizes = [int(state.struct_info.shape.values[2]) for state in states]
@@ -87,6 +89,17 @@ def _recurrent(kind: Kind, activations: tuple[Activation, ...]) -> Converter:
         return [x, *(b.cast(_joined(b, found, 0), dtype) for found in last)]
 
     return convert
+
+
+def _note_length(b: Emitter, *, batch_first: bool) -> None:
+    """Note that a length that the data decides must be 1 or more; one of inputs is a condition of the signature."""
+    x: Any = b.node.args[0]
+    steps = x.meta["val"].shape[1 if batch_first else 0]
+    if free_unbacked_symbols(steps):
+        holds = b.tensor(b.symbols.size(steps) >= 1, "bool")
+        b.index_uses.add_assertion(
+            holds, f"a recurrent layer of a sequence without steps: {b.node.target} ({source_of(b.node)})"
+        )
 
 
 def _weights(params: Sequence[relax.Expr], has_biases: bool) -> _Weights:
