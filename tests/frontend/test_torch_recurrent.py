@@ -96,7 +96,7 @@ def _flat(results: Any) -> list[Tensor]:
     return list(torch.utils._pytree.tree_leaves(results))
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_layers_agree_at_each_length(case: Case) -> None:
     """Each direction, state, projection and dtype; one step and one sequence among the sizes."""
@@ -246,6 +246,7 @@ def test_a_program_of_known_length_is_taken() -> None:
 
 
 @pytest.mark.nvcc
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
 def test_compiles_for_cuda(case: Case) -> None:
     """Each sequence of each direction is a block."""
