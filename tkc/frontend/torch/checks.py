@@ -15,10 +15,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.control_flow import held_tensor, is_control_flow, subgraph, subgraphs
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
-from tkc.frontend.torch.converters.emitter import source_of
+from tkc.frontend.torch.converters.emitter import Converter, source_of
 from tkc.frontend.torch.mutation import changed_placeholders, functional_name, is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called, written_by
 from tkc.frontend.torch.outputs import NUMBERS
+from tkc.frontend.torch.recurrent import is_recurrent_of_known_length
 from tkc.frontend.torch.weights import STATE_KINDS
 
 _INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
@@ -148,6 +149,11 @@ def has_no_converter(node: fx.Node, *, fallback: bool) -> bool:
     return not (is_control_flow(node) or _is_known(node) or (fallback and can_be_called(node)))
 
 
+def converter_of(node: fx.Node) -> Converter | None:
+    """The converter of the node's operator, if it has one for such operands."""
+    return None if is_recurrent_of_known_length(node) else CONVERTERS.get(functional_name(node))
+
+
 def _is_number(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
 
@@ -162,4 +168,4 @@ def _is_known(node: fx.Node) -> bool:
         return str(node.target) not in READS_ELEMENT
     if str(node.target) in CHECKS or node.target is operator.getitem:
         return True
-    return functional_name(node) in CONVERTERS and (not is_in_place(node) or is_unobserved(node))
+    return converter_of(node) is not None and (not is_in_place(node) or is_unobserved(node))

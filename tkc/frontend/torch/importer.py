@@ -28,6 +28,7 @@ from tkc.frontend.torch.checks import (
     check_interface,
     check_operators,
     check_strided_views,
+    converter_of,
     has_no_converter,
     unknown_operators,
 )
@@ -40,7 +41,7 @@ from tkc.frontend.torch.complex import (
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
-from tkc.frontend.torch.converters import CHECKS, CONVERTERS, KEPT, KEPT_OF_OTHERS
+from tkc.frontend.torch.converters import CHECKS, KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, dtype_name, source_of
 from tkc.frontend.torch.converters.symbols import Symbols
 from tkc.frontend.torch.decompositions import decompositions
@@ -54,7 +55,7 @@ from tkc.frontend.torch.dimensions import (
     size_conditions,
 )
 from tkc.frontend.torch.files import load_program
-from tkc.frontend.torch.mutation import functional_name, is_in_place, is_unobserved
+from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
     OperatorCalls,
@@ -62,6 +63,11 @@ from tkc.frontend.torch.operator_calls import (
     reads_float,
 )
 from tkc.frontend.torch.outputs import Pairs, program_outputs, returned_updates, tensor_spec
+from tkc.frontend.torch.recurrent import (
+    recurrent_decompositions,
+    recurrent_length,
+    recurrent_operators_of_any_length,
+)
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
@@ -128,7 +134,7 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dy
     """``model`` as ``torch.export`` exports it; :class:`UnsupportedModelError` if it cannot."""
     try:
         # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
-        with torch.no_grad(), unchanged_tensors():
+        with torch.no_grad(), unchanged_tensors(), recurrent_operators_of_any_length():
             return torch.export.export(
                 model,
                 args,
@@ -158,7 +164,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     if not is_complex and not unknown_operators(program.graph):
         return program
     table = torch.export.default_decompositions()
-    table.update(decompositions())
+    table.update({**decompositions(), **recurrent_decompositions()})
     for op in [op for op in table if op.name().partition(".")[0] in KEPT | KEPT_OF_OTHERS]:
         table.pop(op)
     if _reads_logsumexp(program.graph):
@@ -227,7 +233,7 @@ def _over_pairs(program: ExportedProgram, table: dict[Any, Any], *, fallback: bo
 
 
 def _decomposed(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_operators_of_any_length():
         core: ExportedProgram = with_state_as_buffers(with_whole_copies(program)).run_decompositions(dict(table))
         return core
 
@@ -272,6 +278,9 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
 def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
     """The conditions on sizes that PyTorch exported the program under and left to be checked at each call."""
     for node in program.graph.nodes:
+        if isinstance(steps := recurrent_length(node), torch.SymInt):
+            # Not evaluated: PyTorch's tracer takes every size for positive.
+            yield sympy.Ge(steps.node.expr, 1, evaluate=False)
         if str(node.target) == "aten._assert_scalar.default":
             condition = node.args[0].meta["val"] if isinstance(node.args[0], fx.Node) else node.args[0]
             if isinstance(condition, torch.SymBool):
@@ -477,7 +486,7 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
 
 def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
     """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
-    converter = CONVERTERS.get(functional_name(node))
+    converter = converter_of(node)
     if converter is None:
         assert calls is not None  # or check_operators would have refused it
         calls.emit(node, "TKC has no converter of it")

@@ -11,7 +11,7 @@ from tvm import relax, tirx
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size
-from tkc.frontend.recurrence import GATES, Activation, Cell, Kind, Number, recurrence
+from tkc.frontend.recurrence import GATES, ONNX_ORDER, Activation, Cell, Kind, Number, Operands, emit_recurrence
 
 _DEFAULTS: dict[Kind, tuple[str, ...]] = {
     "LSTM": ("Sigmoid", "Tanh", "Tanh"),
@@ -75,19 +75,12 @@ def _recurrent(kind: Kind) -> Converter:
         if batch_first:
             x = node.emit(relax.op.permute_dims(x, [1, 0, 2]))
         steps, batch = x.struct_info.shape.values[:2]
-        operands = [
-            *_products(node, cell, x, inner),
-            _peepholes(node, cell, inner),
-            _lengths(node, steps, batch),
-            *(_first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6)),
-        ]
-        count, hidden = cell.directions, cell.hidden
-        width = GATES[kind] * hidden
-        shapes = [[steps, count, batch, hidden], *[[count, batch, hidden]] * 2, [count, batch, width]]
-        function = node.builder.add_func(recurrence(cell, inner), "recurrence")
-        infos = [relax.TensorStructInfo(shape, inner) for shape in shapes]
-        results = node.emit(relax.call_tir(function, operands, infos))
-        states, *last = (node.emit(relax.TupleGetItem(results, i)) for i in range(3))
+        inputs, weights, bias = _products(node, cell, x, inner)
+        first, first_cell = (_first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6))
+        peepholes = _as(node, node.tensor(_PEEPHOLES), inner) if cell.peepholes else None
+        lengths = _lengths(node, steps) if node.has(4) else None
+        operands = Operands(inputs, weights, first, first_cell, bias, peepholes, None, lengths)
+        states, *last = emit_recurrence(node.builder, cell, operands, inner)
         if batch_first:
             states = node.emit(relax.op.permute_dims(states, [2, 0, 1, 3]))
             last = [node.emit(relax.op.permute_dims(state, [1, 0, 2])) for state in last]
@@ -116,6 +109,7 @@ def _cell(node: Node, kind: Kind) -> Cell:
         peepholes=kind == "LSTM" and node.has(_PEEPHOLES),
         coupled=bool(node.attribute("input_forget", 0)),
         reset_after=kind == "GRU" and bool(node.attribute("linear_before_reset", 0)),
+        order=ONNX_ORDER[kind],
     )
 
 
@@ -148,7 +142,7 @@ def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> A
     return lambda x: function(x, *chosen)
 
 
-def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> list[relax.Expr]:
+def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> tuple[relax.Expr, relax.Expr, relax.Expr | None]:
     """The inputs of all steps times their weights, with biases; the recurrent weights; the bias that is left."""
     width, count, hidden = GATES[cell.kind] * cell.hidden, cell.directions, cell.hidden
     features = node.shape(1)[2]
@@ -156,7 +150,7 @@ def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> list[relax.E
     product = node.emit(relax.op.matmul(x, node.emit(relax.op.permute_dims(weights, [1, 0]))))
     recurrent = node.emit(relax.op.permute_dims(_as(node, node.tensor(2), dtype), [0, 2, 1]))
     if not node.has(3):
-        return [product, recurrent, node.emit(relax.op.zeros([count, hidden], dtype))]
+        return product, recurrent, None
     biases = node.emit(relax.op.reshape(_as(node, node.tensor(3), dtype), [count, 2, width]))
     of_input, of_state = (node.emit(relax.op.take(biases, relax.const(i, "int64"), 1, mode="clip")) for i in range(2))
     cut = width - hidden
@@ -166,22 +160,13 @@ def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> list[relax.E
         kept = node.emit(relax.op.strided_slice(of_state, [1], [0], [cut]))
         of_state = node.emit(relax.op.concat([kept, zeros], 1))
     bias = node.emit(relax.op.reshape(node.emit(relax.op.add(of_input, of_state)), [count * width]))
-    return [node.emit(relax.op.add(product, bias)), recurrent, apart]
+    return node.emit(relax.op.add(product, bias)), recurrent, apart
 
 
-def _peepholes(node: Node, cell: Cell, dtype: str) -> relax.Expr:
-    if cell.peepholes:
-        return _as(node, node.tensor(_PEEPHOLES), dtype)
-    return node.emit(relax.op.zeros([cell.directions, 3 * cell.hidden], dtype))
-
-
-def _lengths(node: Node, steps: Size, batch: Size) -> relax.Expr:
+def _lengths(node: Node, steps: Size) -> relax.Expr:
     """How many steps each sequence has."""
-    if node.has(4):
-        node.note_count(node.tensor(4), steps)
-        return _as(node, node.tensor(4), "int32")
-    length = node.emit(relax.op.arange(steps, steps + 1, 1, "int32"))
-    return node.emit(relax.op.broadcast_to(length, [batch]))
+    node.note_count(node.tensor(4), steps)
+    return _as(node, node.tensor(4), "int32")
 
 
 def _first_state(node: Node, cell: Cell, position: int, batch: Size, dtype: str, batch_first: bool) -> relax.Expr:

@@ -13,6 +13,7 @@ from tkc.frontend.torch.converters import (
     patches,
     pooling,
     products,
+    recurrent,
     reductions,
     resampling,
     shapes,
@@ -40,6 +41,7 @@ CONVERTERS: dict[str, Converter] = {
     **reductions.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,
+    **recurrent.CONVERTERS,
     **attention.CONVERTERS,
 }
 """The converter of each operator, by the name ``str(node.target)`` gives."""
