@@ -1,4 +1,4 @@
-"""What fused functions compute that nothing reads: a part of a split that the model leaves unused, or no element at all.
+"""What fused functions compute that nothing reads: parts of a split that the model leaves unused, and no elements.
 
 ``FuseTIR`` makes of such a result a tensor of the function's own, which no schedule for a GPU has a place for.
 """
