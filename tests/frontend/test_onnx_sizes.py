@@ -34,6 +34,21 @@ def test_sizes_that_must_agree_are_checked_at_the_call(operator: str) -> None:
             call(x[:rows])
 
 
+@pytest.mark.parametrize("far", [2**31 - 1, 2**63 - 1])
+def test_an_end_beyond_every_element_is_no_bound_of_a_size(far: int) -> None:
+    """Memory is planned for the elements that there are, not for those that there could be."""
+    call = compiled(f"""g (float[n, m] x) => (float[a, b] y) {{
+        first = Constant<value_ints=[{-far}, -2]>()
+        end = Constant<value_ints=[{far}, {far}]>()
+        all = Slice(x, first, end)
+        y = Mul(all, all)
+    }}""")
+    x = np.random.default_rng(0).normal(size=(3, 5)).astype("float32")
+    for rows, columns in ((3, 5), (1, 1), (2, 4)):
+        given = x[:rows, :columns]
+        np.testing.assert_array_equal(call(given)[0], given[:, -2:] ** 2)
+
+
 def branches(then: str, other: str) -> str:
     """A choice between two results, and what reads it."""
     return f"""g (bool c, float[n] x) => (float[m] y) {{

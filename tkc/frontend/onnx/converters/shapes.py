@@ -166,10 +166,16 @@ def _bounds(node: Node, start: Size, end: Size, size: Size, step: int) -> tuple[
     return begin, algebra.maximum(begin, stop)
 
 
+_ALL = np.iinfo("int32").max
+"""What ONNX recommends as an end beyond every element. A size would keep it as its bound, and memory be planned for it."""
+
+
 def _from_front(node: Node, position: Size, size: Size) -> Size:
     """A position that counts from the end where it is negative."""
     algebra = node.algebra
     if isinstance(position, int):
+        if abs(position) >= _ALL:
+            return size if position > 0 else 0
         return algebra.simplify(size + position) if position < 0 else position
     try:
         return algebra.simplify(size + position) if algebra.holds(position < 0) else position
