@@ -167,7 +167,7 @@ def _bounds(node: Node, start: Size, end: Size, size: Size, step: int) -> tuple[
 
 
 _ALL = np.iinfo("int32").max
-"""What ONNX recommends as an end beyond every element. A size would keep it as its bound, and memory be planned for it."""
+"""What ONNX recommends as an end beyond every element. As a bound of a size, memory would be planned for it."""
 
 
 def _from_front(node: Node, position: Size, size: Size) -> Size:
