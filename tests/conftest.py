@@ -26,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TKC_VERIFY", "1")
     if "TKC_CACHE_DIR" not in os.environ:
         os.environ["TKC_CACHE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-cache-")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # OpenMP's threads of several workers would wait for each other on the same cores
     os.environ["TKC_DATABASE_DIR"] = tempfile.mkdtemp(prefix="tkc-test-database-")
 
 

@@ -144,7 +144,7 @@ def compiled(
         code = Path(folder.name) / "model.so"
         entry = _built_entry(runner, imported, resolved, settings, build, code, checks=checks)
     if copy_weights:
-        entry = dataclasses.replace(entry, parameters=_copied(entry.parameters))
+        entry = dataclasses.replace(entry, parameters=_copied(entry.parameters), shares_weights=False)
     return executable_of(Contents(resolved, {MAIN: entry}, folder), MAIN, max_concurrency, out_spec=imported.out_spec)
 
 
@@ -185,7 +185,10 @@ def compiled_program(
                 for name, entry in built.items()
             }
         )
-        built = {name: dataclasses.replace(entry, parameters=copies[name]) for name, entry in built.items()}
+        built = {
+            name: dataclasses.replace(entry, parameters=copies[name], shares_weights=False)
+            for name, entry in built.items()
+        }
     out_specs = {name: entry.out_spec for name, entry in imported.items()}
     return program_of(Contents(resolved, built, folder), max_concurrency, out_specs)
 
@@ -279,7 +282,8 @@ def _built_entry(
         code=code,
         libraries=tuple(built.values()),
         report=_report(generated, imported, target, settings, runner),
-        requires=_requirements(imported.operators),
+        requires=_requirements((*imported.operators, *_faster(generated.module))),
+        shares_weights=imported.shares_weights,
     )
 
 
@@ -372,7 +376,10 @@ def _substituted(runner: StageRunner, imported: IRModule, target: Target, settin
     from tkc.pipeline import substitution_stages
 
     choices = kernel_choices(settings.database, target, settings.batch_invariant)
-    done = runner.run_stages(Compilation(imported), substitution_stages(target, settings.kernels, choices))
+    done = runner.run_stages(
+        Compilation(imported),
+        substitution_stages(target, settings.kernels, choices, batch_invariant=settings.batch_invariant),
+    )
     others = (choices.other_devices(kernel.spec, kernel.parameters, target) for kernel in done.kernels or ())
     return dataclasses.replace(
         done, kernels_measured_on=tuple(sorted({device for other in others for device in other}))
@@ -503,6 +510,7 @@ def _report(
         uses=tuple(uses),
         uses_measured_on=done.kernels_measured_on,
         operators=tuple(OperatorUse(each.operator, each.calls, each.nodes, each.why) for each in imported.operators),
+        faster=_faster(done.module),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
@@ -511,7 +519,7 @@ def _report(
     )
 
 
-def _requirements(operators: Sequence[OperatorCall]) -> Requirements:
+def _requirements(operators: Sequence[OperatorCall | OperatorUse]) -> Requirements:
     """What must be there where ``operators`` are called: they, and the packages of those that are not PyTorch's own."""
     packages = importlib.metadata.packages_distributions()
     libraries = {
@@ -527,6 +535,14 @@ def parameters_told(parameters: Any) -> tuple[str, ...]:
     """The names of a kernel's parameters that are not at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(parameters)}
     return tuple(name for name, value in as_json(parameters).items() if (value or None) != (defaults.get(name) or None))
+
+
+def _faster(module: IRModule) -> tuple[OperatorUse, ...]:
+    """The operators that are called because PyTorch's libraries are faster."""
+    from tkc.passes.canonical.library_convolutions import OPERATOR, WHY, library_calls
+
+    weights = library_calls(module)
+    return (OperatorUse(OPERATOR, len(weights), tuple(dict.fromkeys(weights)), WHY),) if weights else ()
 
 
 def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:

@@ -121,6 +121,10 @@ place where TKC has no converter. ``tkc/runtime/operators.py`` says what a descr
 CHECK_SIZES: Final = "tkc.check_sizes"
 """The runtime registers it: ``(message, value, holds)`` to ``value``, or an error with ``message``."""
 
+CONVOLVE: Final = "tkc.convolve"
+"""The runtime registers it: ``(description, image, weight)`` to what PyTorch's library convolves them to, on the CPU
+(``tkc/runtime/convolutions.py``)."""
+
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the
 operands if the condition holds, or ``other``. A condition is a tensor of one truth value, or a number of the host.
@@ -142,4 +146,5 @@ CONTROL_FLOW: Final = (CHOOSE, WHILE, REPEAT)
 """The functions of the runtime that call others of the program."""
 
 SHARE_THREADS: Final = "tkc_share_threads"
-"""``parallel.cc`` exports it: ``(threads, address of a pool or 0)`` to the address of the pool that loops run in."""
+"""``parallel.cc`` exports it: ``(threads, address of a pool or 0, whether in OpenMP's threads)`` to the address of the
+pool that loops run in, if not in OpenMP's threads."""

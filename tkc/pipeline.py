@@ -16,6 +16,7 @@ from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.join_weights import join_weights
+from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.captured_sizes import CapturedSizes
@@ -80,11 +81,17 @@ _KERNEL_GRAPH = (*_GRAPH, KERNELS_MARKED)
 
 
 def substitution_stages(
-    target: Target, kernels: Choice, configure: Configure = default_configuration
+    target: Target, kernels: Choice, configure: Configure = default_configuration, *, batch_invariant: bool = False
 ) -> list[PassStage]:
-    """From the imported model to one in which the rules' subgraphs are kernel calls."""
-    # Tensor cores multiply, and nothing else convolves on them.
-    convolutions = (Canonicalize(), ConvolutionProducts()) if target.is_cuda else ()
+    """From the imported model to one in which the rules' subgraphs are kernel calls.
+
+    ``batch_invariant`` leaves out libraries, which may add up in another order for another batch.
+    """
+    convolutions: tuple[tvm.transform.Pass, ...] = ()
+    if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
+        convolutions = (Canonicalize(), ConvolutionProducts())
+    elif kernels == "auto" and not batch_invariant:
+        convolutions = (Canonicalize(), LibraryConvolutions())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(

@@ -7,29 +7,22 @@ from functools import partial
 from math import prod
 
 import tvm
-from tvm import arith, relax, te, tirx, topi
-from tvm.ir import IRModule, Op
+from tvm import relax, te, tirx, topi
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN, REDUCTION_PATTERN
 from tkc.passes.canonical.windows import Windows
-from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
-from tkc.passes.graph.channels_last import channels_last, channels_second, with_channels_last
+from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
+from tkc.passes.graph.channels_last import LastChannels, channels_last, is_convolution
 from tkc.passes.graph.rewriting import rewritten
 
 # Rows of a product begin at multiples of 16 bytes, or the copy engine cannot load them.
 _ALIGNMENT = 8
 _MOST_BYTES = 2 << 30
 _LEAST_COLUMNS = 16  # of a group's product: a tile of tensor cores
-
-
-_LAYOUTS = {
-    "relax.nn.conv1d": ("NCW", "OIW"),
-    "relax.nn.conv2d": ("NCHW", "OIHW"),
-    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
-}
 
 
 @tvm.transform.module_pass(opt_level=0, name="ConvolutionProducts")
@@ -65,17 +58,12 @@ class _Rewriting(PyExprMutator):
     def __init__(self, module: IRModule, dtypes: frozenset[str]) -> None:
         super().__init__(module)
         self.dtypes = dtypes
-        self.made: set[relax.Expr] = set()
-        """Products, and what is computed of them with channels last."""
+        self.images = LastChannels(self.lookup_binding, self.builder_.emit)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        last = self._convolved(call) if self._is_narrow(call) else with_channels_last(call, self._twin, self._emit)
-        if last is None:
-            return call
-        last = self._emit(last)
-        self.made.add(last)
-        return op.permute_dims(last, channels_second(last.struct_info.ndim))
+        last = self._convolved(call) if self._is_narrow(call) else self.images.of(call)
+        return call if last is None else self.images.made(last)
 
     def _convolved(self, call: relax.Call) -> relax.Expr | None:
         """The convolution ``call`` as ``[batch, ..., out]``; ``None`` where it is better left alone."""
@@ -95,7 +83,7 @@ class _Rewriting(PyExprMutator):
         if _known_product((batch, *counts)) * groups * depth * 2 > _MOST_BYTES:
             return None
         rows = prod((batch, *counts), start=tirx.IntImm("int64", 1))
-        gathered = self._emit(self._gathered(windows.of_groups, self._by_groups(self._last(image), groups)))
+        gathered = self._emit(self._gathered(windows.of_groups, self._by_groups(self.images.last(image), groups)))
         matrices = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
         product = op.matmul(
             self._emit(op.reshape(gathered, (groups, rows, depth))),
@@ -116,7 +104,7 @@ class _Rewriting(PyExprMutator):
         out_last = self._emit(op.permute_dims(weight, [*range(2, rank), 1, 0]))
         return self.builder_.call_te(
             Windows.of(call).sums,
-            self._last(image),
+            self.images.last(image),
             out_last,
             groups,
             call.struct_info.dtype,
@@ -133,7 +121,7 @@ class _Rewriting(PyExprMutator):
         inside = prod(windows.extents)
         columns = channels * inside
         if channels % _ALIGNMENT == 0:
-            image = self._last(image)
+            image = self.images.last(image)
             if inside > 1:
                 weight = self._emit(op.permute_dims(weight, channels_last(weight.struct_info.ndim)))
             matrix = op.reshape(weight, (out, columns))
@@ -170,54 +158,22 @@ class _Rewriting(PyExprMutator):
 
     def _is_narrow(self, call: relax.Call) -> bool:
         """Whether ``call`` is a convolution in one of the dtypes, of known sizes but for the image's."""
-        if not isinstance(call.op, Op) or call.op.name not in _LAYOUTS:
-            return False
-        data, kernel = _LAYOUTS[call.op.name]
-        attrs = call.attrs
-        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != (data, kernel, data):
-            return False
-        if not all(map(has_known_shape, (*call.args, call))) or None in map(static, shape(call.args[1])):
+        if not is_convolution(call) or None in map(static, shape(call.args[1])):
             return False
         dtypes = {dtype(self._narrow(operand)) for operand in call.args}
         return len(dtypes) == 1 and dtypes <= self.dtypes
 
     def _narrow(self, operand: relax.Expr) -> relax.Expr:
         """``operand`` before it was widened from one of the dtypes."""
-        cast = self._call(operand, "relax.astype")
+        cast = self.images.call(operand, "relax.astype")
         if cast is not None and dtype(cast.args[0]) in self.dtypes:
             return cast.args[0]
-        permuted = self._call(operand, "relax.permute_dims")  # a cast of what is there with channels last
-        if permuted is not None and (cast := self._call(permuted.args[0], "relax.astype")) is not None:
+        permuted = self.images.call(operand, "relax.permute_dims")  # a cast of what is there with channels last
+        if permuted is not None and (cast := self.images.call(permuted.args[0], "relax.astype")) is not None:
             source = cast.args[0]
             if dtype(source) in self.dtypes:
                 return self._emit(op.permute_dims(source, permuted_axes(permuted)))
         return operand
-
-    def _last(self, image: relax.Expr) -> relax.Expr:
-        """``image [batch, channels, ...]`` with channels last: what it was made of, or a permutation of it."""
-        rank = image.struct_info.ndim
-        made = self._call(image, "relax.permute_dims")
-        if made is not None and permuted_axes(made) == channels_second(rank):
-            return made.args[0]
-        split = self._call(image, "relax.reshape")  # a sequence of pixels as rows and columns
-        if split is not None and rank > 3 and split.args[0].struct_info.ndim == 3:
-            batch, channels, *sizes = shape(image)
-            made = self._call(split.args[0], "relax.permute_dims")
-            analyzer = arith.Analyzer()
-            kept = all(map(analyzer.can_prove_equal, (batch, channels), shape(split.args[0])[:2]))
-            if made is not None and permuted_axes(made) == channels_second(3) and kept:
-                return self._emit(op.reshape(made.args[0], (batch, *sizes, channels)))
-        return self._emit(op.permute_dims(image, channels_last(rank)))
-
-    def _twin(self, expr: relax.Expr) -> relax.Expr | None:
-        made = self._call(expr, "relax.permute_dims")
-        if made is None or made.args[0] not in self.made:
-            return None
-        return made.args[0] if permuted_axes(made) == channels_second(made.args[0].struct_info.ndim) else None
-
-    def _call(self, expr: relax.Expr, name: str) -> relax.Call | None:
-        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return value if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name else None
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         return self.builder_.emit(value)

@@ -1,4 +1,4 @@
-"""Operators that compute the same of tensors whose channels stand last as of those where they stand second."""
+"""Convolutions whose channels stand last, and the operators that compute the same of their results as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tvm import arith, relax
 from tvm.ir import Op
 from tvm.relax import op
 
-from tkc.passes.graph.bindings import has_known_shape, shape, static
+from tkc.passes.graph.bindings import has_known_shape, permuted_axes, shape, static
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -19,6 +19,12 @@ _ELEMENTWISE = frozenset(
     )
 )
 _POOLING = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.nn.adaptive_avg_pool2d"})
+
+_LAYOUTS = {
+    "relax.nn.conv1d": ("NCW", "OIW"),
+    "relax.nn.conv2d": ("NCHW", "OIHW"),
+    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
+}
 
 Twin = Callable[[relax.Expr], relax.Expr | None]
 """The same tensor with its channels last, if it is there."""
@@ -33,6 +39,61 @@ def channels_last(rank: int) -> list[int]:
 def channels_second(rank: int) -> list[int]:
     """The permutation of ``[batch, ..., channels]`` to ``[batch, channels, ...]``."""
     return [0, rank - 1, *range(1, rank - 1)]
+
+
+def is_convolution(call: relax.Call) -> bool:
+    """Whether ``call`` convolves images of known ranks whose channels stand second."""
+    if not isinstance(call.op, Op) or call.op.name not in _LAYOUTS:
+        return False
+    data, kernel = _LAYOUTS[call.op.name]
+    layouts = (call.attrs.data_layout, call.attrs.kernel_layout, call.attrs.out_layout)
+    return layouts == (data, kernel, data) and all(map(has_known_shape, (*call.args, call)))
+
+
+class LastChannels:
+    """The tensors that a mutator has made with channels last, and what is computed of them."""
+
+    def __init__(self, lookup: Callable[[relax.Var], relax.Expr | None], emit: Emit) -> None:
+        """``lookup`` gives the value of a variable that the mutator emitted, ``emit`` emits one."""
+        self._lookup, self._emit = lookup, emit
+        self._made: set[relax.Expr] = set()
+
+    def made(self, image: relax.Expr) -> relax.Expr:
+        """``image [batch, ..., channels]``, emitted, with its channels second; who reads it finds them last."""
+        last = self._emit(image)
+        self._made.add(last)
+        return op.permute_dims(last, channels_second(last.struct_info.ndim))
+
+    def of(self, call: relax.Call) -> relax.Expr | None:
+        """``call`` with channels last, where it reads what was made so; ``None`` where it does not, or cannot."""
+        return with_channels_last(call, self._twin, self._emit)
+
+    def last(self, image: relax.Expr) -> relax.Expr:
+        """``image [batch, channels, ...]`` with channels last: what it was made of, or a permutation of it."""
+        rank = image.struct_info.ndim
+        made = self.call(image, "relax.permute_dims")
+        if made is not None and permuted_axes(made) == channels_second(rank):
+            return made.args[0]
+        split = self.call(image, "relax.reshape")  # a sequence of pixels as rows and columns
+        if split is not None and rank > 3 and split.args[0].struct_info.ndim == 3:
+            batch, channels, *sizes = shape(image)
+            made = self.call(split.args[0], "relax.permute_dims")
+            analyzer = arith.Analyzer()
+            kept = all(map(analyzer.can_prove_equal, (batch, channels), shape(split.args[0])[:2]))
+            if made is not None and permuted_axes(made) == channels_second(3) and kept:
+                return self._emit(op.reshape(made.args[0], (batch, *sizes, channels)))
+        return self._emit(op.permute_dims(image, channels_last(rank)))
+
+    def call(self, expr: relax.Expr, name: str) -> relax.Call | None:
+        """The call of the operator ``name`` that made ``expr``, if one did."""
+        value = self._lookup(expr) if isinstance(expr, relax.Var) else None
+        return value if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name else None
+
+    def _twin(self, expr: relax.Expr) -> relax.Expr | None:
+        made = self.call(expr, "relax.permute_dims")
+        if made is None or made.args[0] not in self._made:
+            return None
+        return made.args[0] if permuted_axes(made) == channels_second(made.args[0].struct_info.ndim) else None
 
 
 def with_channels_last(call: relax.Call, twin: Twin, emit: Emit) -> relax.Expr | None:
@@ -88,12 +149,12 @@ def _pooled(call: relax.Call, twin: Twin) -> relax.Expr | None:
 
 
 def _mean(call: relax.Call, image: relax.Expr) -> relax.Expr | None:
-    """The mean of each channel, its axes kept."""
+    """The mean of each channel."""
     rank = image.struct_info.ndim
     axes = [] if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
-    if axes != list(range(2, rank)) or not call.attrs.keepdims:
+    if axes != list(range(2, rank)):
         return None
-    return op.mean(image, [axis - 1 for axis in axes], keepdims=True)
+    return op.mean(image, [axis - 1 for axis in axes], keepdims=bool(call.attrs.keepdims))
 
 
 def _merged(call: relax.Call, twin: Twin) -> relax.Expr | None:

@@ -5,6 +5,9 @@
 // cores; its caller takes tasks, too, so that it never waits for workers that are busy with another's job, and more callers
 // than cores never mean more running threads than callers plus cores. A forked child finds no pool, and makes its own.
 //
+// Code that calls operators of PyTorch's between its loops runs these in PyTorch's threads, those of OpenMP: threads of two pools
+// would take turns on the same cores, each looking for work while the other has it.
+//
 // Nothing here depends on the model: it is compiled once, and linked into the generated code of every one. The first that is
 // loaded serves all (tkc/runtime/parallel.py).
 
@@ -51,6 +54,16 @@ struct Job {
     }
   }
 
+  // What the launch returns: -1, with the error of the first task that failed, where one did.
+  int Outcome() {
+    if (!failed.load(std::memory_order_relaxed)) return 0;
+    if (TVMFFIObjectHandle raised = error.load()) {
+      TVMFFIErrorSetRaised(raised);
+      TVMFFIObjectDecRef(raised);
+    }
+    return -1;
+  }
+
   Body body;
   void* data;
   GroupEnv env;
@@ -79,12 +92,7 @@ class Pool {
       Withdraw(&job);
       while (job.helpers.load(std::memory_order_acquire) != 0) sched_yield();
     }
-    if (!job.failed.load(std::memory_order_relaxed)) return 0;
-    if (TVMFFIObjectHandle error = job.error.load()) {
-      TVMFFIErrorSetRaised(error);
-      TVMFFIObjectDecRef(error);
-    }
-    return -1;
+    return job.Outcome();
   }
 
  private:
@@ -182,6 +190,40 @@ Pool* ThePool() {
 
 int Launch(Body body, void* data, int num_task) { return ThePool()->Run(body, data, num_task); }
 
+// OpenMP as PyTorch has loaded it (GNU's, whose entry compilers call for a parallel region); nothing in a forked child, where its
+// threads are gone and it does not know.
+struct OpenMP {
+  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+  int (*max_threads)();
+};
+OpenMP openmp{};
+ParallelLaunch without_openmp = Launch;
+
+int LaunchOnOpenMP(Body body, void* data, int num_task) {
+  int threads = openmp.parallel != nullptr && !in_loop ? openmp.max_threads() : 1;
+  if (threads <= 1) return without_openmp(body, data, num_task);
+  Job job(body, data, num_task > 0 ? num_task : threads);
+  auto work = [](void* data) {
+    in_loop = true;
+    static_cast<Job*>(data)->Run();
+    in_loop = false;
+  };
+  openmp.parallel(work, &job, static_cast<unsigned>(threads), 0);
+  return job.Outcome();
+}
+
+bool FindOpenMP() {
+  OpenMP found{
+      reinterpret_cast<decltype(OpenMP::parallel)>(dlsym(RTLD_DEFAULT, "GOMP_parallel")),
+      reinterpret_cast<decltype(OpenMP::max_threads)>(dlsym(RTLD_DEFAULT, "omp_get_max_threads")),
+  };
+  if (found.parallel == nullptr || found.max_threads == nullptr) return false;
+  openmp = found;
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, [] { openmp = {}; }); });
+  return true;
+}
+
 }  // namespace
 
 extern "C" {
@@ -189,8 +231,9 @@ extern "C" {
 // What generated code calls; absent where it has no parallel loop, or is for another device.
 extern ParallelLaunch __TVMBackendParallelLaunch __attribute__((weak));
 
-// tkc_share_threads(threads, address): has this code's loops run by the pool whose entry is at `address`, or, where that is 0, by
-// one of its own with so many threads. Returns the entry's address.
+// tkc_share_threads(threads, address, openmp): has this code's loops run by the pool whose entry is at `address`, or, where that is
+// 0, by one of its own with so many threads; in OpenMP's threads instead where `openmp` holds and they are found. Returns the
+// pool's entry's address.
 __attribute__((visibility("default"))) int __tvm_ffi_tkc_share_threads(
     void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
   auto entry = reinterpret_cast<ParallelLaunch>(args[1].v_int64);
@@ -204,7 +247,9 @@ __attribute__((visibility("default"))) int __tvm_ffi_tkc_share_threads(
     });
     entry = Launch;
   }
-  if (&__TVMBackendParallelLaunch != nullptr) __TVMBackendParallelLaunch = entry;
+  without_openmp = entry;
+  bool in_openmp = args[2].v_int64 != 0 && FindOpenMP();
+  if (&__TVMBackendParallelLaunch != nullptr) __TVMBackendParallelLaunch = in_openmp ? LaunchOnOpenMP : entry;
   result->type_index = kTVMFFIInt;
   result->v_int64 = reinterpret_cast<int64_t>(entry);
   return 0;

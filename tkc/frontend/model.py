@@ -41,7 +41,8 @@ class ImportedModel:
     for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of the
     exported program by its name, of an ONNX graph by the value's. ``operators`` are those of PyTorch's that it calls.
     ``scalars`` are the buffers of one number that the module holds as constants. ``read_state`` names the parameters
-    that this model only reads, and other entries of a program update.
+    that this model only reads, and other entries of a program update. With ``shares_weights``, ``parameters`` are the
+    tensors of a model in this process, whose owner may change them.
     """
 
     module: IRModule
@@ -53,6 +54,7 @@ class ImportedModel:
     operators: tuple[OperatorCall, ...] = ()
     scalars: Mapping[str, torch.Tensor] = field(default_factory=dict)
     read_state: frozenset[str] = frozenset()
+    shares_weights: bool = True
 
     def join_weights(self, joined: Sequence[JoinedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
         """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.

@@ -131,7 +131,8 @@ class Artifact:
 class EntryContents:
     """What an artifact holds of one entry, in memory and in files that an executable may load.
 
-    ``code`` is the generated code; ``requires`` is what must be there when it runs.
+    ``code`` is the generated code; ``requires`` is what must be there when it runs. With ``shares_weights``, the
+    parameters are a model's in this process, whose owner may change them.
     """
 
     signature: Signature
@@ -140,6 +141,7 @@ class EntryContents:
     libraries: tuple[KernelLibrary, ...]
     report: Report
     requires: Requirements
+    shares_weights: bool = False
 
 
 @dataclass(frozen=True)

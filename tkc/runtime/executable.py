@@ -69,11 +69,13 @@ class Executable(SurvivesFork):
         requires: Requirements | None = None,
         max_concurrency: int | None = None,
         memory: Memory | None = None,
+        shares_weights: bool = False,
     ) -> None:
         """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
 
         ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries of
-        its program; it has the initial state, too. Raises :class:`tkc.UsageError` for a ``max_concurrency``
+        its program; it has the initial state, too. ``shares_weights`` says that ``parameters`` are a model's, whose
+        owner may change them. Raises :class:`tkc.UsageError` for a ``max_concurrency``
         that is no positive number.
         """
         self._max_concurrency = checked_concurrency(max_concurrency)
@@ -84,6 +86,7 @@ class Executable(SurvivesFork):
         self.code = code
         self.libraries = tuple(libraries)
         self._folder = folder
+        self._shares_weights = shares_weights
         self._in_spec = read_structure(signature.in_spec) if signature.in_spec else None
         self._out_spec = out_spec or _load_spec(signature.out_spec)
         self._device = device_for(target)
@@ -261,7 +264,13 @@ class Executable(SurvivesFork):
     def entry_contents(self) -> artifact.EntryContents:
         """What an artifact holds of this."""
         return artifact.EntryContents(
-            self.signature, self.parameters, self.code, self.libraries, self.report, self.requires
+            self.signature,
+            self.parameters,
+            self.code,
+            self.libraries,
+            self.report,
+            self.requires,
+            self._shares_weights,
         )
 
     def __repr__(self) -> str:
@@ -330,6 +339,7 @@ class Executable(SurvivesFork):
             requires=self.requires,
             max_concurrency=self._max_concurrency,
             memory=memory,
+            shares_weights=self._shares_weights,
         )
         made.cuda_graphs = self.cuda_graphs
         made._loaded = self._loaded
@@ -381,6 +391,7 @@ class Executable(SurvivesFork):
                         self._device,
                         repeatable=repeatable,
                         calls_operators=bool(self.requires.operators),
+                        shares_weights=self._shares_weights,
                     )
                 self._start(self._loaded)
             assert self._launch is not None
@@ -593,6 +604,7 @@ def executable_of(
         requires=found.requires,
         max_concurrency=max_concurrency,
         memory=memory,
+        shares_weights=found.shares_weights,
     )
 
 

@@ -17,6 +17,7 @@ from tkc.failures import Circumstances, explained
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import operators
+from tkc.runtime.convolutions import Packed
 from tkc.runtime.parallel import share_threads
 
 _IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
@@ -47,11 +48,13 @@ class LoadedCode:
         *,
         repeatable: bool = False,
         calls_operators: bool = False,
+        shares_weights: bool = False,
     ) -> None:
         """Load ``code``, a generated ``model.so``. Raises :class:`InternalError` if it is none.
 
         A call that fails is done again, to see in which function, where it is ``repeatable``: it changes nothing.
-        ``calls_operators`` says that the code calls operators of PyTorch's.
+        ``calls_operators`` says that the code calls operators of PyTorch's, and ``shares_weights`` that its weights may
+        change between two calls.
         """
         import tvm
 
@@ -65,6 +68,7 @@ class LoadedCode:
         self._cuda = target.is_cuda
         self._repeatable = repeatable and not self._cuda
         self._operators_on = device if calls_operators else None
+        self._packed: Packed | None = None if shares_weights else {}
         if calls_operators:
             operators.register()
         self._about = {"target": str(target), "kernels": [dict(library.request) for library in libraries]}
@@ -72,7 +76,7 @@ class LoadedCode:
         if self._cuda:
             native.get_function(USE_DEVICE)(self._device.dlpack_device_type(), self._device.index)
         else:
-            share_threads(native)
+            share_threads(native, with_operators=calls_operators)
 
     def machine(self) -> Machine:
         """One more machine."""
@@ -90,7 +94,7 @@ class LoadedCode:
             try:
                 if self._operators_on is None:
                     return run(*tensors)
-                with operators.running_on(self._operators_on):
+                with operators.running_on(self._operators_on, self._packed):
                     return run(*tensors)
             except Error:
                 raise

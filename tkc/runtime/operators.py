@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES
+from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONVOLVE
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
+from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
 
 Operands = Sequence[Any]
@@ -36,6 +38,7 @@ class _Running(threading.local):
     """What the calls of this thread's model need to know, and what failed in them."""
 
     device = torch.device("cpu")
+    packed: Packed | None = None
     error: Exception | None = None
 
 
@@ -43,10 +46,16 @@ _RUNNING = _Running()
 
 
 @contextmanager
-def running_on(device: torch.device) -> Iterator[None]:
-    """Have operators create what they create on ``device``; raises what one of them raised, as it was."""
-    earlier = _RUNNING.device
-    _RUNNING.device, _RUNNING.error = device, None
+def running_on(device: torch.device, packed: Packed | None = None) -> Iterator[None]:
+    """Have operators create what they create on ``device``, and keep the weights that they pack in ``packed``.
+
+    Raises what one of them raised, as it was.
+    """
+    if _THREADS.are_gone:
+        torch.set_num_threads(1)
+        _THREADS.are_gone = False
+    earlier = _RUNNING.device, _RUNNING.packed
+    _RUNNING.device, _RUNNING.packed, _RUNNING.error = device, packed, None
     try:
         yield
     except Exception:
@@ -54,7 +63,19 @@ def running_on(device: torch.device) -> Iterator[None]:
             raise _RUNNING.error from None
         raise
     finally:
-        _RUNNING.device, _RUNNING.error = earlier, None
+        (_RUNNING.device, _RUNNING.packed), _RUNNING.error = earlier, None
+
+
+class _Threads:
+    """OpenMP's, in which operators run: a child that was forked has none, and would wait for them."""
+
+    are_gone = False
+
+    def lose(self) -> None:
+        self.are_gone = True
+
+
+_THREADS = _Threads()
 
 
 @functools.cache
@@ -64,6 +85,8 @@ def register() -> None:
 
     tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
     tvm_ffi.register_global_func(CHECK_SIZES, _noting(_checked))
+    tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
+    os.register_at_fork(after_in_child=_THREADS.lose)
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,6 +104,10 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _call(description: str, *operands: Any) -> Any:
     return _prepared(str(description))(operands)
+
+
+def _convolve(description: str, image: Any, weight: Any) -> torch.Tensor:
+    return convolve(_RUNNING.packed, str(description), image, weight)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:

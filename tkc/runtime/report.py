@@ -106,7 +106,8 @@ class Report:
     """Everything above for one compilation; ``print`` it, or take :meth:`to_json`.
 
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
-    whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place.
+    whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place
+    for want of a converter, ``faster`` those that are called because they are faster than generated code.
     ``nondeterministic`` is empty unless the same call may not give the same bits twice.
     """
 
@@ -115,6 +116,7 @@ class Report:
     uses: tuple[KernelUse, ...] = ()
     uses_measured_on: tuple[str, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
+    faster: tuple[OperatorUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
     nondeterministic: tuple[Nondeterministic, ...] = ()
@@ -137,7 +139,9 @@ class Report:
         if note := _device_note(self):
             parts.append(note)
         if self.operators:
-            parts.append(_operators_table(self))
+            parts.append(_operators_table("Called in PyTorch", self.operators))
+        if self.faster:
+            parts.append(_operators_table("Called in PyTorch's libraries, which are faster", self.faster))
         if self.refused:
             parts.append(_refused_table(self))
         if self.nondeterministic:
@@ -180,6 +184,7 @@ class ProgramReport(Report):
             uses=tuple(use for report in reports for use in report.uses),
             uses_measured_on=tuple(dict.fromkeys(name for report in reports for name in report.uses_measured_on)),
             operators=tuple(use for report in reports for use in report.operators),
+            faster=tuple(use for report in reports for use in report.faster),
             refused=tuple(row for report in reports for row in report.refused),
             scheduled=tuple(row for report in reports for row in report.scheduled),
             nondeterministic=tuple(row for report in reports for row in report.nondeterministic),
@@ -266,11 +271,11 @@ def _parameters(use: KernelUse) -> str:
     return " ".join(f"{name}={use.parameters[name]}" for name in names)
 
 
-def _operators_table(report: Report) -> Table:
-    table = Table(title="Called in PyTorch", title_justify="left")
+def _operators_table(title: str, uses: Sequence[OperatorUse]) -> Table:
+    table = Table(title=title, title_justify="left")
     for column in ("operator", "calls", "first", "why"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
-    for use in report.operators:
+    for use in uses:
         table.add_row(use.operator, str(use.calls), use.nodes[0], use.why)
     return table
 

@@ -121,7 +121,14 @@ def import_onnx(
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
-    return ImportedModel(built.module, built.parameters, signature, sources=built.sources, values=built.values)
+    return ImportedModel(
+        built.module,
+        built.parameters,
+        signature,
+        sources=built.sources,
+        values=built.values,
+        shares_weights=False,  # an ONNX model holds bytes, which nobody changes
+    )
 
 
 # Reading

@@ -1,0 +1,110 @@
+"""Has PyTorch's library convolve on the CPU, on images whose channels stand last."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule, Op
+from tvm.ir.transform import PassContext
+from tvm.relax import op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tkc.contracts import CONVOLVE, NUM_INPUT
+from tkc.passes.graph.bindings import dtype, shape, static
+from tkc.passes.graph.channels_last import LastChannels, channels_last, is_convolution
+from tkc.passes.graph.rewriting import rewritten
+from tkc.passes.graph.updates import updated
+
+OPERATOR = "aten::convolution"
+"""What is called: oneDNN's, where PyTorch has it."""
+
+LEAST_PRODUCTS = 1 << 19
+"""Multiplications of one image under which a call costs more than generated code; symbolic sizes count as 64."""
+
+WHY = "oneDNN convolves images whose channels stand last faster than generated code"
+
+_SYMBOLIC = 64
+
+
+@tvm.transform.module_pass(opt_level=0, name="LibraryConvolutions")
+class LibraryConvolutions:
+    """Replaces float32 convolutions of a module for the CPU by calls of PyTorch's.
+
+    Images are ``[batch, ..., channels]`` for it, and so is what is computed between two convolutions
+    (:mod:`tkc.passes.graph.channels_last`). Weights that cannot change are packed once
+    (``tkc/runtime/convolutions.py``).
+    """
+
+    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
+        """``module`` with calls."""
+        return rewritten(module, _Rewriting)
+
+
+@mutator
+class _Rewriting(PyExprMutator):
+    def __init__(self, module: IRModule) -> None:
+        super().__init__(module)
+        self.images = LastChannels(self.lookup_binding, self.builder_.emit)
+        self._constants: set[relax.Var] = set()
+
+    def visit_function_(self, function: relax.Function) -> relax.Function:
+        inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
+        self._constants = set(function.params[inputs:]) - set(updated(function))
+        return super().visit_function_(function)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
+        return call if last is None else self.images.made(last)
+
+    def _called(self, call: relax.Call) -> relax.Expr:
+        image, weight = call.args
+        sizes = shape(call)
+        rank = len(sizes)
+        begins, ends = call.attrs.padding[: rank - 2], call.attrs.padding[rank - 2 :]
+        last = self.images.last(image)
+        if list(begins) != list(ends):
+            widths = [(0, 0), *zip(begins, ends, strict=True), (0, 0)]
+            last = self.builder_.emit(op.nn.pad(last, [int(width) for pair in widths for width in pair]))
+            begins = [0] * (rank - 2)
+        description = {
+            "strides": [int(step) for step in call.attrs.strides],
+            "padding": [int(width) for width in begins],
+            "dilation": [int(step) for step in call.attrs.dilation],
+            "groups": int(call.attrs.groups),
+            "is_constant": weight in self._constants,
+        }
+        info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(rank)], call.struct_info.dtype)
+        return relax.call_pure_packed(
+            CONVOLVE, relax.StringImm(json.dumps(description)), last, weight, sinfo_args=[info]
+        )
+
+
+def library_calls(module: IRModule) -> list[str]:
+    """The names of the weights that the library convolves with, before or after lowering."""
+    return [
+        binding.value.args[-1].name_hint
+        for function in module.functions.values()
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(binding, relax.VarBinding) and _calls(binding.value)
+    ]
+
+
+def _calls(value: relax.Expr) -> bool:
+    if not isinstance(value, relax.Call):
+        return False
+    called = value.args[0] if value.op == Op.get("relax.call_pure_packed") else value.op
+    return isinstance(called, relax.ExternFunc) and called.global_symbol == CONVOLVE
+
+
+def _is_worth_a_call(call: relax.Call) -> bool:
+    if not is_convolution(call) or any(dtype(each) != "float32" for each in (*call.args, call)):
+        return False
+    weight, counts = shape(call.args[1]), shape(call)[2:]
+    known: list[int] = [_SYMBOLIC if (size := static(each)) is None else size for each in (*weight, *counts)]
+    return prod(known) >= LEAST_PRODUCTS
