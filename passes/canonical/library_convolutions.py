@@ -84,21 +84,21 @@ class _Rewriting(PyExprMutator):
 
 
 def library_calls(module: IRModule) -> list[str]:
-    """The names of the weights that the library convolves with, before or after lowering."""
-    return [
-        binding.value.args[-1].name_hint
-        for function in module.functions.values()
-        if isinstance(function, relax.Function)
-        for block in function.body.blocks
-        for binding in block.bindings
-        if isinstance(binding, relax.VarBinding) and _calls(binding.value)
-    ]
+    """The names of the weights that the library convolves with, before or after lowering; in branches, too."""
+    names: list[str] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and _calls(expr):
+            names.append(getattr(expr.args[-1], "name_hint", "a constant"))
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return names
 
 
-def _calls(value: relax.Expr) -> bool:
-    if not isinstance(value, relax.Call):
-        return False
-    called = value.args[0] if value.op == Op.get("relax.call_pure_packed") else value.op
+def _calls(call: relax.Call) -> bool:
+    called = call.args[0] if call.op == Op.get("relax.call_pure_packed") else call.op
     return isinstance(called, relax.ExternFunc) and called.global_symbol == CONVOLVE
 
 
