@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.dynamo.comparing import check_compiled, check_same
 from tkc.dynamo.backend import tkc
@@ -294,6 +295,26 @@ def test_attention() -> None:
 
     check_compiled(function, *(randn(2, 3, 8, 16) for _ in range(3)))
     check_compiled(function, *(randn(2, 3, 8, 16, requires_grad=True) for _ in range(3)))
+
+
+def test_flex_attention() -> None:
+    """With a mask that is made inside, which captures a tensor, and with one made beforehand."""
+    q, k, v = (randn(2, 3, tokens, 16) for tokens in (8, 12, 12))
+    document = torch.arange(12) // 5
+    before = create_block_mask(lambda b, h, i, j: i >= j, None, None, 8, 12, device="cpu")
+
+    def function(q, k, v, document):
+        def seen(b, h, i, j):
+            return document[i] == document[j]
+
+        made = create_block_mask(seen, None, None, q.shape[2], k.shape[2], device="cpu")
+        return (
+            flex_attention(q, k, v, score_mod=lambda x, b, h, i, j: x - (i - j).abs(), block_mask=made),
+            flex_attention(q, k, v, block_mask=before, return_lse=True),
+        )
+
+    with torch.no_grad():
+        check_compiled(function, q, k, v, document)
 
 
 def test_operators_that_are_called_in_place() -> None:

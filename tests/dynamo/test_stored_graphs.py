@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from tests.dynamo.comparing import check_same
 from tkc.dynamo import backend
@@ -63,6 +64,22 @@ def test_another_graph_is_not_found(compilations: list[object], function, x: tor
     _run(_function, torch.ones(3, 2))
     check_same(function(x), _run(function, x, **options))
     assert len(compilations) == 2
+
+
+def _scaled(factor: float):
+    def function(q: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q, q, q, score_mod=lambda x, b, h, i, j: x * torch.tensor(factor))
+
+    return function
+
+
+@torch.no_grad()
+def test_graphs_whose_functions_hold_other_constants(compilations: list[object]) -> None:
+    """They differ in no node of theirs."""
+    q = torch.randn(1, 2, 5, 16)
+    results = [_run(_scaled(factor), q) for factor in (0.5, 4.0)]
+    assert len(compilations) == 2
+    assert not torch.allclose(*results)
 
 
 def test_entries_hold_no_weights(compilations: list[object], tmp_path: Path) -> None:

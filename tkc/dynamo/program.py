@@ -40,6 +40,7 @@ from tkc.dynamo.layout import Layout, layout_of
 from tkc.dynamo.random import draw_in_order
 from tkc.dynamo.tail import Tail, tail_of
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.flex_attention import forget_blocks
 
 _OFFSET = 2**62
 """What is added to an integer that may be negative, to be the size of a tensor."""
@@ -88,6 +89,7 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     positions = {node: position for position, node in enumerate(placeholders)}
     _convert_by_aten(module.graph)
     restore_attention(module.graph)
+    forget_blocks(module.graph)
     draw_in_order(module.graph)
     tail = tail_of(module.graph, positions)
     (end,) = module.graph.find_nodes(op="output")

@@ -115,7 +115,8 @@ def _described(module: fx.GraphModule) -> Iterator[list[str]]:
         yield [node.op, node.name, str(node.target), repr(node.args), repr(node.kwargs), _value(node.meta.get("val"))]
     for name, child in module.named_children():
         if isinstance(child, fx.GraphModule):
-            yield [name]
+            held = {**dict(child.named_parameters(recurse=False)), **dict(child.named_buffers(recurse=False))}
+            yield [name, *(f"{held_name} {_hash_of_tensor(value)}" for held_name, value in sorted(held.items()))]
             yield from _described(child)
 
 

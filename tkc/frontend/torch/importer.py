@@ -55,6 +55,7 @@ from tkc.frontend.torch.dimensions import (
     size_conditions,
 )
 from tkc.frontend.torch.files import load_program
+from tkc.frontend.torch.flex_attention import forget_captured, uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
@@ -132,6 +133,7 @@ def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
 
 def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any) -> ExportedProgram:
     """``model`` as ``torch.export`` exports it; :class:`UnsupportedModelError` if it cannot."""
+    forget_captured()
     try:
         # Without gradients, so that a model's own torch.no_grad() blocks do not become separate subgraphs.
         with torch.no_grad(), unchanged_tensors(), recurrent_operators_of_any_length():
@@ -159,6 +161,8 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     Mostly it is that already. Where it is not, PyTorch traces it anew, which takes longer than exporting it, and
     replaces what it can by its core operators.
     """
+    if uses_flex_attention(program):
+        program = with_flex_attention_written_out(program)
     check_control_flow(program.graph)
     is_complex = computes_complex_numbers(program)
     if not is_complex and not unknown_operators(program.graph):
@@ -182,7 +186,8 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         return core
     except Exception as error:  # what PyTorch's tracer stumbles over differs from operator to operator
         if isinstance(error, UnsupportedModelError):
-            raise
+            # PyTorch's tracer adds which node it executes, with all its arguments.
+            raise UnsupportedModelError(str(error).partition("\n\nWhile executing ")[0]) from error
         if not is_complex:
             if fallback and all(map(_can_be_called_as_it_is, unknown_operators(program.graph))):
                 return program

@@ -15,8 +15,10 @@ def program_of(
     module: fx.GraphModule,
     signature: ExportGraphSignature,
     weights: Mapping[str, torch.Tensor] | None = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> ExportedProgram:
-    """``program`` with another graph, that of ``module``, and other tensors for the ``weights`` of these names."""
+    """``program`` with another graph, that of ``module``, other tensors for the ``weights`` of these names, and more
+    ``constants``."""
     module.recompile()
     weights = weights or {}
     return ExportedProgram(
@@ -27,6 +29,6 @@ def program_of(
         range_constraints=program.range_constraints,
         module_call_graph=program.module_call_graph,
         example_inputs=program.example_inputs,
-        constants={name: weights.get(name, value) for name, value in program.constants.items()},
+        constants={name: weights.get(name, value) for name, value in program.constants.items()} | dict(constants or {}),
         verifiers=program.verifiers,
     )

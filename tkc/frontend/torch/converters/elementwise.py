@@ -224,9 +224,10 @@ def logical_not(b: Emitter, x: relax.Expr) -> relax.Expr:
     return op.logical_not(b.cast(x, "bool"))
 
 
-def cast(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
-    """``x`` in the dtype of the result; devices and memory formats have no meaning in Relax."""
-    return b.cast(x, b.dtype)
+def cast(b: Emitter, x: Any, *_: Any) -> relax.Expr:
+    """``x``, or a number, as ``vmap`` has it, in the dtype of the result; devices and memory formats have no meaning in
+    Relax."""
+    return b.tensor(x, b.dtype)
 
 
 def same(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,11 +47,17 @@ def has_no_elements(tensor: torch.Tensor) -> bool:
 
 def source_of(node: fx.Node) -> str:
     """Where a node comes from: the module's path in the model, and the line of code."""
-    stack = node.meta.get("nn_module_stack") or {}
+    return place_of(node.meta) or f"node {node.name!r}"
+
+
+def place_of(meta: Mapping[str, Any]) -> str:
+    """The same of a node's metadata; empty where they do not say."""
+    stack = meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
-    line = next((line for line in reversed(lines) if line.startswith("File ")), "")
-    return ", ".join(part for part in (path and f"module {path!r}", line) if part) or f"node {node.name!r}"
+    lines = [line.strip() for line in (meta.get("stack_trace") or "").splitlines()]
+    # Graphs that PyTorch captured on the way have lines of generated code.
+    written = (line for line in reversed(lines) if line.startswith("File ") and not line.startswith('File "<eval'))
+    return ", ".join(part for part in (path and f"module {path!r}", next(written, "")) if part)
 
 
 _BROADCASTING = frozenset(
