@@ -79,6 +79,7 @@ def input_dimensions(
         for axis, size in enumerate(map(_formula, tensor.shape))
         if not isinstance(size, int)
     ]
+    named = {formula for position, axis, formula in axes if (position, axis) in names}
     chosen: dict[sympy.Expr, str] = {}
     for position, axis, formula in sorted(axes, key=lambda entry: entry[:2] not in names):
         if formula not in chosen:
@@ -89,7 +90,7 @@ def input_dimensions(
             None if tensor is None else tuple(chosen.get(size, size) for size in map(_formula, tensor.shape))
             for _, tensor in inputs
         ),
-        sizes={chosen[formula]: _range(formula, ranges) for *_, formula in axes},
+        sizes={chosen[formula]: _range(formula, ranges, is_named=formula in named) for *_, formula in axes},
         formulas={chosen[formula]: formula for *_, formula in axes},
     )
 
@@ -135,8 +136,20 @@ def _variants(name: str) -> Iterator[str]:
     return itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
 
 
-def _range(formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> SizeRange:
+_ASSUMED_MINIMUM = 2
+"""The least size of ``Dim.AUTO`` and ``Dim.DYNAMIC``, whatever the model does with it: PyTorch's tracer takes no size for
+0 or 1. As with PyTorch's own programs, and with a ``Dim`` that has a name, calls may have these sizes."""
+
+
+def _range(
+    formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]], *, is_named: bool
+) -> SizeRange:
     known = {symbol: ranges[symbol] for symbol in formula.free_symbols if symbol in ranges}
+    if not is_named:
+        known = {
+            symbol: ValueRanges(0, bounds.upper) if bounds.lower == _ASSUMED_MINIMUM else bounds
+            for symbol, bounds in known.items()
+        }
     bounds = bound_sympy(formula, known)
     finite = isinstance(bounds.upper, sympy.Integer) and int(bounds.upper) < sys.maxsize - 1
     minimum = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 0
