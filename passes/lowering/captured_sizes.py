@@ -15,21 +15,23 @@ _CALLS = tuple(map(Op.get, ("relax.call_tir", "relax.call_tir_inplace")))
 
 @tvm.transform.module_pass(opt_level=0, name="CapturedSizes")
 class CapturedSizes:
-    """Has functions take the caller's sizes that they read from a tensor's shape, or as parameters.
+    """Has functions take the caller's sizes that they read from a tensor's shape, or as parameters, each once.
 
     ``emit_te`` finds the sizes that a tensor's shape or an argument has. Those that the expression took from around it
-    stay the caller's variables, which generated code does not have. Runs before fusion, which takes a size as a
-    parameter only where no tensor of the function has it.
+    stay the caller's variables, which generated code does not have, or become parameters beside others of the same
+    size. Runs before fusion, which takes a size as a parameter only where no tensor of the function has it; and
+    ``FuseTIR`` takes two tensors for different ones where the same size has two variables, or variables of two kinds
+    (``SizeVar`` and ``Var``).
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` whose functions have all that they read."""
+        """``module`` whose functions have all that they read, and no size of the caller's twice."""
         captured = {
             name: found
             for name, function in module.functions_items()
             if isinstance(function, tirx.PrimFunc) and (found := _captured(function))
         }
-        return rewritten(module, lambda module: _Handing(module, captured)) if captured else module
+        return rewritten(module, lambda module: _Handing(module, captured))
 
 
 def _captured(function: tirx.PrimFunc) -> list[tirx.Var]:
@@ -55,29 +57,43 @@ class _Handing(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if call.op not in _CALLS or call.args[0] not in self._captured:
+        if call.op not in _CALLS or not isinstance(function := self._module[call.args[0]], tirx.PrimFunc):
             return call
         name, operands, *given = call.args
-        function, captured = self._module[name], self._captured[name]
-        told = _told(function, operands)
-        known = {var: size for var in captured for mine, size in told if mine.same_as(var)}
-        others = {var: tirx.Var(var.name, var.dtype) for var in captured if var not in known}
-        body = tirx.stmt_functor.substitute(function.body, {**known, **others})
-        complete = tirx.PrimFunc(
-            [*function.params, *others.values()], body, function.ret_type, function.buffer_map, function.attrs
+        handed, captured = list(given[0].values) if given else [], self._captured.get(name, [])
+        parameters = [*function.params[len(function.params) - len(handed) :], *captured]
+        known = _told(function, operands)
+        becomes: dict[tirx.Var, tirx.Var] = {}
+        kept: list[tirx.PrimExpr] = []
+        made: dict[tirx.Var, tirx.PrimExpr] = {}
+        for parameter, size in zip(parameters, [*handed, *captured], strict=True):
+            if size in known:
+                becomes[parameter] = known[size]
+                continue
+            if type(parameter) is tirx.Var and parameter not in captured:
+                kept.append(size)
+            else:
+                becomes[parameter] = tirx.Var(parameter.name, parameter.dtype)
+                made[becomes[parameter]] = size
+            if isinstance(size, tirx.Var):
+                known[size] = becomes.get(parameter, parameter)
+        if not becomes:
+            return call
+        open_function = tirx.PrimFunc(
+            [*function.params, *captured, *made], function.body, function.ret_type, function.buffer_map, function.attrs
         )
         # Of its own: another call may have the same size in another tensor.
-        own = self.builder_.add_func(complete, name.name_hint)
-        sizes = [*(given[0].values if given else ()), *others]
-        handed = [relax.ShapeExpr(sizes)] if sizes else []
-        return relax.Call(call.op, [own, operands, *handed], call.attrs, call.sinfo_args)
+        own = self.builder_.add_func(open_function.specialize(becomes), name.name_hint)
+        sizes = [*kept, *made.values()]
+        shape = [relax.ShapeExpr(sizes)] if sizes else []
+        return relax.Call(call.op, [own, operands, *shape], call.attrs, call.sinfo_args)
 
 
-def _told(function: tirx.PrimFunc, operands: relax.Tuple) -> list[tuple[tirx.Var, tirx.Var]]:
+def _told(function: tirx.PrimFunc, operands: relax.Tuple) -> dict[tirx.Var, tirx.Var]:
     """The caller's sizes that are sizes of ``operands``, each with the function's own variable for it."""
-    told = []
+    told: dict[tirx.Var, tirx.Var] = {}
     for param, operand in zip(function.params, operands.fields, strict=False):
         for own, size in zip(function.buffer_map[param].shape, operand.struct_info.shape.values, strict=True):
             if isinstance(own, tirx.Var) and isinstance(size, tirx.Var):
-                told.append((size, own))
+                told.setdefault(size, own)
     return told

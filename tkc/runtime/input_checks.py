@@ -49,9 +49,10 @@ class InputChecks:
             if shapes != self._accepted:
                 try:
                     self._check_relations(shapes, named)
-                except ZeroDivisionError:
+                except (ArithmeticError, ValueError, TypeError) as error:  # the root of a negative number is complex
                     given = ", ".join(f"{name} = {size}" for name, size in sorted(named.items()))
-                    raise InputError(f"the model was exported for sizes that make no divisor 0: {given}") from None
+                    what = "make no divisor 0" if isinstance(error, ZeroDivisionError) else f"give no {error}"
+                    raise InputError(f"the model was exported for sizes that {what}: {given}") from None
                 self._accepted = shapes
         for check in self._indices:
             check(tensors[check.position], named)

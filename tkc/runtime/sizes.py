@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 
 _ALLOWED = (
     *(ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call),
-    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Not, ast.And, ast.Or),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.Not, ast.And, ast.Or),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
 _LARGEST_POWER = 64
-_FUNCTIONS = {"max": max, "min": min}
+_LARGEST_REAL_POWER = 4.0
+_FUNCTIONS = {
+    **{"max": max, "min": min, "abs": abs, "float": float, "round": round},
+    **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "sqrt": math.sqrt},
+}
 
 
 class Formula:
-    """A number or a condition computed from sizes by name; integer arithmetic, comparisons, ``min`` and ``max`` only.
+    """A number or a condition computed from sizes by name; arithmetic, comparisons, ``min``, ``max``, and floats that
+    are rounded (``trunc(0.7*float(rows)) == 14``) only.
 
     Raises :class:`ValueError` for text that is anything else.
     """
@@ -31,7 +37,7 @@ class Formula:
         if not all(isinstance(node, _ALLOWED) for node in nodes) or not functions <= _FUNCTIONS.keys():
             raise ValueError(f"{text!r} is no formula over sizes")
         powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
-        if not all(isinstance(power, ast.Constant) and power.value in range(_LARGEST_POWER + 1) for power in powers):
+        if not all(isinstance(power, ast.Constant) and _is_small(power.value) for power in powers):
             raise ValueError(f"{text!r} takes a power that is no number up to {_LARGEST_POWER}")
         self.text = text
         self.names = frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
@@ -41,3 +47,9 @@ class Formula:
         """The value where the sizes are these; a division by a size of zero raises :class:`ZeroDivisionError`."""
         value: int | bool = eval(self._code, {"__builtins__": {}, **_FUNCTIONS}, dict(sizes))
         return value
+
+
+def _is_small(power: object) -> bool:
+    if isinstance(power, float):
+        return 0 <= power <= _LARGEST_REAL_POWER
+    return power in range(_LARGEST_POWER + 1)

@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.runtime.signature import SizeRange
+from tkc.runtime.sizes import Formula
 
 DimensionNames = Mapping[tuple[int, int], str]
 """The name that the user gave a dimension, by the input's position among the call's leaves and the axis."""
@@ -79,6 +80,7 @@ def input_dimensions(
         for axis, size in enumerate(map(_formula, tensor.shape))
         if not isinstance(size, int)
     ]
+    named = {formula for position, axis, formula in axes if (position, axis) in names}
     chosen: dict[sympy.Expr, str] = {}
     for position, axis, formula in sorted(axes, key=lambda entry: entry[:2] not in names):
         if formula not in chosen:
@@ -89,7 +91,7 @@ def input_dimensions(
             None if tensor is None else tuple(chosen.get(size, size) for size in map(_formula, tensor.shape))
             for _, tensor in inputs
         ),
-        sizes={chosen[formula]: _range(formula, ranges) for *_, formula in axes},
+        sizes={chosen[formula]: _range(formula, ranges, is_named=formula in named) for *_, formula in axes},
         formulas={chosen[formula]: formula for *_, formula in axes},
     )
 
@@ -103,11 +105,14 @@ def named_shape(shape: Sequence[int | torch.SymInt], dimensions: Dimensions) -> 
     )
 
 
-def size_conditions(dimensions: Dimensions, asserted: Iterable[sympy.Basic]) -> tuple[str, ...]:
+def size_conditions(
+    dimensions: Dimensions, asserted: Iterable[sympy.Basic], written: Iterable[str] = ()
+) -> tuple[str, ...]:
     """What must hold between the sizes of a call, each as a Python expression over their names.
 
-    These are the ``asserted`` ones over PyTorch's symbols, and that each derived dimension has the size it is derived
-    from. A condition on a size that only the data decides cannot be checked beforehand and is left out.
+    These are the ``asserted`` ones over PyTorch's symbols, those that are ``written`` already, and that each derived
+    dimension has the size it is derived from. A condition on a size that only the data decides cannot be checked
+    beforehand and is left out. Raises :class:`UnsupportedModelError` for one that has no formula.
     """
     known = dimensions.by_name()
     derived = [sympy.Eq(_symbol(name), formula) for name, formula in dimensions.formulas.items()]
@@ -116,8 +121,19 @@ def size_conditions(dimensions: Dimensions, asserted: Iterable[sympy.Basic]) -> 
         for condition in (*derived, *asserted)
         if condition.free_symbols <= known.keys() | {_symbol(name) for name in dimensions.formulas}
     ]
-    written = (PythonPrinter().doprint(condition) for condition in conditions if condition is not sympy.true)
-    return tuple(dict.fromkeys(written))
+    formulas = (PythonPrinter().doprint(condition) for condition in conditions if condition is not sympy.true)
+    return tuple(dict.fromkeys(map(_checked_formula, [*formulas, *written])))
+
+
+def _checked_formula(text: str) -> str:
+    text = text.replace("math.", "").replace("torch.sym_float(", "float(")
+    try:
+        return Formula(text).text
+    except ValueError as error:
+        raise UnsupportedModelError(
+            f"The model was exported for sizes with {text}, which TKC cannot check in a call. Compute sizes from sums, "
+            "products and quotients of others, or fix the size."
+        ) from error
 
 
 def _symbol(name: str) -> sympy.Symbol:
@@ -135,8 +151,18 @@ def _variants(name: str) -> Iterator[str]:
     return itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
 
 
-def _range(formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> SizeRange:
+_ASSUMED_MINIMUM = 2
+"""The least size of ``Dim.AUTO`` and ``Dim.DYNAMIC``, whatever the model does with it: PyTorch's tracer takes no size
+for 0 or 1. As with PyTorch's own programs, and with a ``Dim`` that has a name, calls may have these sizes."""
+
+
+def _range(formula: sympy.Expr, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]], *, is_named: bool) -> SizeRange:
     known = {symbol: ranges[symbol] for symbol in formula.free_symbols if symbol in ranges}
+    if not is_named:
+        known = {
+            symbol: ValueRanges(0, bounds.upper) if bounds.lower == _ASSUMED_MINIMUM else bounds
+            for symbol, bounds in known.items()
+        }
     bounds = bound_sympy(formula, known)
     finite = isinstance(bounds.upper, sympy.Integer) and int(bounds.upper) < sys.maxsize - 1
     minimum = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 0

@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.torch.guards import keep_written_guards
 from tkc.frontend.torch.untrusted import check_members, harmless_guards
 
 _LONGEST_CAUSE = 400  # characters; PyTorch's errors may print whole programs
@@ -42,9 +43,7 @@ def load_program(model: str | PathLike[str]) -> ExportedProgram:
                 "Write it with torch.export.save, by this version or an older one. If the model uses custom operators "
                 "or classes, import the modules that register them first (on the command line: --import MODULE)."
             ) from error
-    guards = getattr(program, "_guards_code", None)
-    if guards:
-        program._guards_code = harmless_guards(guards)
+    keep_written_guards(program, harmless_guards)
     return program
 
 

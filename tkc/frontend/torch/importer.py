@@ -56,6 +56,7 @@ from tkc.frontend.torch.dimensions import (
 )
 from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.flex_attention import forget_captured, uses_flex_attention, with_flex_attention_written_out
+from tkc.frontend.torch.guards import Guards
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
@@ -122,7 +123,8 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    return _import(simplified(program, fallback=fallback), names, checked_in_graph, fallback, read_state)
+    guards = Guards.of(program)
+    return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -250,9 +252,13 @@ def _called_whole(program: ExportedProgram, core: ExportedProgram) -> set[Any]:
     return {node.target for node in program.graph.nodes if node.name in origins and can_be_called(node)}
 
 
-def exported_signature(program: ExportedProgram, names: DimensionNames | None = None) -> Signature:
-    """How a compiled ``program`` is called; ``names`` are those that the user gave its dimensions."""
+def exported_signature(
+    program: ExportedProgram, names: DimensionNames | None = None, guards: Guards | None = None
+) -> Signature:
+    """How a compiled ``program`` is called; ``names`` are those that the user gave its dimensions, and ``guards`` those
+    that it was exported with, before it was simplified."""
     dimensions = _dimensions(program, names or {})
+    guards = guards or Guards.of(program)
     pairs = program.graph_module.meta.get(PAIRS, Pairs())
     returned = program_outputs(program, dimensions, pairs)
     values, changes = _values(program), program_updates(program)
@@ -270,7 +276,9 @@ def exported_signature(program: ExportedProgram, names: DimensionNames | None = 
         constant_outputs=returned.constant_outputs,
         size_outputs=returned.size_outputs,
         number_outputs=returned.number_outputs,
-        conditions=size_conditions(dimensions, _asserted(program)),
+        conditions=size_conditions(
+            dimensions, [*guards.traced, *_asserted(program)], guards.written_over(dimensions.shapes)
+        ),
         updated_inputs=tuple(changes.inputs),
         state=tuple(
             TensorSpec(name, tuple(values[node].shape), dtype_name(values[node].dtype))
@@ -329,6 +337,7 @@ def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
 def _import(
     program: ExportedProgram,
     names: DimensionNames,
+    guards: Guards,
     checked_in_graph: CheckedInGraph,
     fallback: bool,
     read_state: frozenset[str],
@@ -340,18 +349,19 @@ def _import(
             check_operators(program.graph, fallback=fallback)
         with refusals.kept():
             check_strided_views(program.graph)
-        return _imported(program, names, checked_in_graph, fallback, read_state)
+        return _imported(program, names, guards, checked_in_graph, fallback, read_state)
 
 
 def _imported(
     program: ExportedProgram,
     names: DimensionNames,
+    guards: Guards,
     checked_in_graph: CheckedInGraph,
     fallback: bool,
     read_state: frozenset[str],
 ) -> ImportedModel:
     check_interface(program)
-    signature = exported_signature(program, names)
+    signature = exported_signature(program, names, guards)
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = _dimensions(program, names).solved().items()
     known = {

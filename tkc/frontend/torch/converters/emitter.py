@@ -139,8 +139,8 @@ class Emitter:
         return self.sizes(self.node.meta["val"].shape)
 
     def sizes(self, shape: Sequence[int | torch.SymInt]) -> list[Size]:
-        """A PyTorch shape in Relax's terms."""
-        return [self.symbols.size(size) for size in shape]
+        """A PyTorch shape in Relax's terms, in the form that TVM gives the sizes of what is computed from it."""
+        return [self.simplified(self.symbols.size(size)) for size in shape]
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
