@@ -10,7 +10,7 @@ from typing import Literal
 
 from tvm import relax, tirx
 
-from tkc.passes.graph.bindings import dtype, known_dims, shape, static
+from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.index_expressions import Choice, Element
 from tkc.passes.graph.views import Index, broadcast_index, int64
 from tkc.passes.recognizers.attention_operands import Geometry, aligned
@@ -70,7 +70,7 @@ def kernel_mask(
         value = reduce(relax.op.logical_and, (tensor.value for tensor in tensors))
     else:
         kind = "additive"
-        value = reduce(relax.op.add, (_as_number(tensor, name) for tensor in tensors))
+        value = reduce(relax.op.add, (_as_number(geometry.graph, tensor, name) for tensor in tensors))
     whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
     if not all(map(geometry.space.equal, dims, whole)):
         value = relax.op.broadcast_to(value, whole)
@@ -166,7 +166,11 @@ def _multiplied(value: relax.Expr, factor: float, name: str) -> relax.Expr:
     return value if factor == 1 else relax.op.multiply(value, relax.const(factor, name))
 
 
-def _as_number(tensor: _Tensor, name: str) -> relax.Expr:
+def _as_number(graph: Graph, tensor: _Tensor, name: str) -> relax.Expr:
     if tensor.is_bool:
         return relax.op.where(tensor.value, relax.const(0.0, name), relax.const(-inf, name))
-    return tensor.value if tensor.dtype == name else relax.op.astype(tensor.value, name)
+    if tensor.dtype == name:
+        return tensor.value
+    if (narrow := graph.before_widening(tensor.value, name)) is not None:
+        return narrow
+    raise NotAttention(f"a {tensor.dtype} tensor is added to the scores, which the kernel would round to {name}")

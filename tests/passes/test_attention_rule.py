@@ -465,6 +465,23 @@ def test_sixteen_bits_with_softmax_in_float32() -> None:
     assert call.parameters == parameters(dtype="float16")
 
 
+def biased(bias: Callable[[Tensor], Tensor]) -> Function:
+    """Scores and softmax in float32, with a bias."""
+    return lambda q, k, v, b: torch.softmax((q @ k.mT).float() / 4 + bias(b), -1).to(q.dtype) @ v
+
+
+def test_a_bias_is_not_rounded() -> None:
+    """One of float32 beside 16-bit queries stays one; one that is float32 only for the sum is the kernel's."""
+    q, k, v = (heads(seed=seed).to(torch.bfloat16) for seed in range(3))
+    bias = normal(*(q @ k.mT).shape, seed=3) * 30
+    (reason,) = refusal_reasons(imported(biased(lambda b: b), q, k, v, bias, symbolic=()), RULES)
+    assert reason == "a float32 tensor is added to the scores, which the kernel would round to bfloat16"
+    narrow = bias.to(torch.bfloat16)
+    module = imported(biased(lambda b: b.float()), q, k, v, narrow, symbolic=())
+    (call,) = checked_substitutions(module, q, k, v, narrow, rules=RULES, rtol=2e-2)
+    assert call.parameters == parameters(dtype="bfloat16", mask="additive", mask_per_batch=True, mask_per_head=True)
+
+
 @I.ir_module
 class Decomposed:
     """Attention as PyTorch's own decomposition leaves it: rows that see nothing are cleared after softmax."""

@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +163,16 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def _release_generators(device: torch.device) -> None:
+    """Have PyTorch's random generator of ``device`` usable after a capture that CUDA has invalidated.
+
+    PyTorch raises then before it tells the generator that the capture has ended, and random numbers raise from there
+    on. The end of another capture tells it.
+    """
+    with suppress(RuntimeError), _capturing(torch.cuda.CUDAGraph(), device):
+        torch.zeros(1, device=device)
+
+
 def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded | None:
     """The call as a graph; ``None`` where it could not be recorded."""
     read = [tensor if position in updated else tensor.clone() for position, tensor in enumerate(inputs)]
@@ -171,6 +181,7 @@ def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Seque
         with _capturing(graph, inputs[0].device):
             outputs, allocated, memory = retaining(read)
     except RuntimeError as error:
+        _release_generators(inputs[0].device)
         warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)
         return None
     size = allocated + sum(tensor.nbytes for tensor in read)
