@@ -75,7 +75,7 @@ class _Rewriting(PyExprMutator):
             "padding": [int(width) for width in begins],
             "dilation": [int(step) for step in call.attrs.dilation],
             "groups": int(call.attrs.groups),
-            "is_constant": weight in self._constants,
+            "is_constant": isinstance(weight, relax.Constant) or weight in self._constants,
         }
         info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(rank)], call.struct_info.dtype)
         return relax.call_pure_packed(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper, parser
 from torch import nn
 from torch.export import Dim
 
@@ -125,6 +126,27 @@ def test_shared_weights_may_change_and_own_ones_are_the_executables() -> None:
     check(shared, model, x)
     assert not torch.allclose(shared(x), before)
     torch.testing.assert_close(own(x), before, rtol=0, atol=0)
+
+
+ONNX = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[n, 32, h, w] x) => (float[n, 32, a, b] z) {
+    y = Conv(x, filters)
+    z = Relu(y)
+}"""
+
+
+def test_an_onnx_models_weights_are_packed() -> None:
+    """They are bytes of the model, which nobody changes."""
+    proto = parser.parse_model(ONNX)
+    weight = torch.randn(32, 32, 3, 3)
+    proto.graph.initializer.append(numpy_helper.from_array(weight.numpy(), "filters"))
+    executable = tkc.compile(proto, target="cpu", database=False)
+    assert calls(executable) == 1
+    for size in (8, 9, 8):
+        x = torch.randn(2, 32, size, size + 2)
+        expected = F.conv2d(x.double(), weight.double()).relu()
+        assert (executable(x) - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert executable._loaded is not None and len(executable._loaded._packed or ()) == 1
 
 
 class OfGivenWeights(nn.Module):

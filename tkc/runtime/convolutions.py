@@ -3,7 +3,7 @@
 Generated code calls :data:`~tkc.contracts.CONVOLVE` with a description, in JSON, an image ``[batch, ..., channels]``
 and a weight ``[out, channels / groups, ...]`` of float32, and gets ``[batch, ..., out]``. A description is
 ``{"strides": [...], "padding": [...], "dilation": [...], "groups": n, "is_constant": ...}``; the last says whether the
-weight is a parameter that the model does not update.
+weight is a constant, or a parameter that the model does not update.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch.utils.dlpack import from_dlpack
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
 
-Packed = dict[tuple[str, int], torch.Tensor]
-"""Weights as oneDNN wants them, by the description and the address of the weight."""
+Packed = dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]]
+"""Weights as oneDNN wants them, by the description and the address of the weight, which is kept beside it: nothing else
+can have its address meanwhile."""
 
 _Convolution = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -41,8 +42,8 @@ def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -
             key = description, given.data_ptr()
             pack, packed_convolution = fast
             if key not in packed:
-                packed[key] = pack(second, given)
-            return aligned(packed_convolution(second, packed[key]).movedim(1, -1))
+                packed[key] = pack(second, given), given
+            return aligned(packed_convolution(second, packed[key][0]).movedim(1, -1))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error
 
