@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in others]
 
 
-_DAYS_OF_A_PART = 2
+_DAYS_OF_A_PART = 3
 """Each part of a ``daily`` test is spread over so many days: the whole command has 25 minutes."""
 
 

@@ -108,7 +108,7 @@ def test_an_artifact_returns_the_same(tmp_path: Path) -> None:
     loaded = tkc.load(executable.save(tmp_path / "model.tkc"))
     for each in (executable, loaded, copy.copy(executable)):
         same(each(x[:3], y), function(x[:3], y))
-    assert "2 to 100" in repr(executable) and "inputs_0_0" in repr(executable).split("outputs")[1].splitlines()[0]
+    assert "0 to 100" in repr(executable) and "inputs_0_0" in repr(executable).split("outputs")[1].splitlines()[0]
 
 
 def test_arrays_in_arrays_and_numbers_out() -> None:

@@ -69,6 +69,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("owns", [False, True], ids=["shared", "packed"])
 def test_agrees_with_pytorch_at_every_size(name: str, owns: bool) -> None:
