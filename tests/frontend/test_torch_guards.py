@@ -30,9 +30,9 @@ class _Model(nn.Module):
 
 
 class _Nested(_Model):
-    def forward(self, x: torch.Tensor, others: tuple[torch.Tensor, ...], **named: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, others: tuple[torch.Tensor, ...], *, last: torch.Tensor) -> torch.Tensor:
         """Of all that is handed over."""
-        return self.function(sum(named.values(), sum(others, x)))
+        return self.function(sum(others, x) + last)
 
 
 def _from_module(model: nn.Module, args: Any, kwargs: Any, shapes: Any, _: Path) -> Any:
