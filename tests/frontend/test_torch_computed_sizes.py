@@ -26,6 +26,7 @@ def _written(x: torch.Tensor) -> torch.Tensor:
 WINDOWS: dict[str, Function] = {
     "windows": lambda x: x.unfold(1, 4, 2) * torch.ones(4) * 2.5,
     "windows of padded": lambda x: F.pad(x, (2, 0)).unfold(1, 3, 1).softmax(-1) * 2,
+    "windows of each row": lambda x: F.pad(x[..., None].expand(-1, -1, 4), (0, 0, 2, 0)).unfold(1, 3, 1).mT * 2,
     "frames": lambda x: F.pad(x[:, None], (4, 4), "reflect")[:, 0].unfold(1, 8, 2) * torch.hann_window(8),
     "rows that are written": _written,
     "transposed convolution": lambda x: (
