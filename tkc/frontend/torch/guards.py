@@ -15,6 +15,7 @@ import sympy
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.dimensions import Shape
@@ -45,7 +46,12 @@ class Guards:
             return cls((), (), {})
         conditions = [guard.expr for guard in environment.guards]
         conditions += [asserted.expr for each in environment.deferred_runtime_asserts.values() for asserted in each]
-        traced = tuple(environment.replace(condition) for condition in conditions)
+        traced = tuple(
+            condition
+            for condition in map(environment.replace, conditions)
+            # What holds of all sizes but 0 and 1, which the tracer thinks of as others, is granted as it is to a Dim.
+            if not _is_granted(condition, environment.var_to_range)
+        )
         # A loaded program does not know its inputs as sources of its symbols. Reading it may make a few guards anew.
         written = () if environment.source_to_var else tuple(written_guards(program))
         return cls(traced, written, _paths(program) if written else {})
@@ -79,6 +85,14 @@ def _over_sizes(guard: str, paths: Mapping[str, int], shapes: Sequence[Shape | N
             f"The program was exported for {guard[:_LONGEST_TOLD]}, which TKC cannot check ({error}). Export the model "
             "with a fixed size there, or compile the module itself."
         ) from error
+
+
+def _is_granted(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
+    known = {symbol: ranges[symbol] for symbol in condition.free_symbols if symbol in ranges}
+    try:
+        return bound_sympy(condition, known).lower is sympy.true
+    except Exception:  # what PyTorch bounds differs from function to function
+        return False
 
 
 def _environment(program: ExportedProgram) -> ShapeEnv | None:
