@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule, Op
@@ -77,10 +79,23 @@ class _Handing(PyExprMutator):
                 made[becomes[parameter]] = size
             if isinstance(size, tirx.Var):
                 known[size] = becomes.get(parameter, parameter)
+        outputs = function.params[len(operands.fields) : len(function.params) - len(handed)]
+        written = _sizes(function, outputs, _results(call))
+        for own, size in written:
+            # A size of a result alone, which is the caller's variable or another one than the operands'.
+            if own not in parameters and known.get(size, own) is not own:
+                becomes[own] = known[size]
+            elif own not in parameters and size not in known and type(own) is not tirx.Var:
+                known[size] = becomes[own] = tirx.Var(own.name, own.dtype)
         if not becomes:
             return call
+        told = [own for own, _ in written if own in becomes and own not in parameters]
         open_function = tirx.PrimFunc(
-            [*function.params, *captured, *made], function.body, function.ret_type, function.buffer_map, function.attrs
+            [*function.params, *captured, *dict.fromkeys(told), *made],
+            function.body,
+            function.ret_type,
+            function.buffer_map,
+            function.attrs,
         )
         # Of its own: another call may have the same size in another tensor.
         own = self.builder_.add_func(open_function.specialize(becomes), name.name_hint)
@@ -92,8 +107,24 @@ class _Handing(PyExprMutator):
 def _told(function: tirx.PrimFunc, operands: relax.Tuple) -> dict[tirx.Var, tirx.Var]:
     """The caller's sizes that are sizes of ``operands``, each with the function's own variable for it."""
     told: dict[tirx.Var, tirx.Var] = {}
-    for param, operand in zip(function.params, operands.fields, strict=False):
-        for own, size in zip(function.buffer_map[param].shape, operand.struct_info.shape.values, strict=True):
-            if isinstance(own, tirx.Var) and isinstance(size, tirx.Var):
-                told.setdefault(size, own)
+    for own, size in _sizes(function, function.params, [operand.struct_info for operand in operands.fields]):
+        told.setdefault(size, own)
     return told
+
+
+def _sizes(
+    function: tirx.PrimFunc, params: Sequence[tirx.Var], tensors: Sequence[relax.TensorStructInfo]
+) -> list[tuple[tirx.Var, tirx.Var]]:
+    """The variables that are sizes of ``params`` in the function, each with that of the caller's ``tensors``."""
+    return [
+        (own, size)
+        for param, tensor in zip(params, tensors, strict=False)
+        if param in function.buffer_map and isinstance(tensor.shape, relax.ShapeExpr)
+        for own, size in zip(function.buffer_map[param].shape, tensor.shape.values, strict=True)
+        if isinstance(own, tirx.Var) and isinstance(size, tirx.Var)
+    ]
+
+
+def _results(call: relax.Call) -> list[relax.TensorStructInfo]:
+    (info,) = call.sinfo_args
+    return list(info.fields) if isinstance(info, relax.TupleStructInfo) else [info]

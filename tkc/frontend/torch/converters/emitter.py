@@ -71,6 +71,10 @@ _BROADCASTING = frozenset(
 )
 
 
+_AS_IT_IS = "vm.builtin.copy"
+"""A function of TVM's machine that returns what it is handed."""
+
+
 class Emitter:
     """Emits Relax for one graph, node by node; :attr:`node` is the one being converted."""
 
@@ -83,6 +87,7 @@ class Emitter:
         self._analyzer = arith.Analyzer()
         self._made: dict[Hashable, Any] = {}
         self._read: dict[tirx.Var, relax.Expr] = {}
+        symbols.name_number = self._named_number
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
@@ -275,6 +280,14 @@ class Emitter:
         if isinstance(argument, list | tuple):
             return [self.resolve(item) for item in argument]
         return argument
+
+    def _named_number(self, value: tirx.PrimExpr) -> tirx.Var:
+        """A variable that is ``value`` from here on, which no pass replaces by it again."""
+        unknown = relax.ShapeStructInfo(ndim=1)
+        shape = self.builder.emit(relax.call_pure_packed(_AS_IT_IS, relax.ShapeExpr([value]), sinfo_args=[unknown]))
+        variable = tirx.Var("number", "int64")
+        self.builder.match_cast(shape, relax.ShapeStructInfo([variable]))
+        return variable
 
     def _name_source(self, source: str) -> None:
         """What the builder notes for the variables that it binds from now on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import TypeAlias
 
 import sympy
@@ -79,6 +80,29 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
 }
 
 
+_WHOLE = frozenset(("FloorToInt", "floor", "CeilToInt", "TruncToInt", "RoundToInt"))
+"""Functions from a float to a whole number."""
+
+_LARGEST_PART = 2**20
+
+
+def _quotient(value: sympy.Expr) -> tuple[sympy.Expr, int, int] | None:
+    """A whole number, a factor and a divisor that make ``value``, a product or a quotient in floats, if there are any
+    so small that no rounding moves the quotient of a size across a whole number."""
+    match type(value).__name__, value.args:
+        case "IntTrueDiv", (number, sympy.Integer() as divisor):
+            part = Fraction(1, int(divisor)) if divisor else None
+        case "FloatTrueDiv", (of, sympy.Number() as divisor) if type(of).__name__ == "ToFloat":
+            number, part = of.args[0], 1 / Fraction(float(divisor)) if divisor else None
+        case "Mul", (sympy.Number() as factor, of) if type(of).__name__ == "ToFloat":
+            number, part = of.args[0], Fraction(float(factor))
+        case _:
+            return None
+    if part is None or max(abs(part.numerator), part.denominator) > _LARGEST_PART:
+        return None
+    return number, part.numerator, part.denominator
+
+
 _RELATIONS: dict[type[sympy.Basic], Callable[[Size, Size], tirx.PrimExpr]] = {
     sympy.Eq: tirx.EQ,
     sympy.Ne: tirx.NE,
@@ -101,6 +125,8 @@ class Symbols:
     def __init__(self, known: Mapping[sympy.Symbol, tirx.PrimExpr], least: Mapping[tirx.Var, int]) -> None:
         """``known`` are the symbols of inputs, whose variables have a ``least`` value each."""
         self._known: dict[sympy.Expr, Size] = dict(known)
+        self.name_number: Callable[[tirx.PrimExpr], tirx.PrimExpr] | None = None
+        """Gives a number that is computed in floats a variable; TVM fuses no functions over sizes that call others."""
         self._analyzer = arith.Analyzer()
         for variable, minimum in least.items():
             self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
@@ -200,4 +226,22 @@ class Symbols:
                 f"The model has a size {value}, whose function {type(value).__name__} TKC cannot express. "
                 "Compute the size from sums, products, quotients, remainders, minima and maxima."
             )
+        if type(value).__name__ in _WHOLE:
+            return self._whole(value)
         return function(*map(self.expression, value.args))
+
+    def _whole(self, value: sympy.Expr) -> Size:
+        """A whole number that is computed in floats: in whole numbers, where that is the same, or with a name."""
+        name, (real, *_) = type(value).__name__, value.args
+        if (exact := _quotient(real)) is not None:
+            number, factor, divisor = exact
+            product = self.expression(number) * factor
+            is_positive = not isinstance(product, int) and self._analyzer.can_prove(product >= 0)
+            if name in ("FloorToInt", "floor") or (name == "TruncToInt" and is_positive):
+                return product // divisor
+            if name == "CeilToInt":
+                return (product + (divisor - 1)) // divisor
+        found = _FUNCTIONS[name](*map(self.expression, value.args))
+        if self.name_number is None or isinstance(found, int):
+            return found
+        return self._known.setdefault(value, self.name_number(found))
