@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tkc.compilation import Compilation
     from tkc.diagnosis.search import Search
     from tkc.frontend.indices import CheckedInGraph
-    from tkc.frontend.model import ImportedModel, OperatorCall
+    from tkc.frontend.model import ImportedModel
     from tkc.schedules.database import Lookup
     from tkc.schedules.schedule_module import ScheduledFunction
     from tkc.schedules.unordered import UnorderedFunction
@@ -276,13 +276,14 @@ def _built_entry(
     generated = _generated(runner, front, target, settings)
     runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, target, code), generated.module)
     built = runner.run("build kernels", libraries.result)
+    report = _report(generated, imported, target, settings, runner)
     return EntryContents(
         signature=dataclasses.replace(imported.signature, checked_at_once=checks),
         parameters=imported.parameters,
         code=code,
         libraries=tuple(built.values()),
-        report=_report(generated, imported, target, settings, runner),
-        requires=_requirements((*imported.operators, *_faster(generated.module))),
+        report=report,
+        requires=_requirements((*report.operators, *report.library_calls)),
         shares_weights=imported.shares_weights,
     )
 
@@ -510,7 +511,7 @@ def _report(
         uses=tuple(uses),
         uses_measured_on=done.kernels_measured_on,
         operators=tuple(OperatorUse(each.operator, each.calls, each.nodes, each.why) for each in imported.operators),
-        faster=_faster(done.module),
+        library_calls=_library_calls(done.module),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
@@ -519,7 +520,7 @@ def _report(
     )
 
 
-def _requirements(operators: Sequence[OperatorCall | OperatorUse]) -> Requirements:
+def _requirements(operators: Sequence[OperatorUse]) -> Requirements:
     """What must be there where ``operators`` are called: they, and the packages of those that are not PyTorch's own."""
     packages = importlib.metadata.packages_distributions()
     libraries = {
@@ -537,7 +538,7 @@ def parameters_told(parameters: Any) -> tuple[str, ...]:
     return tuple(name for name, value in as_json(parameters).items() if (value or None) != (defaults.get(name) or None))
 
 
-def _faster(module: IRModule) -> tuple[OperatorUse, ...]:
+def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:
     """The operators that are called because PyTorch's libraries are faster."""
     from tkc.passes.canonical.library_convolutions import OPERATOR, WHY, library_calls
 

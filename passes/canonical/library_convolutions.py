@@ -6,7 +6,7 @@ import json
 from math import prod
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
@@ -22,7 +22,10 @@ OPERATOR = "aten::convolution"
 """What is called: oneDNN's, where PyTorch has it."""
 
 LEAST_PRODUCTS = 1 << 19
-"""Multiplications of one image under which a call costs more than generated code; symbolic sizes count as 64."""
+LEAST_PRODUCTS_OF_PIXELS = 1 << 24
+"""Multiplications of a convolution, and of one of single pixels, under which generated code is faster than a call, with
+the 25 µs that it takes besides. Measured on two cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1,
+other symbolic sizes as 64."""
 
 WHY = "oneDNN convolves images whose channels stand last faster than generated code"
 
@@ -105,6 +108,12 @@ def _calls(call: relax.Call) -> bool:
 def _is_worth_a_call(call: relax.Call) -> bool:
     if not is_convolution(call) or any(dtype(each) != "float32" for each in (*call.args, call)):
         return False
-    weight, counts = shape(call.args[1]), shape(call)[2:]
-    known: list[int] = [_SYMBOLIC if (size := static(each)) is None else size for each in (*weight, *counts)]
-    return prod(known) >= LEAST_PRODUCTS
+    batch, _, *counts = shape(call)
+    weight = [_known(size) for size in shape(call.args[1])]
+    products = prod(weight) * prod(map(_known, counts)) * (static(batch) or 1)
+    return products >= (LEAST_PRODUCTS_OF_PIXELS if prod(weight[2:]) == 1 else LEAST_PRODUCTS)
+
+
+def _known(size: tirx.PrimExpr) -> int:
+    known = static(size)
+    return _SYMBOLIC if known is None else known

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +44,7 @@ def normalized(channels: int, rank: int) -> nn.Module:
 
 def calls(executable: tkc.Executable) -> int:
     """How many convolutions the library computes."""
-    return sum(use.calls for use in executable.report.faster)
+    return sum(use.calls for use in executable.report.library_calls)
 
 
 def check(executable: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> None:
@@ -55,7 +58,7 @@ def check(executable: Callable[..., torch.Tensor], model: nn.Module, x: torch.Te
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "3 x 3": (nn.Conv2d(16, 24, 3, padding=1), (16, 15, 18)),
-    "points": (nn.Conv2d(64, 32, 1, bias=False), (64, 16, 17)),
+    "pixels": (nn.Conv2d(256, 128, 1, bias=False), (256, 22, 23)),
     "stride, dilation": (nn.Conv2d(16, 24, (3, 5), stride=(2, 1), padding=(2, 4), dilation=(2, 3)), (16, 21, 20)),
     "groups": (nn.Conv2d(32, 64, 3, groups=4, padding=1), (32, 14, 13)),
     "depthwise": (nn.Conv2d(64, 64, 5, groups=64, padding=2), (64, 24, 25)),
@@ -185,17 +188,26 @@ def test_is_left_out_where_it_is_not_wanted(options: dict[str, object]) -> None:
     check(executable, model, x)
 
 
-def test_what_costs_less_than_a_call_is_generated() -> None:
-    """A filter of a few numbers."""
-    model = nn.Conv1d(1, 1, 3)
-    assert calls(tkc.compile(model, (torch.randn(1, 1, 50),), target="cpu", database=False)) == 0
+@pytest.mark.parametrize(
+    ("layer", "batch", "expected"),
+    [
+        (nn.Conv2d(8, 8, 3), 1, 0),  # 2^16.5 products
+        (nn.Conv2d(8, 8, 3), 32, 1),
+        (nn.Conv2d(64, 64, 1), 1, 0),  # 2^20 products, of a matmul
+        (nn.Conv2d(64, 64, 1), 32, 1),
+    ],
+)
+def test_what_costs_less_than_a_call_is_generated(layer: nn.Conv2d, batch: int, expected: int) -> None:
+    """Images of 16 by 16, one and many."""
+    x = torch.randn(batch, layer.in_channels, 16, 16)
+    assert calls(tkc.compile(layer, (x,), target="cpu", database=False)) == expected
 
 
 def test_an_artifact_says_what_it_calls(tmp_path: Path) -> None:
     """The report lists the library apart from what has no converter, and the loaded model gives the same."""
     model, x, executable = compiled_block(fallback=False)
     assert executable.report.verdict == "compiled whole" and not executable.report.operators
-    (use,) = executable.report.faster
+    (use,) = executable.report.library_calls
     assert (
         (use.operator, use.calls) == (OPERATOR, 2)
         and use.nodes == ("first_weight", "second_weight")
@@ -208,6 +220,16 @@ def test_an_artifact_says_what_it_calls(tmp_path: Path) -> None:
     check(loaded, model, x)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """PyTorch computes in two threads, whatever the other tests do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_threads_call_at_once() -> None:
     """Each gets its own result, while the weights are packed."""
     model, _, executable = compiled_block(copy_weights=True)
@@ -228,6 +250,34 @@ def test_threads_call_at_once() -> None:
             torch.testing.assert_close(result, expected[i])
 
 
+ONE_THREAD = """
+import sys, threading
+from pathlib import Path
+import torch, tkc
+torch.set_num_threads(int(sys.argv[2]))
+executable = tkc.load(sys.argv[1])
+names = lambda: [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+before, x = len(names()), torch.randn(2, 32, 64, 64)
+executable(x)
+print(len(names()) - before, names().count("tkc-worker"))
+"""
+
+
+def test_loops_run_in_as_many_threads_as_pytorch_has(tmp_path: Path) -> None:
+    """There is no pool beside OpenMP's; with one thread, nothing runs beside the caller."""
+    _, _, executable = compiled_block(dynamic_shapes=({2: Dim.AUTO, 3: Dim.AUTO},))
+    executable.save(tmp_path / "block.tkc")
+    environment = {name: value for name, value in os.environ.items() if name != "TVM_NUM_THREADS"}
+    found = []
+    for threads in ("1", "3"):
+        command = [sys.executable, "-c", ONE_THREAD, str(tmp_path / "block.tkc"), threads]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append(tuple(map(int, run.stdout.split())))
+    (alone, workers), (more, others) = found
+    assert (alone, workers, others) == (0, 0, 0) and more >= 2
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_forked_child_calls_too() -> None:
     """OpenMP's threads are gone there: what waited for them would never end."""
     _, x, executable = compiled_block()

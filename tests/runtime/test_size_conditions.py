@@ -32,11 +32,22 @@ def test_formulas_are_arithmetic(text: str, value: int | bool) -> None:
     assert formula(sizes) == value and formula.names <= sizes.keys()
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "n.real", "n @ 2", "[n for n in m]", "lambda: n", "hash(n)"])
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "n.real", "n @ 2", "[n for n in m]", "lambda: n", "hash(n)", "'a' * 10 == n", "b'a' * n == n"],
+)
 def test_anything_else_is_refused(text: str) -> None:
     """A manifest cannot smuggle in code."""
     with pytest.raises(ValueError, match="no formula"):
         Formula(text)
+
+
+@pytest.mark.parametrize("text", ["n**65 > 1", "n**m > 1", "n**-1 > 1", "n**4.5 > 1", "((n**8 + 1)**8)**2 > 1"])
+def test_powers_are_bounded(text: str) -> None:
+    """Numbers of a hostile manifest do not grow without end."""
+    with pytest.raises(ValueError, match="power"):
+        Formula(text)
+    assert Formula("((n**8 + 1)**4)**2 > 1 and n**0.5 > 1")({"n": 2})
 
 
 def test_a_dimension_given_by_a_formula_is_checked() -> None:

@@ -200,8 +200,8 @@ OpenMP openmp{};
 ParallelLaunch without_openmp = Launch;
 
 int LaunchOnOpenMP(Body body, void* data, int num_task) {
-  int threads = openmp.parallel != nullptr && !in_loop ? openmp.max_threads() : 1;
-  if (threads <= 1) return without_openmp(body, data, num_task);
+  if (openmp.parallel == nullptr || in_loop) return without_openmp(body, data, num_task);
+  int threads = openmp.max_threads();  // one, too, is what the caller has asked PyTorch for
   Job job(body, data, num_task > 0 ? num_task : threads);
   auto work = [](void* data) {
     in_loop = true;

@@ -30,7 +30,7 @@ def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -
     """What the description says of ``image`` and ``weight``.
 
     Weights are packed once, in ``packed``, where they cannot change; ``None`` stands for weights that their owner may
-    change.
+    change. Raises :class:`OutOfMemoryError`.
     """
     plain, fast, is_constant = _prepared(description)
     last, given = from_dlpack(image), from_dlpack(weight)

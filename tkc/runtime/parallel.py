@@ -15,11 +15,10 @@ _entry = 0  # where the pool of the code that was loaded first is called; that c
 def share_threads(code: Any, *, with_operators: bool = False) -> None:
     """Have the parallel loops of ``code``, a library that TVM loaded, run in the process's pool.
 
-    Code ``with_operators`` of PyTorch's between its loops runs them in the threads that PyTorch's run in, as many as
-    ``torch.set_num_threads`` says, unless ``$TVM_NUM_THREADS`` says how many there are to be.
-
-    It has as many threads as ``$TVM_NUM_THREADS`` says, else one for each core that the process may use (TVM would
-    count physical cores, and take virtual ones for halves of one).
+    The pool has as many threads as ``$TVM_NUM_THREADS`` says, else one for each core that the process may use (TVM
+    would count physical cores, and take virtual ones for halves of one). Code ``with_operators`` of PyTorch's between
+    its loops runs these in PyTorch's threads instead, as many as ``torch.set_num_threads`` says, unless
+    ``$TVM_NUM_THREADS`` is set.
     """
     global _entry
     with _lock:

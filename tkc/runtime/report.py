@@ -107,7 +107,7 @@ class Report:
 
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
     whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place
-    for want of a converter, ``faster`` those that are called because they are faster than generated code.
+    for want of a converter, ``library_calls`` those that are called because they are faster than generated code.
     ``nondeterministic`` is empty unless the same call may not give the same bits twice.
     """
 
@@ -116,7 +116,7 @@ class Report:
     uses: tuple[KernelUse, ...] = ()
     uses_measured_on: tuple[str, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
-    faster: tuple[OperatorUse, ...] = ()
+    library_calls: tuple[OperatorUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
     nondeterministic: tuple[Nondeterministic, ...] = ()
@@ -140,8 +140,8 @@ class Report:
             parts.append(note)
         if self.operators:
             parts.append(_operators_table("Called in PyTorch", self.operators))
-        if self.faster:
-            parts.append(_operators_table("Called in PyTorch's libraries, which are faster", self.faster))
+        if self.library_calls:
+            parts.append(_operators_table("Called in PyTorch's libraries, which are faster", self.library_calls))
         if self.refused:
             parts.append(_refused_table(self))
         if self.nondeterministic:
@@ -184,7 +184,7 @@ class ProgramReport(Report):
             uses=tuple(use for report in reports for use in report.uses),
             uses_measured_on=tuple(dict.fromkeys(name for report in reports for name in report.uses_measured_on)),
             operators=tuple(use for report in reports for use in report.operators),
-            faster=tuple(use for report in reports for use in report.faster),
+            library_calls=tuple(use for report in reports for use in report.library_calls),
             refused=tuple(row for report in reports for row in report.refused),
             scheduled=tuple(row for report in reports for row in report.scheduled),
             nondeterministic=tuple(row for report in reports for row in report.nondeterministic),

@@ -36,9 +36,13 @@ class Formula:
         functions = {node.id for node in nodes if isinstance(node, ast.Name) and id(node) in called}
         if not all(isinstance(node, _ALLOWED) for node in nodes) or not functions <= _FUNCTIONS.keys():
             raise ValueError(f"{text!r} is no formula over sizes")
+        if not all(isinstance(node.value, int | float) for node in nodes if isinstance(node, ast.Constant)):
+            raise ValueError(f"{text!r} is no formula over sizes")  # text can be repeated, without end
         powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
         if not all(isinstance(power, ast.Constant) and _is_small(power.value) for power in powers):
             raise ValueError(f"{text!r} takes a power that is no number up to {_LARGEST_POWER}")
+        if _power(tree) > _LARGEST_POWER:
+            raise ValueError(f"{text!r} takes powers of powers beyond {_LARGEST_POWER}")
         self.text = text
         self.names = frozenset(node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called)
         self._code = compile(tree, f"<{text}>", "eval")
@@ -53,3 +57,11 @@ def _is_small(power: object) -> bool:
     if isinstance(power, float):
         return 0 <= power <= _LARGEST_REAL_POWER
     return power in range(_LARGEST_POWER + 1)
+
+
+def _power(node: ast.AST) -> float:
+    """The largest product of powers that are taken of each other; each is a number."""
+    inner = max(map(_power, ast.iter_child_nodes(node)), default=1.0)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+        return inner * max(1.0, float(node.right.value))  # type: ignore[arg-type]  # a number
+    return inner
