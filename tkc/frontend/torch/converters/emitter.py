@@ -281,8 +281,13 @@ class Emitter:
             return [self.resolve(item) for item in argument]
         return argument
 
-    def _named_number(self, value: tirx.PrimExpr) -> tirx.Var:
-        """A variable that is ``value`` from here on, which no pass replaces by it again."""
+    def _named_number(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
+        """A variable that is ``value`` from here on, which no pass replaces by it again.
+
+        What is computed from floats that were read stays what it is: no size may be, and tensors are computed from it.
+        """
+        if self.depends_on_read_float(value):
+            return value
         unknown = relax.ShapeStructInfo(ndim=1)
         shape = self.builder.emit(relax.call_pure_packed(_AS_IT_IS, relax.ShapeExpr([value]), sinfo_args=[unknown]))
         variable = tirx.Var("number", "int64")
