@@ -12,6 +12,7 @@ from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import (
     child_blocks,
@@ -33,6 +34,8 @@ from tkc.schedules.target import vector_lanes
 _SERIAL_ELEMENTS = 4096
 # What a core takes at a time of a dimension that is split for parallelism.
 _CHUNK_VECTORS = 64
+# How often something may be computed, at the edges of chunks.
+_MOST_REPEATED = 2
 # Counts as this many rows when the number is known only at run time.
 _MANY_ROWS = 1024
 
@@ -73,11 +76,16 @@ def _schedule_rest(sch: s_tir.Schedule, target: Target) -> s_tir.Schedule:
     """``sch`` with every block that is not yet parallel scheduled too."""
     inline_injective(sch, [block for block in child_blocks(sch) if not _is_parallel(sch, block)])
     blocks = [block for block in child_blocks(sch) if not _is_parallel(sch, block)]
-    together = _schedule_together(sch, blocks, target) if len(blocks) > 1 else None
-    if together is not None:
+    if len(blocks) > 1 and (together := _row_by_row(sch, blocks, _common_rows(sch, blocks), target)) is not None:
         return together
     for block in blocks:
-        _schedule_rows(sch, [block], _row_loops(sch, block), target)
+        rows = _row_loops(sch, block)
+        if not _reduces_along_vectors(sch.get(block)):
+            _schedule_rows(sch, [block], rows, target)
+        elif (done := _row_by_row(sch, [block], rows, target)) is not None:
+            sch = done
+        else:
+            _schedule_rows(sch, [block], rows, target, split=False)
     return sch
 
 
@@ -85,17 +93,20 @@ def _is_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return any(sch.get(loop).kind == tirx.ForKind.PARALLEL for loop in sch.get_loops(block))
 
 
-def _schedule_together(sch: s_tir.Schedule, blocks: list[SBlockRV], target: Target) -> s_tir.Schedule | None:
-    """The schedule with ``blocks`` computed row by row in one loop; ``None`` if they share no rows."""
-    rows = _common_rows(sch, blocks)
-    if not rows:
+def _row_by_row(sch: s_tir.Schedule, blocks: list[SBlockRV], rows: int, target: Target) -> s_tir.Schedule | None:
+    """The schedule with ``blocks`` computed in one loop over their first ``rows`` loops; ``None`` if they cannot be."""
+    if rows == 0 and len(blocks) > 1:
         return None
     attempt = sch.copy()
     try:
         _schedule_rows(attempt, blocks, rows, target)
-    except s_tir.ScheduleError:  # several results, or one block needs more than the same row of another
+    except (s_tir.ScheduleError, _RepeatsWorkError):  # several results, or a block needs more than its row of another
         return None
     return attempt
+
+
+class _RepeatsWorkError(Exception):
+    """More of a block would be computed for each row of another than that row needs."""
 
 
 def _row_loops(sch: s_tir.Schedule, block: SBlockRV) -> int:
@@ -134,19 +145,39 @@ def _common_rows(sch: s_tir.Schedule, blocks: list[SBlockRV]) -> int:
     return common
 
 
-def _schedule_rows(sch: s_tir.Schedule, blocks: list[SBlockRV], rows: int, target: Target) -> None:
-    """Compute ``blocks`` inside the first ``rows`` loops of the last one, those in parallel, with vectors inside."""
+def _schedule_rows(
+    sch: s_tir.Schedule, blocks: list[SBlockRV], rows: int, target: Target, *, split: bool = True
+) -> None:
+    """Compute ``blocks`` inside the first ``rows`` loops of the last one, those in parallel, with vectors inside.
+
+    Raises :class:`_RepeatsWorkError`; not for one block whose reductions are not ``split``.
+    """
     lanes = vector_lanes(target, "float32")
     worth_parallel = any(_elements(sch, block) > _SERIAL_ELEMENTS for block in blocks)
-    stages = [stage for block in blocks for stage in _split_reduction(sch, block, 2 * lanes)]
+    stages = [s for block in blocks for s in (_split_reduction(sch, block, 2 * lanes) if split else [block])]
     *producers, last = stages
     row = _row_loop(sch, last, rows, lanes, target)
     if worth_parallel:
         sch.parallel(row)
     for stage in reversed(producers):
+        steps = _steps(sch, stage)
         sch.compute_at(stage, row, preserve_unit_loops=True)
+        # TVM takes the whole of a buffer where it cannot tell which part is read: of sizes computed in floats, say.
+        if math.isinf(steps) or _steps(sch, stage) > _MOST_REPEATED * steps:
+            raise _RepeatsWorkError
     for stage in stages:
         _vectorize(sch, stage, lanes)
+
+
+def _steps(sch: s_tir.Schedule, block: SBlockRV) -> float:
+    """How often ``block`` runs where every symbolic size is ``_MANY_ROWS``; infinite if that cannot be told."""
+    return math.prod(_extent(sch.get(loop).extent) for loop in sch.get_loops(block))
+
+
+def _extent(extent: tirx.PrimExpr) -> float:
+    many = {variable: tirx.IntImm(variable.dtype, _MANY_ROWS) for variable in undefined_vars(extent)}
+    found = arith.Analyzer().simplify(tirx.stmt_functor.substitute(extent, many))
+    return int(found) if isinstance(found, tirx.IntImm) else math.inf
 
 
 def _elements(sch: s_tir.Schedule, block: SBlockRV) -> int:

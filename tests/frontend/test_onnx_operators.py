@@ -294,6 +294,8 @@ def test_images_of_symbolic_size_are_resized_by_whole_factors(mode: str) -> None
     for shape in ((1, 2, 4, 5), (2, 2, 3, 3)):
         image = np.random.default_rng(0).random(shape, dtype="float32")
         np.testing.assert_allclose(call(image)[0], reference(graph, image), rtol=1e-4, atol=1e-6)
+    (output,) = import_onnx(parsed(graph)).signature.outputs
+    assert output.shape[2:] == ("h * 2", "w * 3")
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("float", "float32"), ("float16", "float16")])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from tvm import relax, tirx
+from tvm import arith, relax, tirx
 from tvm.relax import op
 
 from tests.schedules.graphs import CPU, Input, error, graph, on_cpu, random, scheduled, size
@@ -131,3 +132,53 @@ def test_softmax_runs_row_by_row() -> None:
     """Maximum, sum and quotient of a row share one parallel loop, so that the row is read from the cache."""
     module, _ = scheduled(graph([SQUARE], lambda b, x: op.nn.softmax(x, -1)), CPU)
     assert [loop.kind for loop in _loops(module)].count(tirx.ForKind.PARALLEL) == 1
+
+
+def _steps(module: object, sizes: dict[str, int]) -> int:
+    """How often the innermost statements of ``module`` run at ``sizes``."""
+    analyzer, total = arith.Analyzer(), 0
+
+    def count(node: tirx.Stmt, times: int) -> None:
+        nonlocal total
+        if isinstance(node, tirx.For):
+            values = {v: tirx.IntImm("int64", sizes.get(v.name, 0)) for v in tirx.analysis.undefined_vars(node.extent)}
+            extent = analyzer.simplify(tirx.stmt_functor.substitute(node.extent, values))
+            # A minimum that TVM's analysis may not see through is a call.
+            count(node.body, times * min(map(int, extent.args if isinstance(extent, tirx.Call) else [extent])))
+        elif isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                count(part, times)
+        elif isinstance(node, tirx.SBlockRealize):
+            count(node.block.body, times)
+        else:
+            total += times
+
+    for function in module.functions.values():  # type: ignore[attr-defined]
+        if isinstance(function, tirx.PrimFunc):
+            count(function.body, 1)
+    return total
+
+
+_IN_FLOATS = tirx.Cast("int64", tirx.const(1.5, "float32") * tirx.Cast("float32", LENGTH))
+"""A size that TVM's analysis knows nothing of."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda b, x: op.nn.relu(b.emit(op.nn.max_pool2d(x, (3, 3), 1, 1))),
+        lambda b, x: op.nn.relu(b.emit(op.nn.conv2d_transpose(x, relax.const(np.ones((4, 4, 2, 2), "float32")), 2))),
+        lambda b, x: op.nn.softmax(x, -1),
+        lambda b, x: op.nn.softmax(x, 1),
+        lambda b, x: op.nn.layer_norm(x, *[relax.const(np.ones(4, "float32"))] * 2, axes=[1]),
+        lambda b, x: op.sum(x, [-1]),
+        lambda b, x: op.mean(op.multiply(x, x), [1, 3]),
+    ],
+    ids=["pooling", "transposed convolution", "softmax", "across channels", "layer norm", "sum", "mean"],
+)
+def test_nothing_is_computed_for_each_row_again(body: Callable[..., relax.Expr]) -> None:
+    """The work grows as the number of pixels does, also where sizes are computed in floats."""
+    module, report = scheduled(graph([((LENGTH, 4, _IN_FLOATS, _IN_FLOATS), "float32")], body), CPU)
+    assert {entry.scheduled_by for entry in report} == {"cpu-default"}
+    few, many = (_steps(module, {"s": length}) / (length * (length * 3 // 2) ** 2) for length in (32, 128))
+    assert many <= 1.1 * few

@@ -16,6 +16,7 @@ from tkc.frontend.onnx.converters.shared import (
     Converter,
     normalized_axis,
     scalar,
+    with_inputs,
 )
 from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size
@@ -244,7 +245,9 @@ def _resize_at_run_time(node: Node) -> Converted:
     whole = scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all()
     special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0)
     if whole and not special and not node.has(3) and coordinates in _STOCK_COORDINATES:
-        return node.stock()
+        # In whole numbers, so that the sizes are too.
+        factors = relax.ShapeExpr([int(scale) for scale in scales])
+        return with_inputs(node, [node.tensor(0), relax.const(np.zeros(0), "float32"), factors]).stock()
     options = Options(
         node.attribute("mode", "nearest"),
         coordinates,
