@@ -242,9 +242,9 @@ def _resize_at_run_time(node: Node) -> Converted:
     """By whole factors TVM's own operators serve an image of symbolic size."""
     coordinates = _option(node, "coordinate_transformation_mode", "half_pixel")
     scales = _scales(node) if _is_constant(node) else None
-    whole = scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all()
-    special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0)
-    if whole and not special and not node.has(3) and coordinates in _STOCK_COORDINATES:
+    special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0) or node.has(3)
+    usual = not special and coordinates in _STOCK_COORDINATES
+    if usual and scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all():
         # In whole numbers, so that the sizes are too.
         factors = relax.ShapeExpr([int(scale) for scale in scales])
         return with_inputs(node, [node.tensor(0), relax.const(np.zeros(0), "float32"), factors]).stock()
