@@ -18,7 +18,6 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.patch_products import PatchProducts
-from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
@@ -33,6 +32,7 @@ from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.machine_calls import MachineCalls
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.own_results import OwnResults
+from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.read_regions import ReadRegions
 from tkc.passes.lowering.reshape_views import ReshapeViews

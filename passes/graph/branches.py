@@ -5,10 +5,8 @@ Memory planning leaves ``If`` out, CUDA graphs all of them.
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax
-from tvm.ir import IRModule, Op
-from tvm.ir.transform import PassContext
+from tvm.ir import Op
 
 from tkc.contracts import CONTROL_FLOW
 
@@ -45,19 +43,3 @@ def reads_on_host(function: relax.Function) -> bool:
 
     relax.analysis.post_order_visit(function, visit)
     return bool(found)
-
-
-@tvm.transform.module_pass(opt_level=0, name="PlanMemory")
-class PlanMemory:
-    """TVM's ``StaticPlanBlockMemory``, for modules without branches.
-
-    It reuses memory that one branch allocates in the other branch, where it is never allocated: the program writes to
-    whatever address it finds. Without a plan, each tensor has memory of its own, which is freed after its last use.
-    """
-
-    def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with its memory planned, or as it is."""
-        functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
-        if any(has_branches(function) for function in functions):
-            return module
-        return relax.transform.StaticPlanBlockMemory()(module)

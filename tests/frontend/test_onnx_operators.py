@@ -330,3 +330,33 @@ def test_what_is_refused(graph: str, message: str) -> None:
     """The error names the node and what it asks for."""
     with pytest.raises(UnsupportedModelError, match=message):
         import_onnx(parsed(graph, opset=22))
+
+
+def test_parts_of_a_length_that_is_computed_in_floats() -> None:
+    """As detectors write their boxes: two slices of what has as many columns as some ranges have elements."""
+    graph = """g (float[N, 4, h, w] x) => (float[a, b, c] y) {
+        zero = Constant<value = int64[1] {0}>()  one = Constant<value = int64[1] {1}>()
+        two = Constant<value = int64[1] {2}>()  three = Constant<value = int64[1] {3}>()
+        four = Constant<value = int64[1] {4}>()
+        from = Constant<value = float {0.0}>()  step = Constant<value = float {1.0}>()
+        sizes = Shape(x)
+        height = Slice(sizes, two, three)  width = Slice(sizes, three, four)
+        h_number = Squeeze(height)  w_number = Squeeze(width)
+        h_float = Cast<to = 1>(h_number)  w_float = Cast<to = 1>(w_number)
+        rows = Range(from, h_float, step)  columns = Range(from, w_float, step)
+        r = Unsqueeze(rows, one)  c = Unsqueeze(columns, zero)
+        places = Add(r, c)
+        flat_shape = Constant<value = int64[1] {-1}>()
+        flat = Reshape(places, flat_shape)
+        boxes_shape = Constant<value = int64[3] {0, 4, -1}>()
+        boxes = Reshape(x, boxes_shape)
+        shares = Softmax<axis = 1>(boxes)
+        low = Slice(shares, zero, two, one)  high = Slice(shares, two, four, one)
+        begin = Sub(flat, low)  end = Add(flat, high)
+        sum = Add(begin, end)  difference = Sub(end, begin)
+        y = Concat<axis = 1>(sum, difference)
+    }"""
+    call = compiled(graph)
+    for shape in ((1, 4, 3, 5), (2, 4, 8, 8), (1, 4, 1, 1)):
+        image = np.random.default_rng(0).standard_normal(shape).astype("float32")
+        np.testing.assert_allclose(call(image)[0], reference(graph, image), rtol=1e-4, atol=1e-6)

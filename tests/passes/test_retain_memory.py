@@ -11,8 +11,8 @@ from tvm import relax
 from tkc.contracts import MAIN, RETAINING_MAIN
 from tkc.frontend import import_model
 from tkc.kernels import Target
-from tkc.passes.graph.branches import PlanMemory
 from tkc.passes.lowering.device_memory import DeviceMemory
+from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.pipeline import PassStage, fusion_stages, lowering_stage
 from tkc.schedules.lowering.pipeline import LOWERING
