@@ -12,6 +12,7 @@ from tkc.schedules.lowering.float_algebra import guard_floats
 from tkc.schedules.lowering.index_divisions import hide_failing_divisions
 from tkc.schedules.lowering.launch_guards import guard_empty_launches
 from tkc.schedules.lowering.long_sums import sum_in_parts, sum_threads_in_parts
+from tkc.schedules.lowering.opaque_ends import guard_ends
 from tkc.schedules.lowering.scalar_calls import scalar_where_called
 from tkc.schedules.lowering.vector_math import compare_for_nan, vectorize_math
 from tkc.schedules.lowering.wide_intermediates import widen_intermediates
@@ -22,6 +23,6 @@ def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     if target.is_cuda:
         func = hide_conditions(guard_floats(sum_threads_in_parts(widen_intermediates(func))))
         return guard_empty_launches(hide_failing_divisions(func))
-    func = sum_in_parts(compute_in_float32(store_bytes(func)))
+    func = guard_ends(sum_in_parts(compute_in_float32(store_bytes(func))))
     func = hide_conditions(guard_floats(compare_for_nan(vectorize_math(func))))
     return hide_failing_divisions(scalar_where_called(func))

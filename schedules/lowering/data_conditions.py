@@ -20,6 +20,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.kernels.pure_functions import SUBTRACT, register_pure
 from tkc.schedules.blocks import nodes
+from tkc.schedules.lowering.float_algebra import is_guarded
 from tkc.schedules.lowering.integer_floors import floor_of_data, floor_of_positions
 
 FLOORS = (tirx.FloorDiv, tirx.FloorMod)
@@ -173,6 +174,8 @@ def _any_part(
         node = undecided.pop()
         if wanted(node):
             return True
+        if is_guarded(node) and "int" in node.dtype:
+            continue  # a size, which is seen no further either
         parts = [getattr(node, name, None) for name in ((*_PARTS, "condition") if conditions else _PARTS)]
         undecided += [part for part in parts if isinstance(part, tirx.PrimExpr)]
         if isinstance(node, tirx.Call):

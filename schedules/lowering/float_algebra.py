@@ -34,21 +34,26 @@ def with_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 def unguarded(call: tirx.Call) -> tirx.PrimExpr | None:
     """What :func:`guard_floats` put a guard around; ``None`` for any other call."""
-    return call.args[0] if call.op.same_as(_GUARD) else None
+    return call.args[0] if is_guarded(call) else None
+
+
+def is_guarded(expr: tirx.PrimExpr) -> bool:
+    """Whether ``expr`` is a guard."""
+    return isinstance(expr, tirx.Call) and expr.op.same_as(_GUARD)
 
 
 def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
     if "float" not in expr.a.dtype:
         return None
     if isinstance(expr, tirx.Sub):
-        return tirx.Sub(expr.a, _guard(expr.b))
+        return tirx.Sub(expr.a, guarded(expr.b))
     if isinstance(expr, tirx.Div) and not _is_constant(expr.b):
-        return tirx.Div(_guard_zero(expr.a), _guard(expr.b))
+        return tirx.Div(_guard_zero(expr.a), guarded(expr.b))
     return type(expr)(_guard_zero(expr.a), _guard_zero(expr.b))
 
 
 def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    return _guard(expr) if _is_constant(expr) and _uncast(expr).value == 0 else expr
+    return guarded(expr) if _is_constant(expr) and _uncast(expr).value == 0 else expr
 
 
 def _is_constant(expr: tirx.PrimExpr) -> bool:
@@ -61,5 +66,6 @@ def _uncast(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     return expr
 
 
-def _guard(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+def guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``expr`` where the simplifier does not see what it is."""
     return tirx.call_intrin(expr.dtype, _GUARD, expr)

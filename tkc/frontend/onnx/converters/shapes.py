@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -141,29 +142,38 @@ def _slice(node: Node) -> Converted:
     axes = [normalized_axis(axis, len(shape)) for axis in node.axes(3) or range(len(starts))]
     given = node.constant(4, "its steps")
     steps = [1] * len(starts) if given is None else given.tolist()
-    begins, stops = [], []
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step == 0:
-            raise ConversionError("has a step of 0; correct the model")
-        begin, stop = _bounds(node, start, end, shape[axis], step)
-        begins.append(begin)
-        stops.append(stop)
-    if any(step < 0 for step in steps):
-        return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps)
-    return relax.op.strided_slice(node.tensor(0), axes, begins, stops, steps, assume_inbound=True)
+    if any(step == 0 for step in steps):
+        raise ConversionError("has a step of 0; correct the model")
+    bounds = [
+        _bounds(node, start, end, shape[axis], step)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    ]
+    begins, stops = ([bound[side] for bound in bounds] for side in (0, 1))
+    distances = [min(abs(step), _ALL) for step in steps]
+    forwards = relax.op.strided_slice(node.tensor(0), axes, begins, stops, distances, assume_inbound=True)
+    backwards = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
+    return functools.reduce(lambda data, axis: relax.op.flip(node.emit(data), axis), backwards, forwards)
 
 
 def _bounds(node: Node, start: Size, end: Size, size: Size, step: int) -> tuple[Size, Size]:
-    """A slice's start and end within the tensor."""
+    """A slice's start and end within the tensor, as it is taken from the front to the back."""
     algebra = node.algebra
-    if step < 0:
-        if not all(isinstance(value, int) for value in (start, end, size)):
-            return start, end
-        begin, stop, _ = slice(start, end, step).indices(size)
-        return begin, stop if stop >= 0 else -size - 1
-    begin = _clamp(node, _from_front(node, start, size), size)
-    stop = _clamp(node, _from_front(node, end, size), size)
-    return begin, algebra.maximum(begin, stop)
+    if step > 0:
+        begin = _clamp(node, _from_front(node, start, size), size)
+        return begin, algebra.maximum(begin, _clamp(node, _from_front(node, end, size), size))
+    # What is behind the last element, and what is before it: each by one further to the back than it counts.
+    distance = min(-step, _ALL)
+    begin, stop = (_clamp(node, _after(node, position, size), size) for position in (start, end))
+    count = algebra.maximum(0, algebra.simplify((begin - stop + distance - 1) // distance))
+    first = algebra.simplify(begin - 1 - (count - 1) * distance)
+    return first, algebra.maximum(first, begin)
+
+
+def _after(node: Node, position: Size, size: Size) -> Size:
+    """The position behind ``position``, which counts from the end where that is negative; 0 where it is far before."""
+    if isinstance(position, int) and position <= -_ALL:
+        return 0
+    return node.algebra.simplify(_from_front(node, position, size) + 1)
 
 
 _ALL = np.iinfo("int32").max
