@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
 
 import tvm
@@ -14,7 +15,12 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import CONVOLVE, NUM_INPUT
 from tkc.passes.graph.bindings import dtype, shape, static
-from tkc.passes.graph.channels_last import LastChannels, channels_last, is_convolution
+from tkc.passes.graph.channels_last import (
+    LastChannels,
+    channels_last,
+    is_convolution,
+    is_transposed_convolution,
+)
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import updated
 
@@ -23,9 +29,10 @@ OPERATOR = "aten::convolution"
 
 LEAST_PRODUCTS = 1 << 19
 LEAST_PRODUCTS_OF_PIXELS = 1 << 24
-"""Multiplications of a convolution, and of one of single pixels, under which generated code is faster than a call, with
-the 25 µs that it takes besides. Measured on two cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1,
-other symbolic sizes as 64."""
+LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS = 1 << 21
+"""Multiplications of a convolution, of one of single pixels, and of one of as many pixels as a call has, under which
+generated code is faster than a call, with the 25 µs that it takes besides. Measured on two cores
+(``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
 
 WHY = "oneDNN convolves images whose channels stand last faster than generated code"
 
@@ -67,6 +74,7 @@ class _Rewriting(PyExprMutator):
         image, weight = call.args
         sizes = shape(call)
         rank = len(sizes)
+        transposed = is_transposed_convolution(call)
         begins, ends = call.attrs.padding[: rank - 2], call.attrs.padding[rank - 2 :]
         last = self.images.last(image)
         if list(begins) != list(ends):
@@ -78,6 +86,8 @@ class _Rewriting(PyExprMutator):
             "padding": [int(width) for width in begins],
             "dilation": [int(step) for step in call.attrs.dilation],
             "groups": int(call.attrs.groups),
+            "transposed": transposed,
+            "output_padding": [int(width) for width in call.attrs.output_padding] if transposed else [0] * (rank - 2),
             "is_constant": isinstance(weight, relax.Constant) or weight in self._constants,
         }
         info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(rank)], call.struct_info.dtype)
@@ -106,12 +116,24 @@ def _calls(call: relax.Call) -> bool:
 
 
 def _is_worth_a_call(call: relax.Call) -> bool:
-    if not is_convolution(call) or any(dtype(each) != "float32" for each in (*call.args, call)):
+    transposed = is_transposed_convolution(call)
+    if not (transposed or is_convolution(call)) or any(dtype(each) != "float32" for each in (*call.args, call)):
         return False
-    batch, _, *counts = shape(call)
+    if transposed and not _is_even(call.attrs.padding):
+        return False
+    batch, _, *pixels = shape(call.args[0] if transposed else call)
     weight = [_known(size) for size in shape(call.args[1])]
-    products = prod(weight) * prod(map(_known, counts)) * (static(batch) or 1)
-    return products >= (LEAST_PRODUCTS_OF_PIXELS if prod(weight[2:]) == 1 else LEAST_PRODUCTS)
+    products = prod(weight) * prod(map(_known, pixels)) * (static(batch) or 1)
+    if prod(weight[2:]) > 1 or transposed:
+        return products >= LEAST_PRODUCTS
+    symbolic = None in map(static, pixels)
+    return products >= (LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS if symbolic else LEAST_PRODUCTS_OF_PIXELS)
+
+
+def _is_even(padding: Sequence[int]) -> bool:
+    """Whether as much is padded before each axis as behind it."""
+    axes = len(padding) // 2
+    return list(padding[:axes]) == list(padding[axes:])
 
 
 def _known(size: tirx.PrimExpr) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tvm import arith, relax
 from tvm.ir import Op
@@ -26,6 +26,12 @@ _LAYOUTS = {
     "relax.nn.conv3d": ("NCDHW", "OIDHW"),
 }
 
+_TRANSPOSED_LAYOUTS = {
+    "relax.nn.conv1d_transpose": ("NCW", "IOW"),
+    "relax.nn.conv2d_transpose": ("NCHW", "IOHW"),
+    "relax.nn.conv3d_transpose": ("NCDHW", "IODHW"),
+}
+
 Twin = Callable[[relax.Expr], relax.Expr | None]
 """The same tensor with its channels last, if it is there."""
 Emit = Callable[[relax.Expr], relax.Expr]
@@ -43,9 +49,18 @@ def channels_second(rank: int) -> list[int]:
 
 def is_convolution(call: relax.Call) -> bool:
     """Whether ``call`` convolves images of known ranks whose channels stand second."""
-    if not isinstance(call.op, Op) or call.op.name not in _LAYOUTS:
+    return _has_layouts(call, _LAYOUTS)
+
+
+def is_transposed_convolution(call: relax.Call) -> bool:
+    """Whether ``call`` is the transpose of such a convolution."""
+    return _has_layouts(call, _TRANSPOSED_LAYOUTS)
+
+
+def _has_layouts(call: relax.Call, expected: Mapping[str, tuple[str, str]]) -> bool:
+    if not isinstance(call.op, Op) or call.op.name not in expected:
         return False
-    data, kernel = _LAYOUTS[call.op.name]
+    data, kernel = expected[call.op.name]
     layouts = (call.attrs.data_layout, call.attrs.kernel_layout, call.attrs.out_layout)
     return layouts == (data, kernel, data) and all(map(has_known_shape, (*call.args, call)))
 

@@ -165,6 +165,50 @@ class OfGivenWeights(nn.Module):
         return F.conv2d(F.conv2d(x, given), self.weight * given.mean())
 
 
+TRANSPOSED = {
+    "doubled": (nn.ConvTranspose2d(24, 24, 2, stride=2), "strides = [2, 2]", (16, 17)),
+    "overlapping": (
+        nn.ConvTranspose2d(16, 32, 4, stride=2, padding=1),
+        "strides = [2, 2], pads = [1, 1, 1, 1]",
+        (9, 8),
+    ),
+    "groups": (
+        nn.ConvTranspose2d(32, 48, 3, stride=(1, 3), groups=4, padding=(2, 0), output_padding=(0, 1)),
+        "strides = [1, 3], group = 4, pads = [2, 0, 2, 0], output_padding = [0, 1]",
+        (12, 13),
+    ),
+    "depthwise": (nn.ConvTranspose2d(64, 64, 4, stride=2, groups=64), "strides = [2, 2], group = 64", (20, 21)),
+    "signal": (nn.ConvTranspose1d(48, 40, 5, stride=2), "strides = [2]", (150,)),
+    "volume": (nn.ConvTranspose3d(8, 12, 3, stride=2), "strides = [2, 2, 2]", (6, 7, 8)),
+    "uneven": (nn.ConvTranspose2d(24, 24, 3, stride=2), "strides = [2, 2], pads = [0, 1, 1, 0]", (16, 17)),
+}
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed_convolutions_of_onnx_agree_at_every_size(name: str) -> None:
+    """Those whose edges are cropped unevenly are generated."""
+    layer, attributes, sizes = TRANSPOSED[name]
+    rank, weight, bias = len(sizes), layer.weight.detach(), layer.bias.detach()
+    names = ", ".join(f"s{i}" for i in range(rank))
+    proto = parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[B, {weight.shape[0]}, {names}] x) => (float[B, C, {", ".join(f"t{i}" for i in range(rank))}] y)
+        {{ z = Relu(x)  y = ConvTranspose<{attributes}>(z, w, b) }}""")
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(array.numpy(), name) for name, array in (("w", weight), ("b", bias))
+    )
+    executable = tkc.compile(proto, target="cpu", database=False)
+    assert calls(executable) == (name != "uneven")
+    for batch, longer in ((1, 0), (3, 5)):
+        x = torch.randn(batch, weight.shape[0], *(size + longer for size in sizes))
+        expected = layer.double()(x.relu().double())
+        if name == "uneven":
+            expected = expected[:, :, :-1, 1:]
+        for _ in range(2):
+            assert (executable(x) - expected).abs().max() <= 2e-6 * expected.abs().max()
+        layer.float()
+
+
 def test_weights_that_a_call_brings_are_not_kept() -> None:
     """Two calls with other weights at the same address give other results."""
     model, x, given = OfGivenWeights().eval(), torch.randn(2, 32, 16, 16), torch.randn(32, 32, 3, 3)

@@ -2,8 +2,9 @@
 
 Generated code calls :data:`~tkc.contracts.CONVOLVE` with a description, in JSON, an image ``[batch, ..., channels]``
 and a weight ``[out, channels / groups, ...]`` of float32, and gets ``[batch, ..., out]``. A description is
-``{"strides": [...], "padding": [...], "dilation": [...], "groups": n, "is_constant": ...}``; the last says whether the
-weight is a constant, or a parameter that the model does not update.
+``{"strides": [...], "padding": [...], "dilation": [...], "groups": n, "transposed": ..., "output_padding": [...],
+"is_constant": ...}``; the last says whether the weight is a constant, or a parameter that the model does not update.
+Weights of transposed convolutions are ``[channels, out / groups, ...]``.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def _prepared(description: str) -> tuple[_Convolution, tuple[_Convolution, _Conv
     """The convolution; where PyTorch has oneDNN, packing and the convolution of packed weights; whether to pack."""
     call = json.loads(description)
     strides, padding, dilation, groups = (call[name] for name in ("strides", "padding", "dilation", "groups"))
-    none = [0] * len(strides)
+    transposed, extra = call["transposed"], call["output_padding"]
 
     def plain(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return torch.convolution(image, weight, None, strides, padding, dilation, False, none, groups)
+        return torch.convolution(image, weight, None, strides, padding, dilation, transposed, extra, groups)
 
     def pack(image: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         shape = list(image.shape)
@@ -69,7 +70,8 @@ def _prepared(description: str) -> tuple[_Convolution, tuple[_Convolution, _Conv
         )
         return found
 
-    fast = (pack, of_packed) if _has_onednn() and len(strides) > 1 else None
+    # Packing the weights of a transposed convolution gains nothing.
+    fast = (pack, of_packed) if _has_onednn() and len(strides) > 1 and not transposed else None
     return plain, fast, bool(call["is_constant"])
 
 
