@@ -19,7 +19,7 @@ from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.rules import fallback
-from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul
+from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul, schedule_cpu_matmul_by_rows
 from tkc.schedules.rules.empty import schedule_empty
 from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
@@ -74,6 +74,11 @@ def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule
 _EMPTY = Rule("empty", schedule_empty)
 CPU_RULES = (
     _EMPTY,
+    Rule("cpu-matmul", schedule_cpu_matmul_by_rows),
+    Rule("cpu-default", schedule_cpu_default),
+)
+ROW_INVARIANT_CPU_RULES = (
+    _EMPTY,
     Rule("cpu-matmul", schedule_cpu_matmul),
     Rule("cpu-default", schedule_cpu_default),
 )
@@ -104,6 +109,8 @@ class ScheduleModule:
     target: Target
     tvm_target: tvm.target.Target
     database: Lookup | None = None
+    row_invariant: bool = False
+    """Whether a row has the same bits among any number of rows; a product of a few is slower then."""
 
     def __call__(self, module: tvm.IRModule) -> tuple[tvm.IRModule, tuple[ScheduledFunction, ...]]:
         """The module with every function scheduled, and what scheduled each, by the functions' names."""
@@ -123,11 +130,19 @@ class ScheduleModule:
         return result, tuple(report)
 
     def _schedule(self, name: str, func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, ScheduledFunction]:
-        return schedule_function(name, func, self.target, self.tvm_target, self.database)
+        return schedule_function(
+            name, func, self.target, self.tvm_target, self.database, row_invariant=self.row_invariant
+        )
 
 
 def schedule_function(
-    name: str, func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, database: Lookup | None = None
+    name: str,
+    func: tirx.PrimFunc,
+    target: Target,
+    tvm_target: tvm.target.Target,
+    database: Lookup | None = None,
+    *,
+    row_invariant: bool = False,
 ) -> tuple[tirx.PrimFunc, ScheduledFunction]:
     """``func`` scheduled by the first way that fits, and which that was; its cost is that of one call.
 
@@ -136,15 +151,19 @@ def schedule_function(
     if target.is_cuda and calls_host(func):
         raise ValueError(f"function {name} cannot run on {target}: it calls a function of the host")
     cost = Cost(1, estimated_seconds(func, tvm_target))
+
+    def by_rules() -> DefaultSchedule:
+        return schedule_by_rules(func, target, tvm_target, row_invariant=row_invariant)
+
     found = None if database is None else database.find(func)
     if found is None:
-        default = schedule_by_rules(func, target, tvm_target)
+        default = by_rules()
         return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, default.reason)
     way = "database" if found.match == "exact" else "database (anchor)"
     try:
-        tuned = schedule_found(func, found, tvm_target, lambda: schedule_by_rules(func, target, tvm_target).scheduled)
+        tuned = schedule_found(func, found, tvm_target, lambda: by_rules().scheduled)
     except DoesNotApplyError as refusal:
-        default = schedule_by_rules(func, target, tvm_target)
+        default = by_rules()
         reason = "; ".join(filter(None, [f"{way} does not apply: {refusal}", default.reason]))
         return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, reason)
     cost = replace(cost, recorded=recorded_seconds(found))
@@ -161,10 +180,12 @@ class DefaultSchedule:
     reason: str | None
 
 
-def schedule_by_rules(func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target) -> DefaultSchedule:
+def schedule_by_rules(
+    func: tirx.PrimFunc, target: Target, tvm_target: tvm.target.Target, *, row_invariant: bool = False
+) -> DefaultSchedule:
     """``func`` scheduled without any record."""
     refusals: list[str] = []
-    for rule in GPU_RULES if target.is_cuda else CPU_RULES:
+    for rule in GPU_RULES if target.is_cuda else ROW_INVARIANT_CPU_RULES if row_invariant else CPU_RULES:
         try:
             sch = rule.apply(func, tvm_target)
         except Exception as error:  # a rule that breaks on a function must not stop those after it; the report names it

@@ -397,7 +397,8 @@ def _generated(runner: StageRunner, front: Compilation, target: Target, settings
         # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
         # of random ones for products on the CPU a third did. The rules' do not.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
-        return runner.run_stages(front, generation_stages(target, generated_for, lookup))
+        stages = generation_stages(target, generated_for, lookup, batch_invariant=settings.batch_invariant)
+        return runner.run_stages(front, stages)
 
 
 def _lookup(settings: CompileOptions, target: Target) -> Lookup:

@@ -214,15 +214,18 @@ def lowering_stage(target: Target) -> PassStage:
     )
 
 
-def generation_stages(target: Target, tvm_target: tvm.target.Target, database: Lookup | None) -> list[PassStage]:
+def generation_stages(
+    target: Target, tvm_target: tvm.target.Target, database: Lookup | None, *, batch_invariant: bool = False
+) -> list[PassStage]:
     """From what substitution left to a program of scheduled functions; the last stage lowers the graph."""
+    schedule = ScheduleModule(target, tvm_target, database, row_invariant=batch_invariant)
     return [
         *fusion_stages(),
         # Every function gets a schedule: the database's, a rule's, or the fallback's. Which functions do not repeat
         # their bits is asked before lowering, which leaves no variables by which to name the model's nodes.
         PassStage(
             "schedule",
-            (_schedule(ScheduleModule(target, tvm_target, database)), Step("UnorderedFunctions", _find_unordered)),
+            (_schedule(schedule), Step("UnorderedFunctions", _find_unordered)),
             holds=(WELL_FORMED, SCHEDULED, KERNELS_MARKED, KERNELS_REQUESTED),
         ),
         lowering_stage(target),

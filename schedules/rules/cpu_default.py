@@ -7,6 +7,7 @@ walk the same rows (softmax, the norms) are done row by row, so that a row stays
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -25,32 +26,83 @@ from tkc.schedules.blocks import (
     reads_along,
     static,
 )
-from tkc.schedules.rules.cpu_matmul import is_matmul, schedule_matmul
+from tkc.schedules.rules.cpu_matmul import LOW_PRECISION, is_matmul, schedule_matmul
 from tkc.schedules.rules.merge_reductions import merge_reductions
 from tkc.schedules.rules.pad_reduction import pad_reductions
+from tkc.schedules.sizes.dispatch import chosen
 from tkc.schedules.target import vector_lanes
 
 # Waking the other cores costs microseconds; below this many elements one core is done sooner.
 _SERIAL_ELEMENTS = 4096
 # What a core takes at a time of a dimension that is split for parallelism.
 _CHUNK_VECTORS = 64
+# So many rows are computed one by one, of a product with what is stored by rows of the reduction (the weight of a
+# linear layer) and by columns. Measured on one core (docs/notebook/2026-11-25.md).
+_FEW_STORED_ROWS = 6
+_FEW_STORED_COLUMNS = 2
 # How often something may be computed, at the edges of chunks.
 _MOST_REPEATED = 2
 # Counts as this many rows when the number is known only at run time.
 _MANY_ROWS = 1024
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A product's number of ``rows``, of which up to ``few`` are faster one by one: packing takes longer than them."""
+
+    rows: tirx.PrimExpr
+    few: int
+
+
 def schedule_cpu_matmul(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     """Schedule a function that holds matrix products, and whatever else it holds; ``None`` if there are none."""
+    found = _tiled(func, target)
+    return None if found is None else found[0]
+
+
+def schedule_cpu_matmul_by_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """The same, without tiles for a product of few rows, and in both forms for one of symbolic rows.
+
+    A row may have other bits among few than among many.
+    """
+    found = _tiled(func, target)
+    if found is None:
+        return None
+    tiled, products = found
+    if len(products) != 1:
+        return tiled
+    (product,) = products
+    rows = static(product.rows)
+    if product.few == 0 or (rows is not None and rows > product.few):
+        return tiled
+    normalized = _normalized(func, target)
+    assert normalized is not None
+    by_rows = _schedule_rest(normalized, target)
+    if rows is not None:
+        return by_rows
+    forms = chosen(func, product.rows <= product.few, by_rows.mod["main"], tiled.mod["main"])
+    return s_tir.Schedule(forms)
+
+
+def _tiled(func: tirx.PrimFunc, target: Target) -> tuple[s_tir.Schedule, list[_Product]] | None:
+    """``func`` with its products in tiles, and which those are; ``None`` if it has none."""
     sch = _normalized(func, target)
     if sch is None:
         return None
-    products = [block for block in child_blocks(sch) if is_matmul(sch.get(block))]
-    if not products:
+    blocks = [block for block in child_blocks(sch) if is_matmul(sch.get(block))]
+    if not blocks:
         return None
-    for block in products:
-        schedule_matmul(sch, block, target)
-    return _schedule_rest(sch, target)
+    products = []
+    for block in blocks:
+        few = _few_rows(sch.get(block))
+        products.append(_Product(schedule_matmul(sch, block, target), few))
+    return _schedule_rest(sch, target), products
+
+
+def _few_rows(product: tirx.SBlock) -> int:
+    if product.writes[0].buffer.dtype in LOW_PRECISION:
+        return 0  # tiles are summed in float32
+    return _FEW_STORED_ROWS if _reduces_along_vectors(product) else _FEW_STORED_COLUMNS
 
 
 def schedule_cpu_default(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:

@@ -19,7 +19,7 @@ from tvm.target import Target
 from tkc.schedules.blocks import attempt, divides_by_sizes, is_injective, partition_tail, reads_along, static
 from tkc.schedules.target import vector_bits, vector_lanes
 
-_LOW_PRECISION = ("float16", "bfloat16")
+LOW_PRECISION = ("float16", "bfloat16")
 _UNROLL_REDUCTION = 4
 # How many strips of rows a core takes where there are fewer panels than cores.
 _STRIPS = 8
@@ -61,8 +61,8 @@ def is_matmul(block: tirx.SBlock) -> bool:
     return isinstance(product, tirx.Mul) and get_index_map(block) is not None
 
 
-def schedule_matmul(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> None:
-    """Schedule the matrix product ``block`` and everything elementwise around it, in place.
+def schedule_matmul(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> tirx.PrimExpr:
+    """Schedule the matrix product ``block`` and everything elementwise around it, in place; return its number of rows.
 
     Raises :class:`tvm.s_tir.ScheduleError` if its operands are indexed in a way that has no such form.
     """
@@ -101,6 +101,7 @@ def schedule_matmul(sch: s_tir.Schedule, block: SBlockRV, target: Target) -> Non
     sch.decompose_reduction(block, reduction)
     # Only the last tile of a panel can stick out of the result; without this, every store would be guarded by lane.
     partition_tail(sch, result, tile_of_panel)
+    return rows
 
 
 def _canonicalize(sch: s_tir.Schedule, block: SBlockRV) -> SBlockRV:
@@ -229,4 +230,4 @@ def _needs_more_parallelism(sch: s_tir.Schedule, core: LoopRV, target: Target) -
 
 
 def _accumulator_dtype(dtype: str) -> str:
-    return "float32" if str(dtype) in _LOW_PRECISION else str(dtype)
+    return "float32" if str(dtype) in LOW_PRECISION else str(dtype)

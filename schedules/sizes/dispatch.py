@@ -35,7 +35,20 @@ def dispatch(func: tirx.PrimFunc, variants: Sequence[Variant]) -> tirx.PrimFunc:
     tree = _decide(list(variants), 0)
     if isinstance(tree, Variant):
         return with_parameters_of(func, tree.scheduled)
-    body = _statement(func, tree, itertools.count())
+    return _with_root(func, _statement(func, tree, itertools.count()))
+
+
+def chosen(func: tirx.PrimFunc, condition: tirx.PrimExpr, one: tirx.PrimFunc, other: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` computed by ``one`` where ``condition`` holds of its sizes, else by the ``other``.
+
+    Both compute what ``func`` does at every size, and have its parameters, one for one.
+    """
+    forms = (_renamed_root(with_parameters_of(func, form).body, number) for number, form in enumerate((one, other)))
+    conditions = (condition, tirx.Not(condition))
+    return _with_root(func, tirx.SeqStmt([_if(holds, form) for holds, form in zip(conditions, forms, strict=True)]))
+
+
+def _with_root(func: tirx.PrimFunc, body: tirx.Stmt) -> tirx.PrimFunc:
     return func.with_body(tirx.SBlockRealize([], True, tirx.SBlock([], [], [], "root", body)))
 
 

@@ -16,6 +16,7 @@ from tvm.relax import op
 
 from tests.schedules.graphs import CPU, Dimension, error, graph, on_cpu, random, size
 from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.passes.lowering.widen_products import WidenProducts
 from tkc.schedules.rules.cpu_matmul import matmul_tile
 from tkc.schedules.target import tvm_target
 
@@ -56,7 +57,7 @@ def test_one_build_serves_every_number_of_rows(layout: str, dtype: str, epilogue
     """Rows known only at run time, below, at and beyond whole tiles; columns and depth that no tile divides."""
     run, report = on_cpu(linear((size("b"), size("s")), 45, 77, dtype, layout, epilogue))
     assert [entry.scheduled_by for entry in report if "matmul" in entry.function] == ["cpu-matmul"]
-    for batch, sequence in ((1, 1), (1, 7), (2, 13), (3, 32)):
+    for batch, sequence in ((1, 1), (1, 2), (3, 1), (2, 3), (1, 7), (2, 13), (3, 32)):
         inputs = [random((batch, sequence, 45), dtype), random((77, 45) if layout == "nk" else (45, 77), dtype)]
         inputs += [random((77,), dtype), random((batch, sequence, 77), dtype)]
         expected = linear_reference(*inputs, layout, epilogue).to(getattr(torch, dtype))
@@ -158,3 +159,21 @@ def test_speed_is_of_pytorchs_order(layout: str) -> None:
     weight = w.T if layout == "nk" else w
     ratios = [_gigaflops(lambda: run(x, w), 2 * n**3) / _gigaflops(lambda: x @ weight, 2 * n**3) for _ in range(3)]
     assert max(ratios) >= 0.2
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_few_rows_are_summed_as_precisely_as_many(layout: str, dtype: str) -> None:
+    """In float32, and rounded once."""
+    depth = 3000
+    shapes = [(size("s"), depth), (48, depth) if layout == "nk" else (depth, 48)]
+
+    def body(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
+        return op.matmul(x, b.emit(op.permute_dims(w)) if layout == "nk" else w)
+
+    run, _ = on_cpu(TransposedProducts()(WidenProducts()(graph([(shape, dtype) for shape in shapes], body))))
+    weight = random((48, depth) if layout == "nk" else (depth, 48), dtype)
+    for rows in (1, 2, 5, 40):
+        x = random((rows, depth), dtype)
+        exact = x.double() @ (weight.T if layout == "nk" else weight).double()
+        assert error(run(x, weight), exact.to(x.dtype)) <= torch.finfo(x.dtype).eps

@@ -58,7 +58,7 @@ def test_rows_have_their_bits_among_any_number(name: str) -> None:
     """The first of many, and alone."""
     shapes, body = CASES[name]
     target, function = tvm_target(CPU), the_function(fused(graph([(s, "float32") for s in shapes], body), CPU))[1]
-    scheduled, entry = schedule_function("f", function, CPU, target)
+    scheduled, entry = schedule_function("f", function, CPU, target, row_invariant=True)
     assert entry.scheduled_by in ("cpu-matmul", "cpu-default")
     library = tvm.tirx.build(scheduled.with_attr("global_symbol", "main"), target, LOWERING)
     written = list(function.buffer_map.values())[-1].shape
