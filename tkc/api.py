@@ -344,6 +344,7 @@ def debug(
     *,
     dynamic_shapes: Any = None,
     kernels: Kernels = "auto",
+    sizes: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Comparison:
     """Compare a model, compiled for the CPU, with PyTorch, or with ONNX's reference evaluator, node by node.
@@ -358,11 +359,13 @@ def debug(
     Args:
         model: As in :func:`compile`, and so are the other arguments. A model that carries its own signature is called
             with its own examples.
-        example_args: Positional example inputs.
+        example_args: Positional example inputs; of an ONNX model its inputs, which are random if left out.
         example_kwargs: Named example inputs.
+        sizes: Symbolic sizes of random inputs, by name. Others are as small as they may be, and at least 2.
         seed: Seed of random inputs, for models without examples.
 
-    Raises what :func:`compile` raises, and :class:`~tkc.UsageError` for a model that updates its inputs.
+    Raises what :func:`compile` raises, and :class:`~tkc.UsageError` for a model that updates its inputs, and for inputs
+    that the source cannot run with.
     """
     from tkc.diagnosis.debugging import compared
 
@@ -372,6 +375,7 @@ def debug(
         example_kwargs,
         dynamic_shapes=dynamic_shapes,
         kernels=kernels,
+        sizes=sizes or {},
         seed=seed,
         compile=compile,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 import tvm
@@ -120,3 +122,55 @@ def test_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ONNX_CONVERTERS, ("", "Tanh"), lambda node: relax.op.sin(node.tensor(0)))
     found = tkc.debug(proto)
     assert found.first is not None and "second" in found.first.node and found.first.error > 0.01
+
+
+def _halved_and_doubled(weight: np.ndarray) -> onnx.ModelProto:
+    """An image, halved and doubled, added to itself and to another: odd sizes do not fit."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 3, h, w] image, float[3, 1, 1] other) => (float[1, 3, c, d] y) {
+            scales = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}>()
+            halved = Conv<strides = [2, 2], kernel_shape = [2, 2]>(image, weight)
+            doubled = Resize<mode = "nearest">(halved, , scales)
+            sum = Add(doubled, image)
+            y = Mul(sum, other)
+        }""")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "weight"))
+    return proto
+
+
+def test_onnx_with_sizes_and_inputs(tmp_path: Path) -> None:
+    """Random inputs of sizes that the model takes, and inputs from files; what does not fit is named."""
+    generator = np.random.default_rng(0)
+    proto = _halved_and_doubled(generator.standard_normal((3, 3, 2, 2)).astype("float32"))
+    onnx.save(proto, tmp_path / "model.onnx")
+    command("debug", tmp_path / "model.onnx", "--size", "h=8", "--size", "w=6")
+    inputs = [generator.standard_normal(shape).astype("float32") for shape in ((1, 3, 4, 6), (3, 1, 1))]
+    for name, array in zip(("image", "other"), inputs, strict=True):
+        np.save(tmp_path / f"{name}.npy", array)
+    files = [text for name in ("image", "other") for text in ("--input", f"{name}={tmp_path / name}.npy")]
+    command("debug", tmp_path / "model.onnx", *files)
+    assert tkc.debug(proto, inputs).agrees
+    assert tkc.debug(proto, (inputs[0],), {"other": inputs[1]}).agrees
+    with pytest.raises(tkc.UsageError, match=r"image, other; give each of them once"):
+        tkc.debug(proto, inputs[:1])
+    with pytest.raises(tkc.UsageError, match=r"no symbolic size height; its sizes are h from 1 on"):
+        tkc.debug(proto, sizes={"height": 8})
+    with pytest.raises(tkc.UsageError, match=r"cannot run the model with image \[1, 3, 3, 2\].*--size"):
+        tkc.debug(proto, sizes={"h": 3})
+
+
+class Joined(torch.nn.Module):
+    """Two weights that a kernel takes as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Parameter(torch.randn(8, 16)), torch.nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [rows, 16]``."""
+        return torch.relu(x @ torch.cat([self.first, self.second]).T)
+
+
+def test_weights_that_are_joined() -> None:
+    """Each node is computed of what it reads, whether that is a weight or not."""
+    assert tkc.debug(Joined(), (torch.randn(3, 16),)).agrees

@@ -13,6 +13,7 @@ from tkc import api
 from tkc.cli import bench, db, tune
 from tkc.cli.options import (
     ImportOption,
+    InputOption,
     JsonOption,
     KernelsOption,
     ModelArgument,
@@ -21,6 +22,7 @@ from tkc.cli.options import (
 )
 from tkc.cli.progress import StageProgress
 from tkc.cli.signatures import with_options_of
+from tkc.errors import UsageError
 
 app = typer.Typer(
     name="tkc",
@@ -86,14 +88,7 @@ def explain(
 def run(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
     entry: Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help="FILE.npz or FILE.safetensors with all inputs by name, or NAME=FILE.npy. Random if left out.",
-        ),
-    ] = None,
+    inputs: InputOption = None,
     sizes: Annotated[
         list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")
     ] = None,
@@ -149,14 +144,18 @@ def bug_report(
 @with_options_of(api.debug)
 def debug(
     model: ModelArgument,
+    inputs: InputOption = None,
     modules: ImportOption = None,
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Compare MODEL, compiled for the CPU, with its source node by node, and name the first that differs."""
     import tkc
+    from tkc.cli.run import read_named
 
-    comparison = tkc.debug(model, **options)
+    if inputs and model.suffix != ".onnx":
+        raise UsageError("--input is for ONNX models; a .pt2 file has example inputs of its own")
+    comparison = tkc.debug(model, example_kwargs=read_named(inputs or []), **options)
     _show(comparison, comparison.to_json(), as_json)
     if not comparison.agrees:
         raise typer.Exit(1)

@@ -36,4 +36,12 @@ ImportOption = Annotated[
         help="Import this first: a .pt2 file may need the module that registers its custom operators or classes.",
     ),
 ]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        help="FILE.npz or FILE.safetensors with all inputs by name, or NAME=FILE.npy. Random if left out.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

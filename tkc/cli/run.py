@@ -154,13 +154,19 @@ def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
     return parsed
 
 
-def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tensor]:
+def read_named(files: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors of all ``--input``, by name; :class:`UsageError` for a file that holds none, and a name twice."""
     named: dict[str, torch.Tensor] = {}
     for text in files:
         read = _read(text)
         if twice := sorted(named.keys() & read.keys()):
             raise UsageError(f"--input {text}: there is a value for {', '.join(twice)} already")
         named |= read
+    return named
+
+
+def _read_inputs(files: Sequence[str], signature: Signature) -> list[torch.Tensor]:
+    named = read_named(files)
     names = [spec.name for spec in signature.inputs]
     if missing := [name for name in names if name not in named]:
         raise UsageError(f"no value for input {', '.join(missing)}; the model takes {', '.join(names)}")

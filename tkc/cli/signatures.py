@@ -208,6 +208,11 @@ def _constants(text: str) -> Form:
     return Form((made,), parse_constants)
 
 
+def _sizes(text: str) -> Form:
+    text = f"{text} Such as height=64; once for each."
+    return Form((_parameter("sizes", list[str] | None, None, text, "--size", "NAME=N"),), parse_sizes)
+
+
 def _shapes(text: str) -> Form:
     text = f"{text} Such as seq=128,2048; once for each name."
     return Form((_parameter("shapes", list[str] | None, None, text, metavar="NAME=N,N"),), parse_shapes)
@@ -226,6 +231,7 @@ _FORMS: Mapping[str, Callable[[str], Form]] = {
     "constants": _constants,
     "size_names": _size_names,
     "shapes": _shapes,
+    "sizes": _sizes,
     "until_gain": _until_gain,
 }
 """What is written on the command line in a form of its own, by the option's name."""
@@ -267,6 +273,17 @@ def parse_constants(options: list[str] | None) -> dict[str, np.ndarray]:
         if not isinstance(arrays[name], np.ndarray):
             raise UsageError(f"--constant {option}: {file} holds several arrays; give a .npy file for each")
     return arrays
+
+
+def parse_sizes(options: list[str] | None) -> dict[str, int]:
+    """``["height=64"]`` as ``{"height": 64}``; :class:`tkc.UsageError` for another form, or a name twice."""
+    sizes: dict[str, int] = {}
+    for option in options or []:
+        name, _, value = option.partition("=")
+        if not name or not (value.isascii() and value.isdigit()) or name in sizes:
+            raise UsageError(f"--size {option}: give each size one number, as in height=64")
+        sizes[name] = int(value)
+    return sizes
 
 
 def parse_shapes(options: list[str] | None) -> dict[str, list[int]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tkc.compiler import Kernels
     from tkc.frontend.model import ImportedModel
     from tkc.runtime.executable import Executable
+    from tkc.runtime.signature import Signature
 
 Compile = Callable[..., "Executable"]
 """:func:`tkc.compile`, handed in by those who stand above it."""
@@ -50,13 +51,14 @@ def compared(
     *,
     dynamic_shapes: Any,
     kernels: Kernels,
+    sizes: Mapping[str, int],
     seed: int,
     compile: Compile,
 ) -> Comparison:
     """What :func:`tkc.debug` returns, whose arguments these are; ``compile`` is :func:`tkc.compile`."""
     from tkc.frontend import import_model
 
-    source = _run_source(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, seed)
+    source = _run_source(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes, sizes, seed)
     imported = import_model(source.model, fallback=True)
     executable = compile(source.model, kernels=kernels, copy_weights=True)
     results = executable.run_flat([tensor.clone() for tensor in source.inputs])
@@ -97,25 +99,27 @@ def _deviation(expected: torch.Tensor, found: torch.Tensor) -> float:
     return float((expected[finite] - found[finite]).abs().max() / scale)
 
 
-def _run_source(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, seed: int) -> _Source:
+def _run_source(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, sizes: Mapping[str, int], seed: int
+) -> _Source:
     if isinstance(model, torch.nn.Module):
         from tkc.frontend.torch.importer import exported
 
         program = exported(model, args, kwargs, dynamic_shapes)
-        return _run_program(program, (args, kwargs), seed)
+        return _run_program(program, (args, kwargs), sizes, seed)
     if isinstance(model, torch.export.ExportedProgram):
-        return _run_program(model, model.example_inputs, seed)
+        return _run_program(model, model.example_inputs, sizes, seed)
     if Path(str(model)).suffix == ".pt2":
         from tkc.frontend.torch.files import load_program
 
         program = load_program(model)
-        return _run_program(program, program.example_inputs, seed)
-    return _run_onnx(model, seed)
+        return _run_program(program, program.example_inputs, sizes, seed)
+    return _run_onnx(model, args, kwargs, sizes, seed)
 
 
-def _run_program(program: ExportedProgram, example: Any, seed: int) -> _Source:
+def _run_program(program: ExportedProgram, example: Any, sizes: Mapping[str, int], seed: int) -> _Source:
     from tkc.frontend.torch.importer import exported_signature, simplified
-    from tkc.runtime.random_inputs import random_inputs
+    from tkc.runtime.random_inputs import checked_sizes, random_inputs
 
     program = simplified(program)
     signature = exported_signature(program)
@@ -123,7 +127,8 @@ def _run_program(program: ExportedProgram, example: Any, seed: int) -> _Source:
         raise UsageError("the model updates its inputs, and its nodes cannot be compared one by one")
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     fits = [tuple(leaf.shape) for leaf in leaves if leaf.device.type == "cpu"]
-    inputs = leaves if len(fits) == len(signature.inputs) else random_inputs(signature, {}, seed)
+    with_examples = len(fits) == len(signature.inputs) and not sizes
+    inputs = leaves if with_examples else random_inputs(signature, checked_sizes(sizes, signature), seed)
     given = iter(inputs)
     interpreter = _Recording(program.graph_module)
     placeholders = []
@@ -179,23 +184,48 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _run_onnx(model: Any, seed: int) -> _Source:
+def _run_onnx(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Mapping[str, int], seed: int
+) -> _Source:
     import numpy as np
     from onnx.reference import ReferenceEvaluator
 
     from tkc.frontend import import_model
-    from tkc.runtime.random_inputs import random_inputs
+    from tkc.runtime.random_inputs import checked_sizes, random_inputs
 
     signature = import_model(model).signature
-    inputs = random_inputs(signature, {}, seed)
+    given = _given_inputs(signature, args, kwargs)
+    if given and sizes:
+        raise UsageError("sizes are for random inputs; those that are given have sizes of their own")
+    inputs = given or random_inputs(signature, checked_sizes(sizes, signature), seed)
     evaluator = ReferenceEvaluator(model if hasattr(model, "graph") else str(model))
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(signature.inputs, inputs, strict=True)}
-    with np.errstate(all="ignore"):
-        found: dict[str, Any] = evaluator.run(None, feeds, intermediate=True)  # type: ignore[assignment]  # a dict: intermediate
+    try:
+        with np.errstate(all="ignore"):
+            found: dict[str, Any] = evaluator.run(None, feeds, intermediate=True)  # type: ignore[assignment]  # a dict: intermediate
+    except Exception as error:  # whatever NumPy, and ONNX's implementation of an operator, raise
+        shapes = ", ".join(
+            f"{spec.name} {list(tensor.shape)}" for spec, tensor in zip(signature.inputs, inputs, strict=True)
+        )
+        raise UsageError(
+            f"ONNX's reference evaluator cannot run the model with {shapes}: {type(error).__name__}: {error}. Give "
+            "inputs that it takes, or the sizes of random ones (--input, --size)"
+        ) from error
     values = {
         name: torch.from_numpy(np.array(v)) for name, v in found.items() if isinstance(v, np.ndarray | np.generic)
     }
     return _Source(model, inputs, [values[name] for name in evaluator.output_names], values, {})
+
+
+def _given_inputs(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The inputs of an ONNX model, given in its order or by name; none if none are."""
+    if not args and not kwargs:
+        return []
+    names = [spec.name for spec in signature.inputs]
+    named = dict(zip(names, args, strict=False)) | kwargs
+    if len(args) + len(kwargs) != len(names) or named.keys() != set(names):
+        raise UsageError(f"the model takes {', '.join(names)}; give each of them once, in this order or by name")
+    return [torch.as_tensor(named[name]).contiguous() for name in names]
 
 
 def _each_node(imported: ImportedModel, source: _Source, compile: Compile) -> list[NodeError]:
@@ -206,7 +236,7 @@ def _each_node(imported: ImportedModel, source: _Source, compile: Compile) -> li
     module, read, computed = isolated(imported.module, list(names))
     given = [source.values[names[variable]] for variable in read]
     arguments = [*source.inputs, *imported.parameters.values(), *given]
-    results = _run(imported, module, len(computed), arguments, "none", compile)
+    results = _run(imported, module, len(computed), arguments, {}, "none", compile)
     return [
         _node_error(imported, source, variable, names[variable], found)
         for variable, found in zip(computed, results, strict=True)
@@ -222,8 +252,8 @@ def _first_together(imported: ImportedModel, source: _Source, kernels: Kernels, 
     rows: dict[str, NodeError] = {}
 
     def differs(variable: str) -> bool:
-        arguments = [*source.inputs, *imported.parameters.values()]
-        (found,) = _run(imported, up_to(imported.module, variable), 1, arguments, kernels, compile)
+        weights = dict(imported.parameters)
+        (found,) = _run(imported, up_to(imported.module, variable), 1, source.inputs, weights, kernels, compile)
         # What nodes before it round differently is in its result.
         rows[variable] = _node_error(imported, source, variable, names[variable], found, steps=_STEPS * _STEPS)
         return rows[variable].differs
@@ -253,16 +283,17 @@ def _run(
     module: IRModule,
     outputs: int,
     arguments: Sequence[torch.Tensor],
+    parameters: dict[str, torch.Tensor],
     kernels: Kernels,
     compile: Compile,
 ) -> list[torch.Tensor]:
-    """What ``module`` computes of ``arguments``, all that it takes, compiled as a model is."""
+    """What ``module`` computes of ``arguments`` and its ``parameters``, compiled as a model is."""
     from tkc.frontend.model import ImportedModel
     from tkc.runtime.input_checks import aligned
     from tkc.runtime.signature import Signature, TensorSpec
 
     # Nothing is checked: the arguments are those of a call that was right.
     signature = Signature((), tuple(TensorSpec(f"value_{i}", (), "float32") for i in range(outputs)), {})
-    part = ImportedModel(module, {}, signature, sources=imported.sources)
+    part = ImportedModel(module, parameters, signature, sources=imported.sources)
     executable = compile(part, kernels=kernels)
     return executable._load()([aligned(argument.detach()) for argument in arguments])

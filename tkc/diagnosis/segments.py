@@ -133,7 +133,8 @@ def up_to(module: tvm.IRModule, variable: str) -> tvm.IRModule:
 def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModule, list[str], list[str]]:
     """``module`` with each of ``variables`` computed from given values of the others, and all of them returned.
 
-    Behind its own parameters it takes those of the variables that are read, the first list; it returns the second.
+    Behind its own parameters it takes those of the variables that are read, the first list; it returns the second. All
+    are inputs.
     """
     every = _bindings(module)
     last = every[-1][0]
@@ -158,6 +159,7 @@ def isolated(module: tvm.IRModule, variables: Sequence[str]) -> tuple[tvm.IRModu
     taken = [variable for variable in bound if variable in read]
     parameters = [*module[MAIN].params, *(given[variable] for variable in taken)]
     made = _returning(module, bindings, bound, parameters)
+    made[MAIN] = made[MAIN].with_attr(NUM_INPUT, len(parameters))  # none is a weight, which passes may join or pack
     return made, [variable.name_hint for variable in taken], [variable.name_hint for variable in bound]
 
 

@@ -36,6 +36,15 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
     return [draw(spec) for spec in signature.inputs]
 
 
+def checked_sizes(sizes: Mapping[str, int], signature: Signature) -> Mapping[str, int]:
+    """``sizes``, if they are those of symbolic sizes of ``signature``; :class:`UsageError` names those that it has."""
+    for name in sizes:
+        if name not in signature.sizes:
+            known = ", ".join(f"{size} {described_range(bounds)}" for size, bounds in signature.sizes.items()) or "none"
+            raise UsageError(f"the model has no symbolic size {name}; its sizes are {known}")
+    return sizes
+
+
 def _small(bounds: SizeRange) -> int:
     size = max(2, bounds.minimum)
     return size if bounds.maximum is None else min(size, bounds.maximum)
