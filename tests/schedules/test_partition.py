@@ -68,6 +68,8 @@ EXTENTS: dict[str, tuple[Callable[[tirx.PrimExpr], tirx.PrimExpr], Callable[[int
     "the first": (lambda n: tirx.min(n, 100), lambda n: min(n, 100)),
     "a window": (lambda n: tirx.min(tirx.max(n - 40, 0), 70), lambda n: min(max(n - 40, 0), 70)),
     "a choice": (lambda n: tirx.Select(n > 50, n - 50, tirx.IntImm("int64", 3)), lambda n: n - 50 if n > 50 else 3),
+    "a transposed convolution": (lambda n: n * 6 - 2, lambda n: n * 6 - 2),
+    "even and more": (lambda n: n * 10 + 7, lambda n: n * 10 + 7),
     "every third": (lambda n: (n + 2) // 3, lambda n: (n + 2) // 3),
     "in floats": (lambda n: tirx.Cast("int64", n.astype("float32") * tirx.const(0.5, "float32")), lambda n: n // 2),
 }
