@@ -71,6 +71,7 @@ from tkc.frontend.torch.recurrent import (
     recurrent_operators_of_any_length,
 )
 from tkc.frontend.torch.refusals import Refusals
+from tkc.frontend.torch.small_sizes import with_least_sizes
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -361,9 +362,11 @@ def _imported(
     read_state: frozenset[str],
 ) -> ImportedModel:
     check_interface(program)
+    dimensions = _dimensions(program, names)
     signature = exported_signature(program, names, guards)
+    signature = replace(signature, sizes=with_least_sizes(program, dimensions))
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
-    solved = _dimensions(program, names).solved().items()
+    solved = dimensions.solved().items()
     known = {
         symbol: offset - sizes[name] if factor == -1 else (sizes[name] - offset) // factor
         for symbol, (name, offset, factor) in solved

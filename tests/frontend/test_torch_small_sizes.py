@@ -1,0 +1,71 @@
+"""Sizes of 1 and 0, which PyTorch's tracer does not think of: right, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+import tkc
+from tests.frontend.whole_models import Model, compiled, same
+
+Function = Callable[[torch.Tensor], Any]
+
+FUNCTIONS: dict[str, tuple[Function, int]] = {
+    "the last two": (lambda x: x[:, -2:] * 2, 2),
+    "the first two": (lambda x: x[:, :2] * 2, 2),
+    "one and the rest": (lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), 1),
+    "a window": (lambda x: x.narrow(1, 0, 2) + 1, 2),
+    "the larger": (lambda x: x.topk(1)[0] + 1, 1),
+    "the last": (lambda x: x[:, -1] * 2, 1),
+    "squeezed": (lambda x: x.squeeze(1).sum() + x, 2),
+    "sums": (lambda x: x.sum(1) * 2, 0),
+    "a product": (lambda x: x @ x.T + x.mean(), 0),
+    "joined": (lambda x: torch.cat([x, x + 1], 1).softmax(1), 0),
+    "a running sum": (lambda x: x.cumsum(1) - x, 0),
+    "normalized": (lambda x: F.layer_norm(x, (4,)), 0),
+}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "auto"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
+    """``least`` is the smallest size that the formulas of PyTorch's tracer are right for."""
+    function, least = FUNCTIONS[name]
+    axis, shape = (0, (6, 4)) if name == "normalized" else (1, (3, 6))
+    size = Dim("n", min=0, max=64) if named else Dim.AUTO
+    executable = compiled(function, torch.randn(shape), dynamic_shapes=(({axis: size},),))
+    assert next(iter(executable.signature.sizes.values())).minimum == least
+    for count in (0, 1, 3, 7):  # of 2 elements PyTorch may think apart, and say so
+        x = torch.randn([count if i == axis else other for i, other in enumerate(shape)])
+        if count < least:
+            with pytest.raises(tkc.InputError, match=f"is {count}; the model was compiled for at least {least}"):
+                executable(x)
+        else:
+            same(executable(x), function(x))
+
+
+def test_each_size_is_tried_by_itself() -> None:
+    """A batch of one is right where a row of one is not."""
+    shapes = (({0: Dim("batch", min=0), 1: Dim("n", min=0)},),)
+    executable = compiled(lambda x: x[:, -2:] * x.mean(), torch.randn(3, 6), dynamic_shapes=shapes)
+    assert {name: bounds.minimum for name, bounds in executable.signature.sizes.items()} == {"batch": 0, "n": 2}
+
+
+def test_what_the_data_decides_is_not_judged() -> None:
+    """Nor what follows from it."""
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        rows = x[x[:, 0] > 0]
+        return torch.cat([rows * 2, x]).sum(0) + rows.shape[0]
+
+    program = torch.export.export(Model(chosen), (torch.randn(5, 4),), dynamic_shapes=(({0: Dim("n", min=0)},),))
+    executable = tkc.compile(program, database=False)
+    assert executable.signature.sizes["n"].minimum == 0
+    for count in (0, 1, 2, 7):
+        x = torch.randn(count, 4)
+        same(executable(x), chosen(x))

@@ -1,0 +1,137 @@
+"""The least sizes that a program's formulas are right for: PyTorch's tracer takes every size for 2 or more.
+
+It says that ``x[:, -2:]`` has two columns, and grants that to a ``Dim`` that may be 0. PyTorch's own programs run such
+a slice as it is; compiled code has the formula alone. So the program is run on tensors without data, whose sizes are 1
+and 0, and what comes out is compared with the formulas. What the model itself asks of sizes, as in ``if x.shape[0] ==
+1``, stands in no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from tkc.frontend.torch.dimensions import Dimensions
+from tkc.runtime.signature import SizeRange
+
+_CHECKED_AT_CALLS = ("aten._assert", "aten.sym_constrain")
+_UNKNOWN = object()
+"""What cannot be told: what the data decides, what an operator has no such sizes for, and what follows from it."""
+
+Assignment = Mapping[sympy.Symbol, int]
+
+
+def with_least_sizes(program: ExportedProgram, dimensions: Dimensions) -> Mapping[str, SizeRange]:
+    """The bounds of the sizes of ``program``, from 2 or 1 on where its formulas do not hold below.
+
+    Of several sizes each is tried by itself where they do not hold for all at once.
+    """
+    if program.example_inputs is None:
+        return dimensions.sizes  # a graph of torch.compile, which guards the sizes 0 and 1
+    usual = _usual_sizes(program, dimensions)
+    small = {
+        formula
+        for name, formula in dimensions.formulas.items()
+        if formula in usual and dimensions.sizes[name].minimum < 2
+    }
+    least = dict.fromkeys(small, 0)
+    for size in (1, 0):
+        if _holds(program, {**usual, **dict.fromkeys(small, size)}):
+            continue
+        if not _holds(program, usual):
+            return dimensions.sizes  # what runs without data here computes other sizes than the program says
+        wrong = {symbol for symbol in small if not _holds(program, {**usual, symbol: size})} or small
+        for symbol in wrong:
+            least[symbol] = max(least[symbol], size + 1)
+        small -= wrong
+    return {
+        name: replace(bounds, minimum=max(bounds.minimum, least.get(dimensions.formulas[name], 0)))
+        for name, bounds in dimensions.sizes.items()
+    }
+
+
+def _usual_sizes(program: ExportedProgram, dimensions: Dimensions) -> dict[sympy.Symbol, int]:
+    """The sizes that the program was exported with."""
+    leaves = pytree.tree_leaves(program.example_inputs)
+    sizes = {
+        name: int(leaf.shape[axis])
+        for shape, leaf in zip(dimensions.shapes, leaves, strict=False)
+        for axis, name in enumerate(shape or ())
+        if isinstance(name, str) and isinstance(leaf, torch.Tensor)
+    }
+    return {
+        symbol: (sizes[name] - offset) // factor
+        for symbol, (name, offset, factor) in dimensions.solved().items()
+        if name in sizes
+    }
+
+
+def _holds(program: ExportedProgram, sizes: Assignment) -> bool:
+    """Whether every formula of a size is right at ``sizes``, as far as that can be told."""
+    run = _AtSizes(program.graph_module, sizes)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        run.run(*(run.like(node.meta.get("val")) for node in program.graph.find_nodes(op="placeholder")))
+    return run.holds
+
+
+class _AtSizes(fx.Interpreter):
+    """Runs a graph at given sizes; :attr:`holds` says whether its formulas did."""
+
+    def __init__(self, module: fx.GraphModule, sizes: Assignment) -> None:
+        super().__init__(module)
+        self._sizes = sizes
+        self.holds = True
+
+    def like(self, value: Any) -> Any:
+        """A tensor as ``value``, or a number, at these sizes."""
+        if not isinstance(value, torch.Tensor):
+            return self._number(value)
+        shape = [self._number(size) for size in value.shape]
+        return _UNKNOWN if _UNKNOWN in shape else torch.empty(shape, dtype=value.dtype, device=value.device)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """What ``n`` computes, if that can be told and was right so far."""
+        if not self.holds:
+            return _UNKNOWN
+        if n.op != "call_function":
+            return super().run_node(n)
+        if isinstance(n.target, torch._ops.HigherOrderOperator) or str(n.target).startswith(_CHECKED_AT_CALLS):
+            return _UNKNOWN
+        if any(leaf is _UNKNOWN for leaf in pytree.tree_leaves(self.fetch_args_kwargs_from_env(n))):
+            return _UNKNOWN
+        try:
+            result = super().run_node(n)
+        except Exception:  # the data decides, or the operator has no such size, which is checked in each call
+            return _UNKNOWN
+        self.holds = all(self._agrees(*pair) for pair in _pairs(n.meta.get("val"), result))
+        return result
+
+    def _agrees(self, expected: Any, found: Any) -> bool:
+        if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+            shape = [self._number(size) for size in expected.shape]
+            return _UNKNOWN in shape or shape == list(found.shape)
+        if isinstance(expected, torch.SymInt) and isinstance(found, int):
+            return self._number(expected) in (_UNKNOWN, found)
+        return True
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, torch.SymInt):
+            return value
+        formula = value.node.expr.subs(self._sizes)
+        return int(formula) if formula.is_number else _UNKNOWN
+
+
+def _pairs(expected: Any, found: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of two values that belong together."""
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        yield from zip(expected, found, strict=False)
+    else:
+        yield expected, found
