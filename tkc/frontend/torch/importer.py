@@ -54,6 +54,7 @@ from tkc.frontend.torch.dimensions import (
     renamed,
     size_conditions,
 )
+from tkc.frontend.torch.equal_sizes import equal_sizes_of, ranges_of_equal_sizes
 from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.flex_attention import forget_captured, uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.guards import Guards
@@ -123,8 +124,9 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    guards = Guards.of(program)
-    return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
+    with equal_sizes_of(program):
+        guards = Guards.of(program)
+        return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -323,7 +325,7 @@ def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
 
 
 def _dimensions(program: ExportedProgram, names: DimensionNames) -> Dimensions:
-    return input_dimensions(_inputs(program), names, program.range_constraints)
+    return input_dimensions(_inputs(program), names, ranges_of_equal_sizes(program))
 
 
 def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
