@@ -51,7 +51,7 @@ class _Distinct(PyExprMutator):
         """Whether no other constant would be taken for this one; from now on it is known."""
         data = constant.data
         kind = (structural_hash(data), tuple(map(int, data.shape)), str(data.dtype))
-        contents = data.numpy().tobytes()
+        contents: bytes = data.numpy().tobytes()
         return self._contents.setdefault(kind, contents) == contents
 
 

@@ -29,8 +29,10 @@ _OUTPUTS = frozenset({OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION, *S
 def check_interface(program: ExportedProgram) -> None:
     """Raises UnsupportedModelError for what a compiled model cannot take, keep or return."""
     graph_signature = program.graph_signature
+    # check_operators refuses the operators that take tokens.
+    ordered = any(spec.kind == InputKind.TOKEN for spec in graph_signature.input_specs)
     for spec in graph_signature.input_specs:
-        if spec.kind == InputKind.TOKEN:  # check_operators refuses the operator that takes it
+        if spec.kind == InputKind.TOKEN:
             continue
         if spec.kind not in _INPUTS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
             raise UnsupportedModelError(
@@ -38,7 +40,7 @@ def check_interface(program: ExportedProgram) -> None:
                 "Pass a number as a tensor, or leave it static."
             )
     for spec in graph_signature.output_specs:
-        if spec.kind == OutputKind.TOKEN:
+        if ordered and spec.kind == OutputKind.TOKEN:
             continue
         if spec.kind not in _OUTPUTS:
             raise UnsupportedModelError(

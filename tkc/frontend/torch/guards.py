@@ -19,6 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.dimensions import Shape
 from tkc.frontend.torch.equal_sizes import environment
+from tkc.frontend.torch.least_sizes import Least, asked_by_operators
 
 _WRITTEN = "tkc_written_guards"
 _LONGEST_TOLD = 200
@@ -32,6 +33,8 @@ class Guards:
     traced: tuple[sympy.Basic, ...]
     written: tuple[str, ...]
     paths: Mapping[str, int]
+    least: tuple[Least, ...] = ()
+    """What its operators ask of sizes, before they are replaced by others."""
 
     @classmethod
     def of(cls, program: ExportedProgram) -> Guards:
@@ -44,6 +47,7 @@ class Guards:
         # A graph of torch.compile has no example inputs, and is guarded by torch.compile.
         if known is None or program.example_inputs is None:
             return cls((), (), {})
+        least = tuple(asked_by_operators(program.graph))
         conditions = [guard.expr for guard in known.guards]
         conditions += [asserted.expr for each in known.deferred_runtime_asserts.values() for asserted in each]
         traced = tuple(
@@ -54,7 +58,7 @@ class Guards:
         )
         # A loaded program does not know its inputs as sources of its symbols. Reading it may make a few guards anew.
         written = () if known.source_to_var else tuple(written_guards(program))
-        return cls(traced, written, _paths(program) if written else {})
+        return cls(traced, written, _paths(program) if written else {}, least)
 
     def written_over(self, shapes: Sequence[Shape | None]) -> list[str]:
         """Those that are written, over the names that sizes have in ``shapes``, those of the inputs.
