@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -114,8 +115,9 @@ def import_torch(
     if isinstance(model, nn.Module):
         if size_names:
             raise UsageError("size_names is for programs that are exported already; name the Dims of dynamic_shapes")
-        program = exported(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
-        names = dimension_names(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+        args, kwargs = _of_their_own((tuple(example_args), dict(example_kwargs or {})))
+        program = exported(model, args, kwargs, dynamic_shapes)
+        names = dimension_names(model, args, kwargs, dynamic_shapes)
     else:
         if example_args or example_kwargs or dynamic_shapes is not None:
             raise UsageError(
@@ -129,6 +131,27 @@ def import_torch(
     with equal_sizes_of(program):
         guards = Guards.of(program)
         return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
+
+
+def _of_their_own(examples: Any) -> Any:
+    """``examples`` in which no two tensors share memory: the tracer would take two inputs for one, in every call."""
+    tensors = [leaf for leaf in pytree.tree_leaves(examples) if _is_plain(leaf)]
+    shared = [tensor for tensor in tensors if sum(map(partial(_share_memory, tensor), tensors)) > 1]
+    if not shared:
+        return examples
+
+    def apart(leaf: Any) -> Any:
+        return leaf.detach().clone() if any(leaf is tensor for tensor in shared) else leaf
+
+    return pytree.tree_map(apart, examples)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
