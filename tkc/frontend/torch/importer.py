@@ -463,6 +463,7 @@ def _imported(
         values,
         () if calls is None else calls.calls(),
         weights.held_scalars,
+        in_spec=program.call_spec.in_spec,
     )
 
 
