@@ -69,12 +69,26 @@ def test_indices_lie_within_the_tensor() -> None:
         checked([torch.randn(2, 4), example[1]])
 
 
+def test_no_index_needs_no_row() -> None:
+    """An index of another size than the tensor's, which may have neither."""
+    shapes: Any = {"inputs": ({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})}
+    model = Several({"read": lambda x, y: x[(y > 0).long()]})
+    imported = import_torch(model, (torch.randn(5, 2), torch.randn(3)), dynamic_shapes=shapes)
+    checked = InputChecks(imported.signature, torch.device("cpu"))
+    for rows, count in ((0, 0), (2, 3), (1, 0)):
+        checked([torch.randn(rows, 2), torch.randn(count)])
+    with pytest.raises(tkc.InputError, match="exported for sizes with"):
+        checked([torch.randn(0, 2), torch.randn(1)])
+
+
 def test_what_needs_no_rows_has_none() -> None:
     """Operators that PyTorch computes of nothing are called with nothing."""
     functions: dict[str, Function] = {
         "sums": lambda x: x.sum(0) + x.cumsum(0),
         "best": lambda x: x.sort(0)[0].flip(0),
         "extremes of two": lambda x: torch.max(x, -x),
+        "bags": lambda x: F.embedding_bag((x > 0).long(), torch.ones(6, 2), mode="sum"),
+        "at as many": lambda x: x[torch.zeros_like(x[:, 0], dtype=torch.long)],
         "means": lambda x: x.softmax(0).mean(1),
     }
     compare(functions, *((torch.randn(size),) for size in ((5, 4), (1, 1), (0, 3))), dynamic_shapes=SHAPES["inputs"])

@@ -13,7 +13,6 @@ import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
-from torch.utils._sympy.functions import Min
 
 Least: TypeAlias = "tuple[sympy.Expr, int]"
 """A formula over the program's symbols, and the least value that it may have."""
@@ -35,8 +34,11 @@ def asked_by_operators(graph: fx.Graph, constants: Constants | None = None) -> I
 
 
 def computed_below_zero(graph: fx.Graph, minima: Mapping[sympy.Symbol, int]) -> Iterator[Least]:
-    """The sizes of results that are negative where every symbol has its least value, of ``minima``."""
-    for node in graph.nodes:
+    """The sizes of what ``graph`` returns that are negative where every symbol has its least value, of ``minima``.
+
+    What is computed on the way has no elements then, as in PyTorch.
+    """
+    for node in graph.output_node().all_input_nodes:
         for size in _computed_sizes(node):
             if _at(size, minima) < 0:
                 yield size, 0
@@ -139,8 +141,14 @@ def _indexed(call: _Call, size: Any, index: Any) -> Iterator[tuple[Any, int]]:
     if count.is_number:
         if count > 0:
             yield size, 1
-    elif _formula(size) != count:
-        yield _formula(size) - Min(count, 1), 0
+    elif not _vanishes_with(count, _formula(size)):
+        # Not evaluated: to PyTorch every count is positive.
+        yield _formula(size) - sympy.Min(count, 1, evaluate=False), 0
+
+
+def _vanishes_with(count: sympy.Expr, size: sympy.Expr) -> bool:
+    """Whether there is no index where there is no row."""
+    return count == size or (isinstance(size, sympy.Symbol) and count.xreplace({size: sympy.Integer(0)}) == 0)
 
 
 def _along_dim(call: _Call) -> Iterator[tuple[Any, int]]:
