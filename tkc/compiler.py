@@ -145,7 +145,8 @@ def compiled(
         entry = _built_entry(runner, imported, resolved, settings, build, code, checks=checks)
     if copy_weights:
         entry = dataclasses.replace(entry, parameters=_copied(entry.parameters), shares_weights=False)
-    return executable_of(Contents(resolved, {MAIN: entry}, folder), MAIN, max_concurrency, out_spec=imported.out_spec)
+    contents = Contents(resolved, {MAIN: entry}, folder)
+    return executable_of(contents, MAIN, max_concurrency, in_spec=imported.in_spec, out_spec=imported.out_spec)
 
 
 @_one_at_a_time

@@ -22,6 +22,7 @@ from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 from tkc.passes.lowering.device_memory import DeviceMemory
+from tkc.passes.lowering.distinct_constants import DistinctConstants
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.lowering.expand_functions import ExpandFunctions
 from tkc.passes.lowering.host_reads import HostReads
@@ -177,6 +178,7 @@ def fusion_stages() -> list[PassStage]:
                 ReshapeViews(),
                 OwnResults(),
                 transform.DeadCodeElimination(),
+                DistinctConstants(),
             ),
             holds=(*_KERNEL_GRAPH, KERNELS_REQUESTED, FUNCTIONS_ONLY),
             throughout=(OPAQUE_UNFUSED,),

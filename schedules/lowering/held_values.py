@@ -1,8 +1,9 @@
-"""Values that variables hold within an expression of data, in memory of a function's own, where TVM sees no further.
+"""Values that variables hold within an expression, in memory of a function's own, where TVM sees no further.
 
 When LLVM code is generated, TVM's analyzer replaces each variable by its value, simplifies the result, and visits the
 conditions of selections several times. Where values are computed from values (a GELU of a GELU), time then grows
-exponentially with their number. A load has nothing to simplify, and LLVM makes registers of such memory.
+exponentially with their number. A load has nothing to simplify, and LLVM makes registers of such memory. So it is with
+positions that are quotients by sizes (a reshape of axes whose sizes are formulas): each selects by the signs of both.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _VALUES = ["tirx.Let", "tirx.Var", "tirx.Select", "tirx.Call", "tirx.And", "tirx
 
 @tvm.transform.module_pass(opt_level=0, name="HoldValues")
 class HoldValues:
-    """Replaces ``Let`` in stores of CPU functions by local memory, and selections inside conditions, too.
+    """Replaces ``Let`` in stores and variables of CPU functions by local memory, and selections inside conditions, too.
 
     It comes last before code is generated. What is evaluated in one branch only stays in it.
     """
@@ -33,7 +34,9 @@ class HoldValues:
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
             if isinstance(func, tirx.PrimFunc) and not _on_cuda(func):
-                result[variable] = func.with_body(ir_transform(func.body, None, _held, ["tirx.BufferStore"]))
+                result[variable] = func.with_body(
+                    ir_transform(func.body, None, _held, ["tirx.BufferStore", "tirx.Bind"])
+                )
         return result
 
 
@@ -50,8 +53,10 @@ def _on_cuda(func: tirx.PrimFunc) -> bool:
     return target is not None and target.kind.name == "cuda"
 
 
-def _held(store: tirx.BufferStore) -> tirx.Stmt | None:
+def _held(store: tirx.BufferStore | tirx.Bind) -> tirx.Stmt | None:
     values = _Values()
+    if isinstance(store, tirx.Bind):
+        return values.held(store)
     value, indices = values.rewritten(store.value), list(map(values.rewritten, store.indices))
     if not values.statements:
         return None
@@ -71,6 +76,13 @@ class _Values:
         """``expr`` without what :attr:`statements` compute before."""
         return ir_transform(tirx.Evaluate(expr), self._replaced, None, _VALUES).value
 
+    def held(self, bind: tirx.Bind) -> tirx.Stmt | None:
+        """``bind`` to what is held in memory, if TVM is to see no further; ``None`` otherwise."""
+        value = self.rewritten(bind.value)
+        if _divides_by_size(value):
+            value = self._hold(bind.var.name, value)
+        return tirx.SeqStmt([*self.statements, tirx.Bind(bind.var, value)]) if self.statements else None
+
     def _replaced(self, expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(expr, tirx.Var):
             return self._loads.get(expr)
@@ -86,7 +98,7 @@ class _Values:
         value = self.rewritten(expr.value)
         if self._lazy:
             return tirx.Let(expr.var, value, self.rewritten(expr.body))
-        if _is_of_data(value):
+        if _is_of_data(value) or _divides_by_size(value):
             self._loads[expr.var] = self._hold(expr.var.name, value)
         else:
             # What is held may be made of it. An expression that stands twice has two such variables.
@@ -154,3 +166,12 @@ def _memory(name: str, dtype: str) -> tuple[tirx.Buffer, list[tirx.PrimExpr]]:
 def _is_of_data(value: tirx.PrimExpr) -> bool:
     """Whether ``value`` is a float, or an integer that is loaded or made of a float: TVM is to know other indices."""
     return any(isinstance(node, tirx.BufferLoad) or "float" in getattr(node, "dtype", "") for node in nodes(value))
+
+
+def _divides_by_size(value: tirx.PrimExpr) -> bool:
+    """Whether ``value`` is an integer made of a quotient or remainder by no constant, of which TVM can know nothing."""
+    return any(isinstance(node, tirx.Div | tirx.Mod) and not _is_constant(node.b) for node in nodes(value))
+
+
+def _is_constant(number: tirx.PrimExpr) -> bool:
+    return isinstance(number.value if isinstance(number, tirx.Broadcast) else number, tirx.IntImm | tirx.FloatImm)

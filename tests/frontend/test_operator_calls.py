@@ -194,6 +194,14 @@ def test_without_fallback_each_is_refused_by_name() -> None:
         compiled(lambda x: torch.special.i1(x)[torch.nonzero(x)[:, 0]], X, fallback=False)
 
 
+def test_operators_have_the_names_that_users_know() -> None:
+    """Not TKC's own for Fourier transforms, nor PyTorch's for operators in a fixed order."""
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten._fft_r2c.default") as refused:
+        compiled(lambda x: torch.fft.rfft(torch.linalg.inv(x)).abs(), torch.eye(4), fallback=False)
+    assert "aten.linalg_inv_ex.default" in str(refused.value)
+    assert not any(name in str(refused.value) for name in ("tkc.", "with_effects", "token"))
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     """An operator on a sparse tensor: generated code has none."""
     with pytest.raises(tkc.UnsupportedModelError, match="to_sparse"):

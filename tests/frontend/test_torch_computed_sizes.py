@@ -55,6 +55,18 @@ def test_computed_sizes(functions: dict[str, Function], batch: Any) -> None:
     compare(functions, *calls, dynamic_shapes=({0: batch, 1: Dim.AUTO},))
 
 
+def test_a_reshape_of_computed_sizes_is_generated_in_linear_time() -> None:
+    """A detector's head on what two strides left. Every position is a quotient of quotients by such sizes, which TVM
+    simplified anew wherever one stood: in minutes."""
+
+    def head(x: torch.Tensor) -> torch.Tensor:
+        left = F.max_pool2d(x, 1, 4)
+        return left.view(-1, 3, 4, *left.shape[2:]).permute(0, 1, 3, 4, 2).reshape(x.shape[0], -1, 4)
+
+    calls = [(torch.randn(size),) for size in ((2, 12, 16, 20), (1, 12, 8, 8), (3, 12, 33, 17))]
+    compare({"head": head}, *calls, dynamic_shapes=(dict.fromkeys((0, 2, 3), Dim.DYNAMIC),))
+
+
 N = sympy.Symbol("n", integer=True, nonnegative=True)
 
 

@@ -127,3 +127,35 @@ def test_what_compares_with_pytorch_knows_numbers(tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "model.pt2")
     assert [tuple(output.shape) for output in run_source(tmp_path / "model.pt2", [X])] == [(6, 4), (), (), (6, 4)]
     assert not any(row.differs for row in tkc.debug(program, kernels="none").outputs)
+
+
+class _Scaled(nn.Module):
+    def forward(self, given: Any, *, more: Any) -> Any:
+        """``given`` in its own structure, scaled."""
+        return type(given)(*(pytree.tree_map(lambda x: x * more.scale, given[:])))
+
+
+Given = namedtuple("Given", ("x", "y"))
+
+
+@dataclass
+class More:
+    """A scale and a number that stays as it is."""
+
+    scale: torch.Tensor
+    number: int
+
+
+torch.export.register_dataclass(More)
+
+
+def test_structures_without_a_written_form_are_taken_too() -> None:
+    """Of classes that PyTorch has no name for."""
+
+    model, given = _Scaled(), Given(torch.randn(4, 3), torch.randn(4))
+    more = More(torch.tensor(2.0), 3)
+    executable = tkc.compile(model, (given,), {"more": more}, target="cpu")
+    found, expected = executable(given, more=more), model(given, more=more)
+    assert type(found) is Given and all(map(torch.equal, found, expected))
+    with pytest.raises(tkc.InputError, match="fixed to 3"):
+        executable(given, more=More(torch.tensor(2.0), 4))

@@ -36,10 +36,11 @@ class ImportedModel:
     It returns a tuple of the signature's outputs but those ``returned``, then the counts of bad indices, if any are
     checked, then the new values of its updated inputs and state, in their order. The function's attribute
     :data:`tkc.contracts.UPDATES` says which of what it takes they replace. Its symbolic shape variables
-    carry the names in ``signature.sizes``. ``out_spec`` is the live form of ``signature.out_spec``, which may name
-    classes that cannot be written down. ``sources`` says which node of the model a variable of the module was bound
-    for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of the
-    exported program by its name, of an ONNX graph by the value's. ``operators`` are those of PyTorch's that it calls.
+    carry the names in ``signature.sizes``. ``in_spec`` and ``out_spec`` are the live forms of the signature's, which
+    may name classes that cannot be written down. ``sources`` says which node of the model a variable of the module was
+    bound for, by the variable's name; ``values`` names the variable that holds each value of the source: of a node of
+    the exported program by its name, of an ONNX graph by the value's. ``operators`` are those of PyTorch's that it
+    calls.
     ``scalars`` are the buffers of one number that the module holds as constants. ``read_state`` names the parameters
     that this model only reads, and other entries of a program update. With ``shares_weights``, ``parameters`` are the
     tensors of a model in this process, whose owner may change them.
@@ -55,6 +56,7 @@ class ImportedModel:
     scalars: Mapping[str, torch.Tensor] = field(default_factory=dict)
     read_state: frozenset[str] = frozenset()
     shares_weights: bool = True
+    in_spec: TreeSpec | None = None
 
     def join_weights(self, joined: Sequence[JoinedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
         """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.

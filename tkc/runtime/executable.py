@@ -65,6 +65,7 @@ class Executable(SurvivesFork):
         libraries: Sequence[KernelLibrary],
         report: Report,
         folder: tempfile.TemporaryDirectory[str] | None = None,
+        in_spec: pytree.TreeSpec | None = None,
         out_spec: pytree.TreeSpec | None = None,
         requires: Requirements | None = None,
         max_concurrency: int | None = None,
@@ -73,8 +74,9 @@ class Executable(SurvivesFork):
     ) -> None:
         """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
 
-        ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries of
-        its program; it has the initial state, too. ``shares_weights`` says that ``parameters`` are a model's, whose
+        ``in_spec`` and ``out_spec`` are the structures of calls and results, where the signature has no written form of
+        them. ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries
+        of its program; it has the initial state, too. ``shares_weights`` says that ``parameters`` are a model's, whose
         owner may change them. Raises :class:`tkc.UsageError` for a ``max_concurrency``
         that is no positive number.
         """
@@ -87,7 +89,7 @@ class Executable(SurvivesFork):
         self.libraries = tuple(libraries)
         self._folder = folder
         self._shares_weights = shares_weights
-        self._in_spec = read_structure(signature.in_spec) if signature.in_spec else None
+        self._in_spec = read_structure(signature.in_spec) if signature.in_spec else in_spec
         self._out_spec = out_spec or _load_spec(signature.out_spec)
         self._device = device_for(target)
         if memory is None:
@@ -335,6 +337,7 @@ class Executable(SurvivesFork):
             libraries=self.libraries,
             report=self.report,
             folder=self._folder,
+            in_spec=self._in_spec,
             out_spec=self._out_spec,
             requires=self.requires,
             max_concurrency=self._max_concurrency,
@@ -588,6 +591,7 @@ def executable_of(
     max_concurrency: int | None,
     *,
     memory: Memory | None = None,
+    in_spec: pytree.TreeSpec | None = None,
     out_spec: pytree.TreeSpec | None = None,
 ) -> Executable:
     """One entry of ``contents`` as an executable; the others are :class:`Executable`'s arguments."""
@@ -600,6 +604,7 @@ def executable_of(
         libraries=found.libraries,
         report=found.report,
         folder=contents.folder,
+        in_spec=in_spec,
         out_spec=out_spec,
         requires=found.requires,
         max_concurrency=max_concurrency,

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tkc.errors import InputError
+from tkc.runtime.overlaps import OverlapCheck
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.tensors import to_torch
@@ -35,6 +36,8 @@ class InputChecks:
         self._indices = [
             _IndexCheck(inputs[bound.input], bound) for bound in signature.index_bounds if device.type == "cpu"
         ]
+        names = [spec.name for spec in signature.inputs]
+        self._overlaps = OverlapCheck(names, signature.updated_inputs) if signature.updated_inputs else None
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -43,6 +46,8 @@ class InputChecks:
             self._check_plain(values)
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
+        if self._overlaps is not None:
+            self._overlaps([to_torch(value, each.spec.name) for value, each in zip(values, self._tensors, strict=True)])
         named = {name: size for name, (size, _) in sizes.items()}
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]

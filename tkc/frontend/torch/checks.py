@@ -29,13 +29,19 @@ _OUTPUTS = frozenset({OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION, *S
 def check_interface(program: ExportedProgram) -> None:
     """Raises UnsupportedModelError for what a compiled model cannot take, keep or return."""
     graph_signature = program.graph_signature
+    # check_operators refuses the operators that take tokens.
+    ordered = any(spec.kind == InputKind.TOKEN for spec in graph_signature.input_specs)
     for spec in graph_signature.input_specs:
+        if spec.kind == InputKind.TOKEN:
+            continue
         if spec.kind not in _INPUTS or not isinstance(spec.arg, TensorArgument | ConstantArgument):
             raise UnsupportedModelError(
                 f"Input {spec.arg.name!r} is a {type(spec.arg).__name__}; only tensors and constants can be inputs. "
                 "Pass a number as a tensor, or leave it static."
             )
     for spec in graph_signature.output_specs:
+        if ordered and spec.kind == OutputKind.TOKEN:
+            continue
         if spec.kind not in _OUTPUTS:
             raise UnsupportedModelError(
                 f"The program returns {spec.arg.name!r} as {spec.kind.name.lower()}; only a forward pass can be "
@@ -117,7 +123,7 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     callable_ones = [node for node in unknown_operators(graph) if can_be_called(node)]
     for node in unknown_operators(graph):
         if not (fallback and node in callable_ones):
-            unknown.setdefault(str(written_by(node) or node.target), []).append(source_of(node))
+            unknown.setdefault(_named(node), []).append(source_of(node))
     if unknown:
         others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
@@ -130,6 +136,14 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
                 ]
             )
         )
+
+
+def _named(node: fx.Node) -> str:
+    """The operator by the name that a user knows, also of a Fourier transform, and of one that is called in order."""
+    if node.target is torch.ops.higher_order.with_effects:
+        return str(node.args[1])
+    name = str(written_by(node) or node.target)
+    return name.replace("tkc.fft_", "aten._fft_", 1) if name.startswith("tkc.fft_") else name
 
 
 def unknown_operators(graph: fx.Graph) -> list[fx.Node]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import sympy
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.dimensions import Shape
+from tkc.frontend.torch.equal_sizes import environment
+from tkc.frontend.torch.least_sizes import Least, asked_by_operators
 
 _WRITTEN = "tkc_written_guards"
 _LONGEST_TOLD = 200
@@ -32,6 +33,8 @@ class Guards:
     traced: tuple[sympy.Basic, ...]
     written: tuple[str, ...]
     paths: Mapping[str, int]
+    least: tuple[Least, ...] = ()
+    """What its operators ask of sizes, before they are replaced by others."""
 
     @classmethod
     def of(cls, program: ExportedProgram) -> Guards:
@@ -40,21 +43,22 @@ class Guards:
         Those that were to be checked by nodes of the graph are among them: PyTorch leaves out the nodes of conditions
         that it has no operators for (``int(x.shape[1] * 0.7) == 14``).
         """
-        environment = _environment(program)
+        known = environment(program)
         # A graph of torch.compile has no example inputs, and is guarded by torch.compile.
-        if environment is None or program.example_inputs is None:
+        if known is None or program.example_inputs is None:
             return cls((), (), {})
-        conditions = [guard.expr for guard in environment.guards]
-        conditions += [asserted.expr for each in environment.deferred_runtime_asserts.values() for asserted in each]
+        least = tuple(asked_by_operators(program.graph))
+        conditions = [guard.expr for guard in known.guards]
+        conditions += [asserted.expr for each in known.deferred_runtime_asserts.values() for asserted in each]
         traced = tuple(
             condition
-            for condition in map(environment.replace, conditions)
+            for condition in map(known.replace, conditions)
             # What holds of all sizes but 0 and 1, which the tracer thinks of as others, is granted as it is to a Dim.
-            if not _is_granted(condition, environment.var_to_range)
+            if not _is_granted(condition, known.var_to_range)
         )
         # A loaded program does not know its inputs as sources of its symbols. Reading it may make a few guards anew.
-        written = () if environment.source_to_var else tuple(written_guards(program))
-        return cls(traced, written, _paths(program) if written else {})
+        written = () if known.source_to_var else tuple(written_guards(program))
+        return cls(traced, written, _paths(program) if written else {}, least)
 
     def written_over(self, shapes: Sequence[Shape | None]) -> list[str]:
         """Those that are written, over the names that sizes have in ``shapes``, those of the inputs.
@@ -93,15 +97,6 @@ def _is_granted(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRange
         return bound_sympy(condition, known).lower is sympy.true
     except Exception:  # what PyTorch bounds differs from function to function
         return False
-
-
-def _environment(program: ExportedProgram) -> ShapeEnv | None:
-    for node in program.graph.find_nodes(op="placeholder"):
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            found: ShapeEnv = mode.shape_env
-            return found
-    return None
 
 
 def _paths(program: ExportedProgram) -> dict[str, int]:

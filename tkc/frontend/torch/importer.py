@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -54,9 +56,11 @@ from tkc.frontend.torch.dimensions import (
     renamed,
     size_conditions,
 )
+from tkc.frontend.torch.equal_sizes import equal_sizes_of, ranges_of_equal_sizes
 from tkc.frontend.torch.files import load_program
 from tkc.frontend.torch.flex_attention import forget_captured, uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.guards import Guards
+from tkc.frontend.torch.least_sizes import asked_by_operators, computed_below_zero
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.operator_calls import (
     READS_ELEMENT,
@@ -74,7 +78,7 @@ from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.small_sizes import with_least_sizes
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
-from tkc.runtime.signature import Constant, Signature, TensorSpec
+from tkc.runtime.signature import Constant, Signature, SizeRange, TensorSpec
 
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
 _COMPLEX_NUMBERS = "2.13"
@@ -112,8 +116,9 @@ def import_torch(
     if isinstance(model, nn.Module):
         if size_names:
             raise UsageError("size_names is for programs that are exported already; name the Dims of dynamic_shapes")
-        program = exported(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
-        names = dimension_names(model, tuple(example_args), dict(example_kwargs or {}), dynamic_shapes)
+        args, kwargs = _of_their_own((tuple(example_args), dict(example_kwargs or {})))
+        program = exported(model, args, kwargs, dynamic_shapes)
+        names = dimension_names(model, args, kwargs, dynamic_shapes)
     else:
         if example_args or example_kwargs or dynamic_shapes is not None:
             raise UsageError(
@@ -124,8 +129,30 @@ def import_torch(
         inputs = _inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(_dimensions(program, names), size_names or {})
-    guards = Guards.of(program)
-    return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
+    with equal_sizes_of(program):
+        guards = Guards.of(program)
+        return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
+
+
+def _of_their_own(examples: Any) -> Any:
+    """``examples`` in which no two tensors share memory: the tracer would take two inputs for one, in every call."""
+    tensors = [leaf for leaf in pytree.tree_leaves(examples) if _is_plain(leaf)]
+    shared = [tensor for tensor in tensors if sum(map(partial(_share_memory, tensor), tensors)) > 1]
+    if not shared:
+        return examples
+
+    def apart(leaf: Any) -> Any:
+        return leaf.detach().clone() if any(leaf is tensor for tensor in shared) else leaf
+
+    return pytree.tree_map(apart, examples)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _check_named(dimensions: Dimensions, size_names: Mapping[str, str]) -> None:
@@ -262,6 +289,7 @@ def exported_signature(
     guards = guards or Guards.of(program)
     pairs = program.graph_module.meta.get(PAIRS, Pairs())
     returned = program_outputs(program, dimensions, pairs)
+    sizes, needed = _needed_sizes(program, dimensions, guards)
     values, changes = _values(program), program_updates(program)
     return Signature(
         leaves=tuple(
@@ -271,14 +299,14 @@ def exported_signature(
             for position, (spec, shape) in enumerate(zip(_user_inputs(program), dimensions.shapes, strict=True))
         ),
         outputs=returned.outputs,
-        sizes=dimensions.sizes,
+        sizes=sizes,
         in_spec=_written(program.call_spec.in_spec),
         out_spec=_written(program.call_spec.out_spec),
         constant_outputs=returned.constant_outputs,
         size_outputs=returned.size_outputs,
         number_outputs=returned.number_outputs,
         conditions=size_conditions(
-            dimensions, [*guards.traced, *_asserted(program)], guards.written_over(dimensions.shapes)
+            dimensions, [*guards.traced, *_asserted(program), *needed], guards.written_over(dimensions.shapes)
         ),
         updated_inputs=tuple(changes.inputs),
         state=tuple(
@@ -287,6 +315,36 @@ def exported_signature(
         ),
         returned=returned_updates(returned.outputs, [*changes.inputs.values(), *changes.state.values()]),
     )
+
+
+def _needed_sizes(
+    program: ExportedProgram, dimensions: Dimensions, guards: Guards
+) -> tuple[dict[str, SizeRange], list[sympy.Basic]]:
+    """The ranges of the sizes in which the program's operators have all that they read, and what else they ask."""
+    sizes = dict(dimensions.sizes)
+    if program.example_inputs is None:  # torch.compile specializes graphs of so small sizes
+        return sizes, []
+    names = {formula: name for name, formula in dimensions.formulas.items()}
+    solved = dimensions.solved().items()
+    minima = {symbol: (sizes[name].minimum - offset) // factor for symbol, (name, offset, factor) in solved}
+    held = program.graph_signature.inputs_to_lifted_tensor_constants
+    constants = {node: program.constants[name] for node, name in held.items() if name in program.constants}
+    needed: list[sympy.Basic] = []
+    asked = [
+        *guards.least,
+        *asked_by_operators(program.graph, constants),
+        *computed_below_zero(program.graph, minima),
+    ]
+    for formula, least in dict.fromkeys(asked):
+        name = names.get(formula)
+        if name is None:
+            condition = sympy.Ge(formula, least, evaluate=False)  # as in _asserted
+            with suppress(UnsupportedModelError):  # what has no formula is no condition of the model's own
+                size_conditions(dimensions, [condition])
+                needed.append(condition)
+        else:
+            sizes[name] = replace(sizes[name], minimum=max(sizes[name].minimum, least))
+    return sizes, needed
 
 
 def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:
@@ -324,7 +382,7 @@ def _user_inputs(program: ExportedProgram) -> list[InputSpec]:
 
 
 def _dimensions(program: ExportedProgram, names: DimensionNames) -> Dimensions:
-    return input_dimensions(_inputs(program), names, program.range_constraints)
+    return input_dimensions(_inputs(program), names, ranges_of_equal_sizes(program))
 
 
 def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
@@ -408,6 +466,7 @@ def _imported(
         values,
         () if calls is None else calls.calls(),
         weights.held_scalars,
+        in_spec=program.call_spec.in_spec,
     )
 
 

@@ -114,8 +114,16 @@ def _indexed_first(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.E
     return front, kept, order
 
 
+def _with_masks(b: Emitter, indices: Indices) -> Indices:
+    """The indices with those of bytes, which are masks to PyTorch, as truth values."""
+    return [
+        index if index is None or index.struct_info.dtype != "uint8" else b.cast(index, "bool") for index in indices
+    ]
+
+
 def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
     """``x[indices]``: one index as ``take``, several broadcast against each other as ``index_tensor``."""
+    indices = _with_masks(b, indices)
     dims = [dim for dim, given in enumerate(indices) if given is not None]
     if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
         return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0], mode="clip")
@@ -132,13 +140,13 @@ def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
 
 def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, accumulate: bool = False) -> relax.Expr:
     """``x`` with ``values`` written (or added) at ``indices``, as ``scatter_elements`` over rows; with one boolean mask
-    and one value, as ``where``."""
-    values = b.cast(values, b.dtype)
+    and values that are the same wherever it holds, as ``where``."""
+    values, indices = b.cast(values, b.dtype), _with_masks(b, indices)
     dims = [dim for dim, given in enumerate(indices) if given is not None]
-    mask = indices[0] if len(indices) == 1 else None
-    if mask is not None and mask.struct_info.dtype == "bool" and values.struct_info.ndim == 0 and not accumulate:
-        shape = list(mask.struct_info.shape) + [1] * (x.struct_info.ndim - mask.struct_info.ndim)
-        return op.where(op.reshape(mask, shape), values, x)
+    if len(dims) == 1 and indices[dims[0]].struct_info.dtype == "bool":  # type: ignore[union-attr]  # given
+        written = _masked(b, x, dims[0], indices[dims[0]], values, accumulate)
+        if written is not None:
+            return written
     if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
         (position,) = (index for index in _from_front(b, x, indices) if index is not None)
         return _slices_written(b, x, dims[0], position, values, "add" if accumulate else "update")
@@ -154,6 +162,24 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
     out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
     out = b.emit(op.reshape(out, shape))
     return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
+
+
+def _masked(
+    b: Emitter, x: relax.Expr, dim: int, mask: relax.Expr, values: relax.Expr, accumulate: bool
+) -> relax.Expr | None:
+    """``x`` with ``values`` where ``mask``, of the axes from ``dim`` on, holds; ``None`` if there is one for each."""
+    rank, masked = x.struct_info.ndim, mask.struct_info.ndim
+    behind = rank - dim - masked
+    shape = list(values.struct_info.shape)
+    if len(shape) > behind:  # one of the axes is for the places where the mask holds
+        at = len(shape) - behind - 1
+        if not b.equal(shape[at], 1):
+            return None
+        values = b.emit(op.reshape(values, [*shape[:at], *[1] * masked, *shape[at + 1 :]]))
+    mask = b.emit(op.reshape(mask, [*mask.struct_info.shape, *[1] * behind]))
+    if accumulate:
+        values = b.emit((op.logical_or if b.dtype == "bool" else op.add)(x, values))
+    return op.where(mask, values, x)
 
 
 def _product(sizes: list[Any]) -> Any:
