@@ -422,7 +422,7 @@ def _imported(
     check_interface(program)
     dimensions = _dimensions(program, names)
     signature = exported_signature(program, names, guards)
-    signature = replace(signature, sizes=with_least_sizes(program, dimensions))
+    signature = replace(signature, sizes=with_least_sizes(program, replace(dimensions, sizes=signature.sizes)))
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = dimensions.solved().items()
     known = {
