@@ -30,8 +30,9 @@ OPERATOR = "aten::convolution"
 LEAST_PRODUCTS = 1 << 19
 LEAST_PRODUCTS_OF_PIXELS = 1 << 24
 LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS = 1 << 21
-"""Multiplications of a convolution, of one of single pixels, and of one of as many pixels as a call has, under which
-generated code is faster than a call, with the 25 µs that it takes besides. Measured on two cores
+LEAST_PRODUCTS_OF_TRANSPOSED = 1 << 15
+"""Multiplications of a convolution, of one of single pixels, of one of as many pixels as a call has, and of a transposed
+one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two cores
 (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
 
 WHY = "oneDNN convolves images whose channels stand last faster than generated code"
@@ -124,7 +125,9 @@ def _is_worth_a_call(call: relax.Call) -> bool:
     batch, _, *pixels = shape(call.args[0] if transposed else call)
     weight = [_known(size) for size in shape(call.args[1])]
     products = prod(weight) * prod(map(_known, pixels)) * (static(batch) or 1)
-    if prod(weight[2:]) > 1 or transposed:
+    if transposed:
+        return products >= LEAST_PRODUCTS_OF_TRANSPOSED
+    if prod(weight[2:]) > 1:
         return products >= LEAST_PRODUCTS
     symbolic = None in map(static, pixels)
     return products >= (LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS if symbolic else LEAST_PRODUCTS_OF_PIXELS)
