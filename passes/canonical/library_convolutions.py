@@ -31,9 +31,9 @@ LEAST_PRODUCTS = 1 << 19
 LEAST_PRODUCTS_OF_PIXELS = 1 << 24
 LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS = 1 << 21
 LEAST_PRODUCTS_OF_TRANSPOSED = 1 << 15
-"""Multiplications of a convolution, of one of single pixels, of one of as many pixels as a call has, and of a transposed
-one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two cores
-(``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
+"""Multiplications of a convolution, of one of single pixels, of one of as many pixels as a call has, and of a
+transposed one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two
+cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
 
 WHY = "oneDNN convolves images whose channels stand last faster than generated code"
 
