@@ -164,6 +164,18 @@ class Node:
             )
         match_sizes(value, sizes, self.builder, self.algebra)
 
+    def require_at_least(self, size: Size, minimum: int) -> None:
+        """See to it that a size has a minimum: learned of the model's inputs, or checked at the call."""
+        if isinstance(size, int) and size < minimum:
+            raise ConversionError(f"works on a size of {size}; expected at least {minimum}: correct the model")
+        if not self.algebra.at_least(size, minimum):
+            tensor = expression_of(Value(pack_sizes([size])), self.builder)
+            self.require(relax.op.greater_equal(tensor, relax.const([minimum], "int64")))
+
+    def require(self, fits: relax.Expr) -> None:
+        """See to it that a call fails where a truth value of the model's does not hold."""
+        self.run_time_sizes(relax.const(np.zeros(0, "int64"), "int64"), 0, fits)
+
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
         rank: int = self.tensor(position).struct_info.ndim
