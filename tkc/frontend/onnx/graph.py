@@ -21,6 +21,7 @@ from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, checkable, fold, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
+from tkc.passes.lowering.simple_sizes import with_simple_sizes
 from tkc.runtime.signature import Flag
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -221,7 +222,7 @@ class Node:
 
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
-        variable = self.builder.emit(expression)
+        variable = emit_simply(self.builder, expression)
         check_size(variable.struct_info)
         return variable
 
@@ -257,6 +258,16 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
+
+
+def emit_simply(builder: relax.BlockBuilder, expression: relax.Expr) -> relax.Var:
+    """Bind an expression to a variable, whose sizes are written in their simplest form.
+
+    A TensorIR function that ``emit_te`` makes has the sizes of its arguments as these are written, and is fused only
+    with functions that write them alike.
+    """
+    expression = builder.normalize(expression)
+    return builder.emit(with_simple_sizes(expression) if isinstance(expression, relax.Call) else expression)
 
 
 def check_size(info: relax.StructInfo) -> None:
@@ -491,7 +502,7 @@ class GraphImporter:
         if isinstance(result, tuple | list) or (isinstance(result, relax.Tuple) and not _makes_sequence(node)):
             fields = list(result)
         else:
-            result = self.builder.emit(result)
+            result = emit_simply(self.builder, result)
             unpacks = isinstance(result.struct_info, relax.TupleStructInfo) and not _makes_sequence(node)
             fields = (
                 [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
@@ -505,7 +516,7 @@ class GraphImporter:
         return [Value(expression=self._bound(expression)) for expression in named]
 
     def _bound(self, expression: relax.Expr) -> relax.Expr:
-        bound = expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
+        bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, expression)
         info = bound.struct_info
         check_size(info)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
