@@ -92,6 +92,8 @@ class Node:
     builder: relax.BlockBuilder
     algebra: SizeAlgebra
     index_uses: IndexUses
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    """The types of values that are narrower than a byte, by name."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python value, strings decoded."""
@@ -191,6 +193,13 @@ class Node:
         """The element type of an input."""
         dtype: str = self.tensor(position).struct_info.dtype
         return dtype
+
+    def declared_dtype(self, position: int) -> str:
+        """The element type that an input has in the model: that of numbers narrower than a byte is no tensor's."""
+        value = self.value(position)
+        if value is not None and value.known is not None:
+            return value.known.dtype
+        return self.narrow.get(self.proto.input[position]) or self.dtype(position)
 
     def note_indices(self, indices: relax.Expr, size: Size, part: int | None = None) -> None:
         """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end.
@@ -370,6 +379,8 @@ class GraphImporter:
     values: dict[str, Value] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     """The names of functions of the program that the runtime calls."""
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    """The types of values that are narrower than a byte, by name."""
     value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
     """Converters of operators that repeat a graph, or make or take sequences: from a node to the values it makes."""
 
@@ -423,7 +434,7 @@ class GraphImporter:
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses)
+            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses, self.narrow)
             converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
@@ -606,6 +617,7 @@ class GraphImporter:
             index_uses,
             outer,
             self.parts,
+            self.narrow,
             self.value_converters,
         )
         for tensor in graph.initializer:

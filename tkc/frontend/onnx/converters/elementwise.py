@@ -14,11 +14,12 @@ from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
     Converter,
+    narrowed,
     saturated,
     scalar,
 )
 from tkc.frontend.onnx.graph import ConversionError, Node
-from tkc.frontend.onnx.signature import DTYPES
+from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known
 from tkc.passes.lowering import number_functions
 
@@ -43,6 +44,8 @@ def _cast(node: Node) -> Converted:
 
 
 def _cast_to(node: Node, target: str) -> relax.Expr:
+    if target in WIDENED:
+        return narrowed(node, node.tensor(0), target)
     if target not in DTYPES:
         raise ConversionError(f"casts to {target}, which compiled models cannot hold; cast to a wider type")
     data = node.tensor(0)
@@ -66,7 +69,7 @@ def _truth(node: Node, data: relax.Expr) -> relax.Expr:
 
 
 def _cast_like(node: Node) -> Converted:
-    value, target = node.value(0), node.dtype(1)
+    value, target = node.value(0), node.declared_dtype(1)
     known = None if value is None else value.known
     if known is not None and not known.symbolic and not target.startswith("float8"):
         return Known.constant(known.values.astype(target))

@@ -5,6 +5,8 @@ Those of a short fixed length are constants. Of other lengths the running model 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from tvm import relax, te, tirx
 
@@ -258,7 +260,12 @@ def _half_to_real(length: int, used: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _computed_matrix(
-    node: Node, sizes: list[Size], dtype: str, function: object, inverse: bool, onesided: bool
+    node: Node,
+    sizes: list[Size],
+    dtype: str,
+    function: Callable[[tirx.PrimExpr], tirx.PrimExpr],
+    inverse: bool,
+    onesided: bool,
 ) -> relax.Expr:
     """The same, by the running model: a table of all angles in float64, and from it the elements of the matrix.
 
