@@ -42,11 +42,9 @@ from tkc.frontend.onnx.graph import (
 from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
 from tkc.frontend.onnx.signature import (
-    NARROW,
     WIDENED,
     element_type,
     input_types,
-    narrow_type,
     signature_of,
     with_positive_sizes,
 )
@@ -61,6 +59,7 @@ from tkc.frontend.onnx.untrusted import (
     told,
     within_limits,
 )
+from tkc.frontend.onnx.value_types import narrow_types, with_narrow_types, with_outputs, without_untyped_outputs
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag, IndexBound
 
@@ -122,7 +121,8 @@ def import_onnx(
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
-    proto = _expanded(upgraded(proto))
+    outputs = [value.name for value in proto.graph.output]
+    proto = with_outputs(_expanded(upgraded(without_untyped_outputs(proto))), outputs)
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
@@ -379,19 +379,7 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     except RuntimeError as error:
         raise UnsupportedModelError(_told_of_functions(typed, expandable, error)) from error
     _refuse_unknown(inlined.graph, set())
-    return _with_narrow_types(inlined)
-
-
-def _with_narrow_types(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, with the types of what its functions compute where some of that is narrower than a byte."""
-    makes = any(
-        attribute.name in ("to", "output_dtype", "dtype") and attribute.i in NARROW
-        for node in nodes_of(proto.graph)
-        for attribute in node.attribute
-    )
-    if not makes and not _narrow_types(proto.graph):
-        return proto
-    return within_limits(lambda: onnx.shape_inference.infer_shapes(proto), proto)
+    return with_narrow_types(inlined)
 
 
 def _told_of_functions(proto: onnx.ModelProto, functions: set[tuple[str, str]], error: RuntimeError) -> str:
@@ -548,7 +536,7 @@ def _build(
         CONVERTERS,
         algebra,
         index_uses=uses,
-        narrow=_narrow_types(proto.graph),
+        narrow=narrow_types(proto.graph),
         value_converters=_VALUE_CONVERTERS,
     )
     for name, variable in zip(inputs, variables, strict=True):
@@ -580,17 +568,6 @@ def _build(
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
     return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values)
-
-
-def _narrow_types(graph: onnx.GraphProto) -> dict[str, str]:
-    """The types of values that are narrower than a byte, by name, those of nested graphs among them."""
-    values = [*graph.input, *graph.value_info, *graph.output]
-    found = {value.name: name for value in values if (name := narrow_type(value)) is not None}
-    for node in graph.node:
-        for attribute in node.attribute:
-            for part in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-                found |= _narrow_types(part)
-    return found
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:
