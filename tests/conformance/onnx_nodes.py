@@ -155,7 +155,7 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
 def judged(case: TestCase, constants: bool) -> tuple[str, str]:
     """The verdict on one run of a case, and the reason."""
     import tkc
-    from tkc.errors import UnsupportedModelError
+    from tkc.errors import InputError, UnsupportedModelError
     from tkc.runtime.tensors import from_torch_as, narrowed
 
     to_array = from_torch_as(np.empty(0))
@@ -170,7 +170,7 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
             ]
             if (difference := _disagreement(outputs, expected, case)) is not None:
                 return "wrong", difference
-    except UnsupportedModelError as error:
+    except (UnsupportedModelError, InputError) as error:  # when the model is compiled, or at the call
         return "refused", str(error)
     except Exception as error:
         return "internal", f"{type(error).__name__}: {error}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tkc.frontend.onnx.converters import (
     attention,
+    casts,
     contrib,
     contrib_attention,
     contrib_quantization,
@@ -39,6 +40,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         indexing.CONVERTERS,
         ordering.CONVERTERS,
         elementwise.CONVERTERS,
+        casts.CONVERTERS,
         reductions.CONVERTERS,
         normalization.CONVERTERS,
         pooling.CONVERTERS,
