@@ -175,6 +175,16 @@ class Node:
             tensor = expression_of(Value(pack_sizes([size])), self.builder)
             self.require(relax.op.greater_equal(tensor, relax.const([minimum], "int64")))
 
+    def require_equal(self, size: Size, other: Size) -> None:
+        """See to it that two sizes are equal: learned of the model's inputs, or checked at the call."""
+        if not self.algebra.undecided(size, other):
+            if not self.algebra.equal(size, other):
+                raise ConversionError(f"works on a size of {size}; expected {other}: correct the model")
+            return
+        self.algebra.unify(size, other)
+        left, right = (expression_of(Value(pack_sizes([each])), self.builder) for each in (size, other))
+        self.require(relax.op.equal(left, right))
+
     def require(self, fits: relax.Expr) -> None:
         """See to it that a call fails where a truth value of the model's does not hold."""
         self.run_time_sizes(relax.const(np.zeros(0, "int64"), "int64"), 0, fits)

@@ -130,7 +130,8 @@ class SizeAlgebra:
                     self._bound(variable, SizeRange(self.ranges[variable].minimum, limit))
                     raise SizesLearned
         for variable, value in ((right, left), (left, right)):
-            if variable in self.ranges and variable not in _variables(value):
+            others = _variables(value)  # no input's size is a formula of what the model computes
+            if variable in self.ranges and variable not in others and all(other in self.ranges for other in others):
                 del self.ranges[variable]
                 known = {variable: tirx.const(value, "int64") if isinstance(value, int) else value}
                 self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}

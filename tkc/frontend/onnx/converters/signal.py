@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.run_time_shapes import as_int64
@@ -301,10 +302,48 @@ def _computed_matrix(
 
 
 def _mel_weight_matrix(node: Node) -> Converted:
-    """Of constants, ONNX's own implementation computes it while the model is imported."""
-    for position in range(len(node.inputs)):
-        node.constant(position, "all its inputs")
-    raise ConversionError("makes too large a matrix; store it as an initializer")
+    """Triangles over the bins of a spectrum, each from the center of one mel band to that of the band after the next.
+
+    Of constants that make no large matrix, ONNX's own implementation computes it while the model is imported. As there,
+    frequencies are computed in float64, and bands are cut to whole bins.
+    """
+    op, emit = relax.op, node.emit
+    dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("output_datatype", onnx.TensorProto.FLOAT)))
+    bands, length = (emit(op.reshape(as_int64(node, position), (1,))) for position in range(2))
+    bins = emit(op.add(op.floor_divide(length, scalar(2, "int64")), scalar(1, "int64")))
+    rows, columns = node.run_time_sizes(emit(op.concat([bins, bands])), 2)
+    numbers = [emit(op.reshape(op.astype(node.tensor(i), "float64"), ())) for i in range(5)]
+
+    def compute(
+        bands: te.Tensor, length: te.Tensor, rate: te.Tensor, low: te.Tensor, high: te.Tensor, sizes: list[Size]
+    ) -> te.Tensor:
+        def mel(frequency: tirx.PrimExpr) -> tirx.PrimExpr:
+            return _double(2595) * tirx.log(_double(1) + frequency / _double(700)) / _double(np.log(10))
+
+        def bin_of(band: tirx.PrimExpr) -> tirx.PrimExpr:
+            step = (mel(high()) - mel(low())) / (bands() + _double(2))
+            power = (band.astype("float64") * step + mel(low())) / _double(2595) * _double(np.log(10))
+            frequency = _double(700) * (tirx.exp(power) - _double(1))
+            return tirx.floor((length() + _double(1)) * frequency / rate())
+
+        def weight(row: tirx.Var, band: tirx.Var) -> tirx.PrimExpr:
+            left, center, right = (bin_of(band + i) for i in range(3))
+            place = row.astype("float64")
+            one = _double(1)
+            rising = (place - left) / tirx.max(center - left, one)
+            falling = (right - place) / tirx.max(right - center, one)
+            peak = tirx.if_then_else(tirx.all(place == center, left == center), one, _double(0))
+            number = tirx.if_then_else(tirx.all(place >= left, place <= center, left < center), rising, peak)
+            number = tirx.if_then_else(tirx.all(place >= center, place < right, center < right), falling, number)
+            return number.astype(dtype)
+
+        return te.compute(extents(sizes), weight, name="mel_weights")
+
+    return node.builder.emit_te(compute, *numbers, [rows, columns], primfunc_name_hint="mel_weight_matrix")
+
+
+def _double(number: float) -> tirx.PrimExpr:
+    return tirx.const(float(number), "float64")
 
 
 CONVERTERS: dict[str, Converter] = {"DFT": _dft, "MelWeightMatrix": _mel_weight_matrix, "STFT": _stft}
