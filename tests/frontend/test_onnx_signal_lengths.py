@@ -64,6 +64,24 @@ def test_frames_of_computed_steps() -> None:
             call(np.zeros((1, 20), "float32"), np.array(step), np.ones(width, "float32"))
 
 
+def test_a_window_and_a_computed_frame_length() -> None:
+    """They are one number, given twice; a call with two is an error."""
+    call = compiled(
+        """g (double[N, L, 2] x, float step, int64 n, double[W] w) => (double[A, B, C, D] y) {
+            whole = Cast<to = 7>(step)
+            y = STFT<onesided = 0>(x, whole, w, n)
+        }"""
+    )
+    random = np.random.default_rng(8)
+    x, window = random.normal(size=(2, 11, 2)), random.normal(size=4)
+    signal = x[..., 0] + 1j * x[..., 1]
+    frames = np.stack([signal[:, i : i + 4] * window for i in range(0, 8, 3)], 1)
+    found = call(x, np.array(3, "float32"), np.array(4), window)[0]
+    assert_transformed(found, np.abs(frames).max() * np.ones(4), np.fft.fft(frames, axis=-1))
+    with pytest.raises(InputError):
+        call(x, np.array(3, "float32"), np.array(5), window)
+
+
 SHORTEST = """g (float[N, M] x) => (float[A, B, C, D] y) {
     step = Constant<value = int64 {2}>()
     n = Constant<value = int64 {8}>()

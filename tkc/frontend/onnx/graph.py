@@ -187,7 +187,7 @@ class Node:
 
     def require(self, fits: relax.Expr) -> None:
         """See to it that a call fails where a truth value of the model's does not hold."""
-        self.run_time_sizes(relax.const(np.zeros(0, "int64"), "int64"), 0, fits)
+        require(self.builder, fits)
 
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
@@ -325,6 +325,12 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
                 "have the exporter fold constants and write fixed sizes"
             )
     value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
+
+
+def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
+    """See to it that a call fails where a truth value of one element does not hold."""
+    flag = builder.emit(relax.op.reshape(relax.op.astype(builder.emit(fits), "int64"), (1,)))
+    builder.match_cast(builder.emit(relax.op.tensor_to_shape(flag)), relax.ShapeStructInfo([1]))
 
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:

@@ -127,9 +127,16 @@ def _stft(node: Node) -> Converted:
     if not node.has(1) or not (node.has(2) or node.has(3)):
         raise ConversionError("needs a frame step, and a window or a frame length; correct the model")
     size = node.shape(0)[1]
-    length = _length(node, 3)
-    if length is None:
-        length = node.shape(2)[0]
+    length = node.shape(2)[0] if node.has(2) else _length(node, 3)
+    assert length is not None  # one of the two is given
+    if node.has(2) and node.has(3):
+        known = None if at_run_time(node, 3) else _length(node, 3)
+        if known is None:
+            given = node.emit(relax.op.reshape(as_int64(node, 3), (1,)))
+            node.require(relax.op.equal(given, size_vector(node, [length])))
+        else:
+            node.require_shape(2, [known])
+            length = known
     _require_length(node, length)
     signal = node.tensor(0)
     if node.rank(0) == 2:
@@ -143,7 +150,6 @@ def _stft(node: Node) -> Converted:
     frames = node.emit(relax.op.take(signal, positions, 1, mode="clip"))  # batch, frames, length, parts
     frames = node.emit(relax.op.permute_dims(frames, [0, 1, 3, 2]))
     if node.has(2):
-        node.require_shape(2, [length])
         frames = node.emit(relax.op.multiply(frames, node.tensor(2)))
     spectrum = _transformed(node, frames, length, onesided=bool(node.attribute("onesided", 1)))
     return relax.op.permute_dims(spectrum, [0, 1, 3, 2])
