@@ -15,6 +15,7 @@ NUMBERS = np.array([
 ], "float32")  # fmt: skip
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("mode", ["up", "down", "nearest"])
 def test_casts_to_powers_of_two(mode: str) -> None:
     """Of ties, subnormal numbers, and those above the largest power."""

@@ -89,7 +89,7 @@ def reference(proto: onnx.ModelProto, inputs: list[np.ndarray]) -> list[np.ndarr
 BF16 = np.dtype(ml_dtypes.bfloat16).name
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(("rule", "heads", "keys", "values", "wide", "rates", "dtypes"), [
     ("gated_delta", (4, 2), 8, 16, False, 2, ("float32", "float32")),
     ("linear", (2, 2), 5, 3, False, 1, ("float16", "float32")),
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], told: str) -> None
         compiled(proto)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(("taps", "activation", "dtype", "bias", "past"), [
     (4, "silu", "float32", True, True), (3, "none", BF16, False, True), (1, "swish", "float32", True, False),
     (5, "silu", "float16", False, False),

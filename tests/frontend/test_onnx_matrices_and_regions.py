@@ -83,6 +83,7 @@ def test_mel_matrices_of_computed_bands(output: int) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.daily(6)
 @pytest.mark.parametrize(("mode", "ratio", "opset", "how"), [
     ("half_pixel", 2, 22, "max"), ("output_half_pixel", 0, 22, "max"), ("", 3, 10, "max"), ("half_pixel", 0, 16, "avg"),
     ("", 0, 10, "avg"), ("half_pixel", 2, 22, "avg"),

@@ -38,6 +38,7 @@ def to_number(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("dtype", HELD)
 def test_casts_from_and_to_each_type(dtype: str) -> None:
     """Of integers the lower bits are kept; floats are cut, or rounded, to what the type has."""
@@ -69,6 +70,7 @@ def test_rounding_to_four_bits() -> None:
     np.testing.assert_array_equal(exe(x).astype("float32"), x.astype("float4_e2m1fn").astype("float32"))
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("dtype", HELD)
 def test_quantization_with_computed_zero_points(dtype: str) -> None:
     """Scales and zero points of each row, given at the call, whose type says what is quantized to."""

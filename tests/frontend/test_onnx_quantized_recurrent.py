@@ -124,7 +124,7 @@ class Layer:
         return [states, *last]
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(6)
 @pytest.mark.parametrize("layer", [
     Layer(8), Layer(16, "bidirectional", by_column=True, ragged=True, states=True),
     Layer(5, "reverse", "uint8", ragged=True, peepholes=True, bias=False), Layer(3, codes="uint8", coupled=1),

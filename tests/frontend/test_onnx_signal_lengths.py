@@ -10,7 +10,7 @@ from tests.frontend.test_onnx_signal import assert_transformed
 from tkc.errors import InputError
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(5)
 @pytest.mark.parametrize(("inverse", "onesided", "parts"), [(0, 1, 1), (0, 0, 2), (1, 0, 2), (1, 1, 2), (0, 0, 1)])
 def test_a_symbolic_length(inverse: int, onesided: int, parts: int) -> None:
     """Even and odd ones; what the one-sided inverse makes of n elements has 2 * (n - 1)."""

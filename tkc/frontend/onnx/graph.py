@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from tvm import relax, tirx
+from tvm.ir import Op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
@@ -241,7 +242,7 @@ class Node:
 
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
-        variable = emit_simply(self.builder, expression)
+        variable = emit_simply(self.builder, self.algebra, expression)
         check_size(variable.struct_info)
         return variable
 
@@ -279,14 +280,53 @@ class Node:
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
 
 
-def emit_simply(builder: relax.BlockBuilder, expression: relax.Expr) -> relax.Var:
+_OPERANDS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "equal", "less", "less_equal", "greater",
+             "greater_equal", "logical_and", "logical_or", "matmul")  # fmt: skip
+_OF_TWO = frozenset(Op.get(f"relax.{name}") for name in _OPERANDS)
+_MATMUL = Op.get("relax.matmul")
+
+
+def emit_simply(builder: relax.BlockBuilder, algebra: SizeAlgebra, expression: relax.Expr) -> relax.Var:
     """Bind an expression to a variable, whose sizes are written in their simplest form.
 
     A TensorIR function that ``emit_te`` makes has the sizes of its arguments as these are written, and is fused only
-    with functions that write them alike.
+    with functions that write them alike. Sizes of two operands that have to be equal are learned to be, or checked at
+    the call.
     """
+    if not isinstance(expression, relax.Call):
+        return builder.emit(expression)
+    if isinstance(expression.op, Op):
+        inner = [emit_simply(builder, algebra, arg) if isinstance(arg, relax.Call) else arg for arg in expression.args]
+        expression = relax.Call(expression.op, inner, expression.attrs, expression.sinfo_args)
     expression = builder.normalize(expression)
-    return builder.emit(with_simple_sizes(expression) if isinstance(expression, relax.Call) else expression)
+    if expression.op in _OF_TWO and not isinstance(expression.struct_info.shape, relax.ShapeExpr):
+        operands = _with_equal_sizes(builder, algebra, *expression.args, product=expression.op == _MATMUL)
+        expression = builder.normalize(relax.Call(expression.op, operands, expression.attrs, expression.sinfo_args))
+    return builder.emit(with_simple_sizes(expression))
+
+
+def _with_equal_sizes(
+    builder: relax.BlockBuilder, algebra: SizeAlgebra, *operands: relax.Expr, product: bool
+) -> list[relax.Expr]:
+    """The operands of an operator that broadcasts, or of a product of matrices, with sizes that fit."""
+    if not all(isinstance(each.struct_info.shape, relax.ShapeExpr) for each in operands):
+        return list(operands)
+    shapes = [shape_of(each, algebra) for each in operands]
+    kept: list[list[Size]] = [[], []]
+    if product:  # their last axes are not broadcast, and one of each is summed over
+        places = [len(shapes[0]) - 1, max(len(shapes[1]) - 2, 0)]
+        summed = algebra.broadcast(shape[place] for shape, place in zip(shapes, places, strict=True))
+        for shape, place in zip(shapes, places, strict=True):
+            shape[place] = summed
+        kept = [shape[-2:] for shape in shapes]
+        shapes = [shape[:-2] for shape in shapes]
+    turned = [shape[::-1] for shape in shapes]
+    common = [algebra.broadcast(sizes) for sizes in itertools.zip_longest(*turned, fillvalue=1)]
+    values = [Value(expression=each) for each in operands]
+    for value, shape, last in zip(values, turned, kept, strict=True):
+        wide = [1 if isinstance(size, int) and size == 1 else common[i] for i, size in enumerate(shape)]
+        match_sizes(value, [*wide[::-1], *last], builder, algebra)
+    return [expression_of(value, builder) for value in values]
 
 
 def check_size(info: relax.StructInfo) -> None:
@@ -529,7 +569,7 @@ class GraphImporter:
         if isinstance(result, tuple | list) or (isinstance(result, relax.Tuple) and not _makes_sequence(node)):
             fields = list(result)
         else:
-            result = emit_simply(self.builder, result)
+            result = emit_simply(self.builder, self.algebra, result)
             unpacks = isinstance(result.struct_info, relax.TupleStructInfo) and not _makes_sequence(node)
             fields = (
                 [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
@@ -543,7 +583,7 @@ class GraphImporter:
         return [Value(expression=self._bound(expression)) for expression in named]
 
     def _bound(self, expression: relax.Expr) -> relax.Expr:
-        bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, expression)
+        bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, self.algebra, expression)
         info = bound.struct_info
         check_size(info)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
