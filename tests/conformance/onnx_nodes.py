@@ -155,8 +155,8 @@ def _arrays(values: Sequence[Any]) -> list[Any]:
 def judged(case: TestCase, constants: bool) -> tuple[str, str]:
     """The verdict on one run of a case, and the reason."""
     import tkc
-    from tkc.errors import UnsupportedModelError
-    from tkc.runtime.tensors import from_torch_as
+    from tkc.errors import InputError, UnsupportedModelError
+    from tkc.runtime.tensors import from_torch_as, narrowed
 
     to_array = from_torch_as(np.empty(0))
     try:
@@ -164,10 +164,13 @@ def judged(case: TestCase, constants: bool) -> tuple[str, str]:
             model = _model(case)
             inputs, bound = _split(model, given, constants)
             executable = tkc.compile(model, target="cpu", kernels="none", constants=bound)
-            outputs = [to_array(output) for output in executable.run_flat(inputs)]
+            outputs = [
+                narrowed(to_array(output), spec.dtype) if spec.held != spec.dtype else to_array(output)
+                for output, spec in zip(executable.run_flat(inputs), executable.signature.outputs, strict=True)
+            ]
             if (difference := _disagreement(outputs, expected, case)) is not None:
                 return "wrong", difference
-    except UnsupportedModelError as error:
+    except (UnsupportedModelError, InputError) as error:  # when the model is compiled, or at the call
         return "refused", str(error)
     except Exception as error:
         return "internal", f"{type(error).__name__}: {error}"

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import tkc
 from tests.frontend.onnx_execution import parsed
 from tkc import InputError
+from tkc.errors import UnsupportedModelError
 
 X, Y, Z = (np.array(numbers, "float32") for numbers in ([1, 2], [3, 5], [7, 11]))
 EXPECTED = X - Y * Z
@@ -66,3 +68,32 @@ def test_inputs_that_are_missing_unknown_or_doubled(
     inputs = r"input\.1 \(float32 \[2\]\), self \(float32 \[2\]\), class \(float32 \[2\]\), in this order or by name; "
     with pytest.raises(InputError, match=inputs + message):
         executable(*args, **kwargs)
+
+
+def test_outputs_without_types() -> None:
+    """Names of values that were added to a model's outputs to see them, of every type; as ONNX Runtime takes them."""
+    proto = parsed(
+        """g (float[N, 4] x) => (float[A, B] y) {
+            a = Relu(x)
+            codes = Cast<to = 22>(a)
+            shape = Shape(a)
+            odd = com.microsoft.Gelu(a)
+            y = Add(a, odd)
+        }""",
+        imports=', "com.microsoft": 1',
+    )
+    for name in ("codes", "odd", "shape", "x"):
+        proto.graph.output.insert(0, onnx.helper.make_empty_tensor_value_info(name))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("a", 0, None))
+    exe = tkc.compile(proto, target="cpu", kernels="none")
+    x = np.array([[-1, 0, 2, 5]], "float32")
+    found = dict(zip([spec.name for spec in exe.signature.outputs], exe(x), strict=True))
+    assert list(found) == ["x", "shape", "odd", "codes", "y", "a"]
+    assert found["codes"].dtype == np.dtype("int4") and found["codes"].tolist() == [[0, 0, 2, 5]]
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["a"], np.maximum(x, 0))
+    np.testing.assert_array_equal(found["y"], found["a"] + found["odd"])
+    assert found["shape"].tolist() == [1, 4]
+    proto.graph.output.append(onnx.helper.make_empty_tensor_value_info("none"))
+    with pytest.raises(UnsupportedModelError, match="Output 'none' is computed by no node"):
+        tkc.compile(proto, target="cpu")

@@ -91,3 +91,32 @@ def test_sizes_that_the_model_computes_apart_are_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match=r"\(Add\).*to be equal"):
         tkc.compile(model, target="cpu", kernels="none")
+
+
+def test_sizes_with_names_of_their_own_are_learned_to_be_equal() -> None:
+    """Of scales, zero points, biases and matrices, which each have sizes of other names than the data's."""
+    sizes = "uint8[A, B] x, int8[C, D] w, float[E] scale, int8[F] zero, float[G] bias"
+    model = parsed(
+        f"""g ({sizes}) => (float[H, I] y, float[J, K] z) {{
+            one = Constant<value_float = 1.0>()
+            product = com.microsoft.MatMulIntegerToFloat(x, w, one, scale, , zero, bias)
+            whole = DequantizeLinear<axis = 1>(w, scale, zero)
+            y = Relu(product)
+            z = Gemm<transB = 1>(whole, product)
+        }}""",
+        imports=', "com.microsoft": 1',
+    )
+    exe = tkc.compile(model, target="cpu", kernels="none")
+    random = np.random.default_rng(3)
+    for rows, depth, columns in ((1, 2, 3), (4, 5, 2)):
+        x = random.integers(0, 256, (rows, depth)).astype("uint8")
+        w = random.integers(-128, 128, (depth, columns)).astype("int8")
+        scale, bias = random.random(columns).astype("float32"), random.random(columns).astype("float32")
+        zero = random.integers(-9, 9, columns).astype("int8")
+        y, z = exe(x, w, scale, zero, bias)
+        whole = (w.astype("float64") - zero) * scale
+        product = x @ whole + bias
+        np.testing.assert_allclose(y, np.maximum(product, 0), rtol=1e-5)
+        np.testing.assert_allclose(z, whole @ product.T, rtol=1e-4, atol=1e-2)
+    with pytest.raises(InputError, match="but 'D' is 2"):
+        exe(x, w, scale, zero, bias[:1])

@@ -145,7 +145,7 @@ def _run_program(program: ExportedProgram, example: Any, sizes: Mapping[str, int
     outputs = [
         values[spec.name]
         if spec.name in values
-        else torch.tensor(interpreter.numbers[spec.name], dtype=getattr(torch, spec.dtype))
+        else torch.tensor(interpreter.numbers[spec.name], dtype=getattr(torch, spec.held))
         for spec in signature.outputs
     ]
     return _Source(program, inputs, outputs, values, interpreter.own_errors)

@@ -36,7 +36,7 @@ def _run_exported(program: torch.export.ExportedProgram, inputs: Sequence[torch.
         result = program.module()(*args, **kwargs)
     known = {position for position, _ in (*signature.constant_outputs, *signature.size_outputs)}
     computed = [leaf for position, leaf in enumerate(pytree.tree_leaves(result)) if position not in known]
-    dtypes = (getattr(torch, spec.dtype) for spec in signature.outputs)
+    dtypes = (getattr(torch, spec.held) for spec in signature.outputs)
     return [
         leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, dtype=dtype)
         for leaf, dtype in zip(computed, dtypes, strict=True)

@@ -432,7 +432,7 @@ def _code_file(entry: str) -> str:
 
 
 def _check_spec(spec: TensorSpec) -> None:
-    if not isinstance(getattr(torch, spec.dtype, None), torch.dtype):
+    if not isinstance(getattr(torch, spec.held, None), torch.dtype):
         raise ValueError(f"{spec.name} has the dtype {spec.dtype!r}")
     for size in spec.shape:
         if not isinstance(size, str) and not 0 <= size <= _LARGEST:

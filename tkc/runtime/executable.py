@@ -31,7 +31,7 @@ from tkc.runtime.signature import Constant, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
-from tkc.runtime.tensors import from_torch, from_torch_as, to_torch
+from tkc.runtime.tensors import from_torch, from_torch_as, narrowed, to_torch
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"
@@ -114,7 +114,8 @@ class Executable(SurvivesFork):
             for axis, size in enumerate(spec.shape)
             if isinstance(size, str) and self._size_outputs
         }
-        self._complex = [i for i, spec in enumerate(signature.outputs) if getattr(torch, spec.dtype).is_complex]
+        self._complex = [i for i, spec in enumerate(signature.outputs) if getattr(torch, spec.held).is_complex]
+        self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
         self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
@@ -134,7 +135,8 @@ class Executable(SurvivesFork):
         had to be copied for the run is copied back. Inputs of an ONNX model are given in its order or by name, also
         names that are no identifiers (``exe(**{"input.1": x})``). Returns what the model returns, with tensors of the
         first input's kind; what the model returns of its state or of an updated input is that tensor itself, and its
-        numbers are Python's (on a GPU, the call waits for those that are computed from data). Raises
+        numbers are Python's (on a GPU, the call waits for those that are computed from data). Tensors narrower than a
+        byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype (:attr:`TensorSpec.held`). Raises
         :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
         a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
         it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
@@ -148,6 +150,8 @@ class Executable(SurvivesFork):
         results = [
             output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
         ]
+        for position, dtype in self._narrow.items():
+            results[position] = narrowed(results[position], dtype)
         return self._result(results, values)
 
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

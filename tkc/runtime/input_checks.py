@@ -14,7 +14,7 @@ from tkc.errors import InputError
 from tkc.runtime.overlaps import OverlapCheck
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
-from tkc.runtime.tensors import to_torch
+from tkc.runtime.tensors import held, to_torch
 
 _ALIGNMENT = 64  # bytes; what TVM assumes of every buffer
 
@@ -103,14 +103,15 @@ class _TensorCheck:
 
     def __init__(self, spec: TensorSpec, signature: Signature, device: torch.device) -> None:
         self.spec = spec
-        self.dtype = getattr(torch, spec.dtype)
+        self.dtype = getattr(torch, spec.held)
         self.device = device
         self.updated = spec.name in signature.updated_inputs
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
 
     def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
         name = self.spec.name
-        tensor = to_torch(value, name)
+        spec = self.spec
+        tensor = held(value, name, spec.dtype) if spec.held != spec.dtype else to_torch(value, name)
         if tensor.dtype != self.dtype:
             raise InputError(
                 f"input '{name}' has dtype {_name(tensor.dtype)}, expected {self.spec.dtype}; "

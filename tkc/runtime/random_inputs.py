@@ -26,7 +26,7 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
 
     def draw(spec: TensorSpec) -> torch.Tensor:
         shape = [dim if isinstance(dim, int) else Formula(dim)(chosen) for dim in spec.shape]
-        dtype = getattr(torch, spec.dtype)
+        dtype = getattr(torch, spec.held)
         if dtype.is_complex:
             return torch.randn(shape, generator=generator, dtype=dtype)
         if dtype.is_floating_point:

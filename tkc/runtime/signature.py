@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tkc.runtime.tensors import HELD
+
 
 @dataclass(frozen=True)
 class TensorSpec:
     """One flattened input or output. A ``str`` dimension is symbolic: a name, whose bounds stand in
     :attr:`Signature.sizes`, or a formula over names. Complex tensors, of ``shape``, are in generated code pairs of real
-    numbers along one more axis of two.
+    numbers along one more axis of two. Those of a ``dtype`` that is narrower than a byte are tensors of :attr:`held`.
     """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
+
+    @property
+    def held(self) -> str:
+        """The dtype that the elements have in memory, of which PyTorch has one by this name."""
+        return HELD.get(self.dtype, self.dtype)
 
 
 @dataclass(frozen=True)

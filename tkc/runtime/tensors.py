@@ -15,6 +15,9 @@ from tkc.errors import InputError
 
 FromTorch = Callable[[torch.Tensor], Any]
 
+HELD = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8", "float4_e2m1fn": "float16"}
+"""The dtypes in which models hold the numbers of those that are narrower than a byte, one for each element."""
+
 _BITS = {1: "uint8", 2: "uint16"}  # as what both libraries exchange the floats that NumPy itself lacks, by their bytes
 
 
@@ -30,6 +33,41 @@ def to_torch(value: Any, name: str) -> torch.Tensor:
         except Exception as error:  # whatever the other library raises where its tensor cannot be shared
             raise InputError(f"input '{name}', a {type(value).__name__}, cannot be read by DLPack: {error}") from error
     raise InputError(f"input '{name}' is a {type(value).__name__}; give a torch, numpy or DLPack tensor")
+
+
+def held(value: Any, name: str, dtype: str) -> torch.Tensor:
+    """A tensor of a narrow ``dtype`` in the one that models hold it in.
+
+    That is an array of ``ml_dtypes``, or a tensor that has the wider dtype already, and no numbers but those of
+    ``dtype``; :class:`InputError` for others.
+    """
+    if isinstance(value, np.ndarray) and value.dtype.name == dtype:
+        return torch.from_numpy(value.astype(HELD[dtype]))
+    tensor = to_torch(value, name)
+    if str(tensor.dtype) != f"torch.{HELD[dtype]}":
+        raise InputError(
+            f"input '{name}' has dtype {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; give a numpy "
+            f"array of ml_dtypes.{dtype}, or its numbers in {HELD[dtype]}"
+        )
+    numbers = torch.from_numpy(_numbers(dtype)).to(tensor.device)
+    outside = ~torch.isin(tensor, numbers)
+    if outside.any():
+        raise InputError(f"input '{name}' holds {tensor[outside][0].item()}, which {dtype} cannot")
+    return tensor
+
+
+def _numbers(dtype: str) -> np.ndarray:
+    """All numbers of a narrow dtype."""
+    bits = ml_dtypes.finfo(dtype).bits if "float" in dtype else ml_dtypes.iinfo(dtype).bits
+    codes = np.arange(1 << bits, dtype="uint8")
+    numbers: np.ndarray = codes.view(dtype).astype(HELD[dtype]) if "float" in dtype else codes.astype(HELD[dtype])
+    signed = not dtype.startswith(("u", "float"))
+    return numbers - (1 << (bits - 1)) if signed else numbers
+
+
+def narrowed(result: Any, dtype: str) -> Any:
+    """A result that holds numbers of a narrow ``dtype``: an array of that dtype if it is an array, else itself."""
+    return result.astype(dtype) if isinstance(result, np.ndarray) else result
 
 
 def from_torch_as(value: Any) -> FromTorch:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from tvm import relax, tirx
+from tvm.ir import Op
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tkc.errors import Error, UnsupportedModelError
@@ -21,6 +22,7 @@ from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, SizesLearned, UndecidedError, checkable, fold, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK, short, told
 from tkc.frontend.sources import SourceBuilder
+from tkc.passes.lowering.simple_sizes import with_simple_sizes
 from tkc.runtime.signature import Flag
 
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -91,6 +93,8 @@ class Node:
     builder: relax.BlockBuilder
     algebra: SizeAlgebra
     index_uses: IndexUses
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    """The types of values that are narrower than a byte, by name."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python value, strings decoded."""
@@ -164,6 +168,28 @@ class Node:
             )
         match_sizes(value, sizes, self.builder, self.algebra)
 
+    def require_at_least(self, size: Size, minimum: int) -> None:
+        """See to it that a size has a minimum: learned of the model's inputs, or checked at the call."""
+        if isinstance(size, int) and size < minimum:
+            raise ConversionError(f"works on a size of {size}; expected at least {minimum}: correct the model")
+        if not self.algebra.at_least(size, minimum):
+            tensor = expression_of(Value(pack_sizes([size])), self.builder)
+            self.require(relax.op.greater_equal(tensor, relax.const([minimum], "int64")))
+
+    def require_equal(self, size: Size, other: Size) -> None:
+        """See to it that two sizes are equal: learned of the model's inputs, or checked at the call."""
+        if not self.algebra.undecided(size, other):
+            if not self.algebra.equal(size, other):
+                raise ConversionError(f"works on a size of {size}; expected {other}: correct the model")
+            return
+        self.algebra.unify(size, other)
+        left, right = (expression_of(Value(pack_sizes([each])), self.builder) for each in (size, other))
+        self.require(relax.op.equal(left, right))
+
+    def require(self, fits: relax.Expr) -> None:
+        """See to it that a call fails where a truth value of the model's does not hold."""
+        require(self.builder, fits)
+
     def rank(self, position: int) -> int:
         """The number of dimensions of an input."""
         rank: int = self.tensor(position).struct_info.ndim
@@ -178,6 +204,13 @@ class Node:
         """The element type of an input."""
         dtype: str = self.tensor(position).struct_info.dtype
         return dtype
+
+    def declared_dtype(self, position: int) -> str:
+        """The element type that an input has in the model: that of numbers narrower than a byte is no tensor's."""
+        value = self.value(position)
+        if value is not None and value.known is not None:
+            return value.known.dtype
+        return self.narrow.get(self.proto.input[position]) or self.dtype(position)
 
     def note_indices(self, indices: relax.Expr, size: Size, part: int | None = None) -> None:
         """Note that the node indexes an axis of ``size``; negative ``indices`` count from the end.
@@ -209,7 +242,7 @@ class Node:
 
     def emit(self, expression: relax.Expr) -> relax.Var:
         """Bind an expression to a variable of its own."""
-        variable = self.builder.emit(expression)
+        variable = emit_simply(self.builder, self.algebra, expression)
         check_size(variable.struct_info)
         return variable
 
@@ -245,6 +278,55 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
+
+
+_OPERANDS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "equal", "less", "less_equal", "greater",
+             "greater_equal", "logical_and", "logical_or", "matmul")  # fmt: skip
+_OF_TWO = frozenset(Op.get(f"relax.{name}") for name in _OPERANDS)
+_MATMUL = Op.get("relax.matmul")
+
+
+def emit_simply(builder: relax.BlockBuilder, algebra: SizeAlgebra, expression: relax.Expr) -> relax.Var:
+    """Bind an expression to a variable, whose sizes are written in their simplest form.
+
+    A TensorIR function that ``emit_te`` makes has the sizes of its arguments as these are written, and is fused only
+    with functions that write them alike. Sizes of two operands that have to be equal are learned to be, or checked at
+    the call.
+    """
+    if not isinstance(expression, relax.Call):
+        return builder.emit(expression)
+    if isinstance(expression.op, Op):
+        inner = [emit_simply(builder, algebra, arg) if isinstance(arg, relax.Call) else arg for arg in expression.args]
+        expression = relax.Call(expression.op, inner, expression.attrs, expression.sinfo_args)
+    expression = builder.normalize(expression)
+    if expression.op in _OF_TWO and not isinstance(expression.struct_info.shape, relax.ShapeExpr):
+        operands = _with_equal_sizes(builder, algebra, *expression.args, product=expression.op == _MATMUL)
+        expression = builder.normalize(relax.Call(expression.op, operands, expression.attrs, expression.sinfo_args))
+    return builder.emit(with_simple_sizes(expression))
+
+
+def _with_equal_sizes(
+    builder: relax.BlockBuilder, algebra: SizeAlgebra, *operands: relax.Expr, product: bool
+) -> list[relax.Expr]:
+    """The operands of an operator that broadcasts, or of a product of matrices, with sizes that fit."""
+    if not all(isinstance(each.struct_info.shape, relax.ShapeExpr) for each in operands):
+        return list(operands)
+    shapes = [shape_of(each, algebra) for each in operands]
+    kept: list[list[Size]] = [[], []]
+    if product:  # their last axes are not broadcast, and one of each is summed over
+        places = [len(shapes[0]) - 1, max(len(shapes[1]) - 2, 0)]
+        summed = algebra.broadcast(shape[place] for shape, place in zip(shapes, places, strict=True))
+        for shape, place in zip(shapes, places, strict=True):
+            shape[place] = summed
+        kept = [shape[-2:] for shape in shapes]
+        shapes = [shape[:-2] for shape in shapes]
+    turned = [shape[::-1] for shape in shapes]
+    common = [algebra.broadcast(sizes) for sizes in itertools.zip_longest(*turned, fillvalue=1)]
+    values = [Value(expression=each) for each in operands]
+    for value, shape, last in zip(values, turned, kept, strict=True):
+        wide = [1 if isinstance(size, int) and size == 1 else common[i] for i, size in enumerate(shape)]
+        match_sizes(value, [*wide[::-1], *last], builder, algebra)
+    return [expression_of(value, builder) for value in values]
 
 
 def check_size(info: relax.StructInfo) -> None:
@@ -283,6 +365,12 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
                 "have the exporter fold constants and write fixed sizes"
             )
     value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
+
+
+def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
+    """See to it that a call fails where a truth value of one element does not hold."""
+    flag = builder.emit(relax.op.reshape(relax.op.astype(builder.emit(fits), "int64"), (1,)))
+    builder.match_cast(builder.emit(relax.op.tensor_to_shape(flag)), relax.ShapeStructInfo([1]))
 
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
@@ -347,6 +435,8 @@ class GraphImporter:
     values: dict[str, Value] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
     """The names of functions of the program that the runtime calls."""
+    narrow: Mapping[str, str] = field(default_factory=dict)
+    """The types of values that are narrower than a byte, by name."""
     value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
     """Converters of operators that repeat a graph, or make or take sequences: from a node to the values it makes."""
 
@@ -400,7 +490,7 @@ class GraphImporter:
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses)
+            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses, self.narrow)
             converter = self.converters.get((_plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
@@ -479,7 +569,7 @@ class GraphImporter:
         if isinstance(result, tuple | list) or (isinstance(result, relax.Tuple) and not _makes_sequence(node)):
             fields = list(result)
         else:
-            result = self.builder.emit(result)
+            result = emit_simply(self.builder, self.algebra, result)
             unpacks = isinstance(result.struct_info, relax.TupleStructInfo) and not _makes_sequence(node)
             fields = (
                 [relax.TupleGetItem(result, i) for i in range(len(result.struct_info.fields))] if unpacks else [result]
@@ -493,7 +583,7 @@ class GraphImporter:
         return [Value(expression=self._bound(expression)) for expression in named]
 
     def _bound(self, expression: relax.Expr) -> relax.Expr:
-        bound = expression if isinstance(expression, relax.Var) else self.builder.emit(expression)
+        bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, self.algebra, expression)
         info = bound.struct_info
         check_size(info)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
@@ -583,6 +673,7 @@ class GraphImporter:
             index_uses,
             outer,
             self.parts,
+            self.narrow,
             self.value_converters,
         )
         for tensor in graph.initializer:

@@ -41,7 +41,13 @@ from tkc.frontend.onnx.graph import (
 )
 from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import check_opset, opsets, upgraded
-from tkc.frontend.onnx.signature import WIDENED, element_type, input_types, signature_of, with_positive_sizes
+from tkc.frontend.onnx.signature import (
+    WIDENED,
+    element_type,
+    input_types,
+    signature_of,
+    with_positive_sizes,
+)
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.onnx.untrusted import (
     MOST_ELEMENTS,
@@ -53,6 +59,7 @@ from tkc.frontend.onnx.untrusted import (
     told,
     within_limits,
 )
+from tkc.frontend.onnx.value_types import narrow_types, with_narrow_types, with_outputs, without_untyped_outputs
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag, IndexBound
 
@@ -74,8 +81,6 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
-
-_NARROW = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in WIDENED)
 
 _LISTED = 50  # nodes that an error lists
 
@@ -112,12 +117,12 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
-    _refuse_narrow_outputs(proto.graph)
     weights, proto = _separate_weights(proto, path, constants or {})
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
-    proto = _expanded(upgraded(proto))
+    outputs = [value.name for value in proto.graph.output]
+    proto = with_outputs(_expanded(upgraded(without_untyped_outputs(proto))), outputs)
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
@@ -185,14 +190,6 @@ def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _refuse_narrow_outputs(graph: onnx.GraphProto) -> None:
-    """Refuse outputs of types that are narrower than a byte, which the model itself holds in a wider one."""
-    for value in graph.output:
-        data_type = value.type.tensor_type.elem_type
-        if data_type and value.type.HasField("tensor_type") and data_type in _NARROW:
-            element_type(value.name, data_type)
-
-
 def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with ONNX Runtime's operators in their own domain, some of which it writes into the standard's."""
     version = opsets(proto).get("", 1)
@@ -253,7 +250,7 @@ def _separate_weights(
 
 def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
     """The array of a tensor, mapped from its file where it is external."""
-    element_type(tensor.name, tensor.data_type, narrow=True)
+    element_type(tensor.name, tensor.data_type)
     check_dimensions(tensor)
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     if onnx.external_data_helper.uses_external_data(tensor):
@@ -282,7 +279,9 @@ def _map_external(tensor: onnx.TensorProto, dtype: np.dtype, place: Path | None)
             "where that is; pass the path of the model instead."
         )
     path = _external_file(tensor, info.location, place)
-    bits = ml_dtypes.iinfo(dtype).bits if str(dtype) in WIDENED else 8 * dtype.itemsize
+    bits = 8 * dtype.itemsize
+    if str(dtype) in WIDENED:
+        bits = (ml_dtypes.finfo if "float" in str(dtype) else ml_dtypes.iinfo)(dtype).bits
     offset, size = info.offset or 0, -(-math.prod(tensor.dims) * bits // 8)
     if info.length is not None and info.length != size:
         raise UnsupportedModelError(
@@ -380,7 +379,7 @@ def _expanded(proto: onnx.ModelProto) -> onnx.ModelProto:
     except RuntimeError as error:
         raise UnsupportedModelError(_told_of_functions(typed, expandable, error)) from error
     _refuse_unknown(inlined.graph, set())
-    return inlined
+    return with_narrow_types(inlined)
 
 
 def _told_of_functions(proto: onnx.ModelProto, functions: set[tuple[str, str]], error: RuntimeError) -> str:
@@ -532,7 +531,13 @@ def _build(
     tensors = {parameters[name]: _to_torch(array) for name, array in weights.items()}
     uses = IndexUses(builder, named, tensors, checked_in_graph)
     importer = GraphImporter(
-        builder, opsets(proto), CONVERTERS, algebra, index_uses=uses, value_converters=_VALUE_CONVERTERS
+        builder,
+        opsets(proto),
+        CONVERTERS,
+        algebra,
+        index_uses=uses,
+        narrow=narrow_types(proto.graph),
+        value_converters=_VALUE_CONVERTERS,
     )
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)

@@ -6,6 +6,7 @@ import ast
 import operator
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx
 from tvm import relax, tirx
 
@@ -13,6 +14,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.onnx.sizes import Size, SizeAlgebra
 from tkc.runtime.signature import Signature, TensorSpec
+from tkc.runtime.tensors import HELD
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -20,8 +22,11 @@ DTYPES = (
 )  # fmt: skip
 """The element types of tensors that compiled models can hold."""
 
-WIDENED = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
+WIDENED = HELD
 """The types in which compiled models hold the numbers of those that are narrower than a byte."""
+
+NARROW = {int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name))): name for name in HELD}
+"""Their names by the numbers that ONNX gives them."""
 
 _OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
     ast.Add: operator.add,
@@ -75,7 +80,7 @@ def input_types(inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra) -> 
         size(name)
     dtypes = [element_type(value.name, value.type.tensor_type.elem_type) for value in inputs]
     return [
-        relax.TensorStructInfo([extent(dim) for dim in shape], dtype)
+        relax.TensorStructInfo([extent(dim) for dim in shape], WIDENED.get(dtype, dtype))
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
 
@@ -121,17 +126,14 @@ def with_positive_sizes(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return result
 
 
-def element_type(name: str, data_type: int, narrow: bool = False) -> str:
-    """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use.
-
-    Types narrower than a byte are of use where ``narrow``: of initializers, which are held in a wider type.
-    """
+def element_type(name: str, data_type: int) -> str:
+    """The name of a tensor's element type; raises :class:`tkc.errors.UnsupportedModelError` for one of no use."""
     try:
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
     except KeyError:
         dtype = f"number {data_type}"
-    if dtype not in DTYPES and not (narrow and dtype in WIDENED):
-        known = ", ".join(DTYPES)
+    if dtype not in DTYPES and dtype not in WIDENED:
+        known = ", ".join((*DTYPES, *WIDENED))
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
     return dtype
 
@@ -175,20 +177,25 @@ def signature_of(
     A dimension is a number, a symbolic size, or an expression of sizes; one that only the running model knows is
     named after its output and position.
     """
-    leaves = [_tensor_spec(value.name, variable) for value, variable in zip(inputs, main.params, strict=False)]
+    leaves = [_tensor_spec(value, variable) for value, variable in zip(inputs, main.params, strict=False)]
     fields = main.body.body.struct_info.fields
-    outputs = [_tensor_spec(value.name, field) for value, field in zip(graph.output, fields, strict=False)]
+    outputs = [_tensor_spec(value, field) for value, field in zip(graph.output, fields, strict=False)]
     sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
     return Signature(tuple(leaves), tuple(outputs), sizes)
 
 
-def _tensor_spec(name: str, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:
-    info = tensor.struct_info if isinstance(tensor, relax.Var) else tensor
+def _tensor_spec(value: onnx.ValueInfoProto, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:
+    name, info = value.name, tensor.struct_info if isinstance(tensor, relax.Var) else tensor
     if isinstance(info.shape, relax.ShapeExpr):
         shape = [int(size) if isinstance(size, tirx.IntImm) else _written(size) for size in info.shape.values]
     else:
         shape = [f"{name}_{axis}" for axis in range(info.ndim)]
-    return TensorSpec(name, tuple(shape), str(info.dtype))
+    return TensorSpec(name, tuple(shape), narrow_type(value) or str(info.dtype))
+
+
+def narrow_type(value: onnx.ValueInfoProto) -> str | None:
+    """The name of a value's element type if it is narrower than a byte."""
+    return NARROW.get(value.type.tensor_type.elem_type) if value.type.HasField("tensor_type") else None
 
 
 def _written(size: tirx.PrimExpr) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -32,6 +33,9 @@ _UNFOLDABLE = frozenset(
 # Terms of a formula of sizes. TVM simplifies by visiting each as often as it stands there, in time that grows faster
 # than their number; the longest that is known has some tens.
 _MOST_TERMS = 100
+
+# No larger minimum of an input's size is learned.
+_LARGEST_LEARNED = 1 << 31
 
 _UNFOLDABLE_KINDS = "OSU"  # objects and strings have no tensor type in Relax
 
@@ -126,19 +130,33 @@ class SizeAlgebra:
                     self._bound(variable, SizeRange(self.ranges[variable].minimum, limit))
                     raise SizesLearned
         for variable, value in ((right, left), (left, right)):
-            if variable in self.ranges and variable not in _variables(value):
+            others = _variables(value)  # no input's size is a formula of what the model computes
+            if variable in self.ranges and variable not in others and all(other in self.ranges for other in others):
                 del self.ranges[variable]
                 known = {variable: tirx.const(value, "int64") if isinstance(value, int) else value}
                 self._values = {old: tirx.stmt_functor.substitute(new, known) for old, new in self._values.items()}
                 self._values |= known
                 raise SizesLearned
 
-    def at_least(self, size: Size, minimum: int) -> None:
-        """Learn that an input's size has a minimum. Raises :class:`SizesLearned` where that was not known."""
-        sizes = self.ranges.get(size) if isinstance(size, tirx.Var) else None
-        if sizes is not None and sizes.minimum < minimum:
-            self._bound(size, SizeRange(minimum, sizes.maximum))
-            raise SizesLearned
+    def at_least(self, size: Size, minimum: int) -> bool:
+        """Whether a size has a minimum in every call, as far as can be proven.
+
+        Where that takes no more than a minimum of the one input's size in its formula, that is learned, and
+        :class:`SizesLearned` raised.
+        """
+        try:
+            return self.holds(size >= minimum)
+        except UndecidedError:
+            pass
+        variables = _variables(size)
+        if len(variables) == 1 and variables[0] in self.ranges:
+            (variable,) = variables
+            sizes = self.ranges[variable]
+            needed = _first_that_reaches(size, variable, minimum, sizes)
+            if needed is not None:
+                self._bound(variable, SizeRange(needed, sizes.maximum))
+                raise SizesLearned
+        return False
 
     def simplify(self, size: Size) -> Size:
         """The simplest equal expression, a Python integer where the value is fixed."""
@@ -346,6 +364,30 @@ def _limits(size: Size) -> list[tuple[tirx.Var, int]]:
         for variable, limit in (parts, parts[::-1])
         if isinstance(variable, tirx.Var) and isinstance(limit, tirx.IntImm)
     ]
+
+
+def _first_that_reaches(size: tirx.PrimExpr, variable: tirx.Var, minimum: int, sizes: SizeRange) -> int | None:
+    """The value of ``variable`` from which on, and only from which on, ``size`` is at least ``minimum``."""
+
+    def reaches(value: int) -> bool:
+        number = tirx.stmt_functor.substitute(size, {variable: tirx.const(value, "int64")})
+        return int(arith.Analyzer().simplify(number)) >= minimum
+
+    def proven(low: int, high: int | None, condition: tirx.PrimExpr) -> bool:
+        analyzer = arith.Analyzer()
+        upper = arith.ConstIntBound.POS_INF if high is None else high
+        analyzer.update(variable, arith.ConstIntBound(low, upper), override=True)
+        return bool(analyzer.can_prove(condition))
+
+    most = _LARGEST_LEARNED if sizes.maximum is None else sizes.maximum
+    candidates = range(sizes.minimum, most + 1)
+    first = candidates.start + bisect.bisect_left(candidates, True, key=reaches)
+    if first > most:
+        return None
+    needed = proven(first, sizes.maximum, size >= minimum)
+    # Of more values than it takes, some would be refused that the model can compute.
+    needed &= first == sizes.minimum or proven(sizes.minimum, first - 1, size < minimum)
+    return first if needed else None
 
 
 def _is_long(size: tirx.PrimExpr) -> bool:

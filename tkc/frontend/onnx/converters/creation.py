@@ -17,6 +17,7 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
 )
 from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.signature import WIDENED
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS
 
@@ -30,12 +31,14 @@ def _constant_of_shape(node: Node) -> Converted:
     sizes: Sequence[Size] | None = node.sizes(0)
     if sizes is None:
         sizes = node.run_time_sizes(node.tensor(0), fixed_length(node, 0))
-    return relax.op.full(list(sizes), relax.const(fill.reshape(()), str(fill.dtype)), str(fill.dtype))
+    dtype = WIDENED.get(str(fill.dtype), str(fill.dtype))
+    return relax.op.full(list(sizes), relax.const(fill.astype(dtype).reshape(()), dtype), dtype)
 
 
 def _eye_like(node: Node) -> Converted:
     data_type = node.attribute("dtype")
     dtype = node.dtype(0) if data_type is None else str(onnx.helper.tensor_dtype_to_np_dtype(data_type))
+    dtype = WIDENED.get(dtype, dtype)
     rows, columns = node.shape(0)
     return relax.op.eye(rows, columns, node.attribute("k", 0), dtype)
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 import tvm
 from tvm import relax, te
 
@@ -14,12 +13,10 @@ from tkc.frontend.onnx.converters.shared import (
     EXACT,
     Converted,
     Converter,
-    saturated,
+    at_run_time,
     scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
-from tkc.frontend.onnx.signature import DTYPES
-from tkc.frontend.onnx.sizes import Known
+from tkc.frontend.onnx.graph import ConversionError, Node, describe
 from tkc.passes.lowering import number_functions
 
 
@@ -36,41 +33,6 @@ def _chain(function: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converte
 def _mean(node: Node) -> Converted:
     total = _chain(relax.op.add)(node)
     return relax.op.divide(total, scalar(len(node.inputs), node.dtype(0)))
-
-
-def _cast(node: Node) -> Converted:
-    return _cast_to(node, str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to"))))
-
-
-def _cast_to(node: Node, target: str) -> relax.Expr:
-    if target not in DTYPES:
-        raise ConversionError(f"casts to {target}, which compiled models cannot hold; cast to a wider type")
-    data = node.tensor(0)
-    if target == "bool":
-        return _truth(node, data)
-    if target == "float8_e8m0fnu" and node.dtype(0) != target:
-        raise ConversionError("casts to float8_e8m0fnu, a power of two, which is not supported; cast to a wider type")
-    if target.startswith("float8") and node.attribute("saturate", 1):
-        data = saturated(node, data, target)
-    return relax.op.astype(data, target)
-
-
-def _truth(node: Node, data: relax.Expr) -> relax.Expr:
-    """Whether the numbers are not 0, which NaN is neither, though TVM's comparison has it otherwise."""
-    if data.struct_info.dtype == "bool":
-        return data
-    if "float" not in data.struct_info.dtype:
-        return relax.op.not_equal(data, scalar(0, data.struct_info.dtype))
-    wide = node.emit(relax.op.astype(data, "float32")) if data.struct_info.dtype not in EXACT else data
-    return relax.op.logical_or(relax.op.not_equal(wide, scalar(0, wide.struct_info.dtype)), relax.op.isnan(wide))
-
-
-def _cast_like(node: Node) -> Converted:
-    value, target = node.value(0), node.dtype(1)
-    known = None if value is None else value.known
-    if known is not None and not known.symbolic and not target.startswith("float8"):
-        return Known.constant(known.values.astype(target))
-    return _cast_to(node, target)
 
 
 def _equal(node: Node) -> Converted:
@@ -242,17 +204,33 @@ def _prelu(node: Node) -> Converted:
 
 
 def _dropout(node: Node) -> Converted:
-    """The identity, as dropout is outside training; with a mask that keeps everything."""
-    training = node.constant(2, "its training mode")
-    if training is not None and training.item():
-        raise ConversionError("is in training mode; export the model for inference")
+    """The identity, as dropout is outside training, and in training with a ratio of 0; its mask keeps everything.
+
+    Where the running model decides it, a call asserts that it is one of the two.
+    """
+    keeps = [_is_false(node, 2, False), _is_false(node, 1, True)]
+    if not any(kept is True for kept in keeps):
+        computed = [kept for kept in keeps if isinstance(kept, relax.Expr)]
+        if not computed:
+            raise ConversionError("is in training mode, which drops elements at random; export the model for inference")
+        kept = functools.reduce(lambda a, b: node.emit(relax.op.logical_or(a, b)), computed)
+        node.index_uses.add_assertion(kept, f"that {describe(node.proto)} is not in training mode, or drops nothing")
     mask_dtype = "bool" if node.opset >= 10 else node.dtype(0)
     return node.tensor(0), relax.op.ones(node.shape(0), mask_dtype)
 
 
+def _is_false(node: Node, position: int, default: bool) -> bool | relax.Expr:
+    """Whether an input of one element, or its default, is 0, as far as that is known; else what computes it."""
+    if not node.has(position):
+        return not default
+    if at_run_time(node, position):
+        number = node.emit(relax.op.astype(node.emit(relax.op.reshape(node.tensor(position), ())), "float32"))
+        return node.emit(relax.op.equal(number, scalar(0.0, "float32")))
+    value = node.constant(position, "it")
+    return value is not None and not value.item()
+
+
 CONVERTERS: dict[str, Converter] = {
-    "Cast": _cast,
-    "CastLike": _cast_like,
     "Celu": _exponential_unit(1.0, divides=True),
     "Clip": _clip,
     "Div": _div,

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx
 
+from tkc.frontend.onnx.converters.run_time_shapes import as_int64
 from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
+    at_run_time,
     is_number,
     normalized_axis,
     scalar,
@@ -21,6 +23,7 @@ from tkc.frontend.onnx.converters.shared import (
 )
 from tkc.frontend.onnx.graph import ConversionError, Node, Value
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.pixels import extents, read_within
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ def _max_unpool(node: Node) -> Converted:
     indices = node.emit(relax.op.reshape(node.emit(_bounded(node, 1, [size]).tensor), [-1]))
     zeros = node.emit(relax.op.zeros([size], node.dtype(0)))
     result = node.emit(relax.op.reshape(node.emit(relax.op.scatter_elements(zeros, indices, data, 0)), shape))
+    if at_run_time(node, 2):
+        return _with_zeros_behind(node, node.emit(result), shape)
     given = node.constant(2, "its output shape")
     if given is None:
         return result
@@ -151,6 +156,22 @@ def _max_unpool(node: Node) -> Converted:
     if not all(isinstance(width, int) and width >= 0 for width in missing):
         raise ConversionError(f"makes shape {given.tolist()} of {shape}, which does not fit; correct the model")
     return relax.op.nn.pad(result, [n for width in missing for n in (0, width)])
+
+
+def _with_zeros_behind(node: Node, result: relax.Expr, shape: list[Size]) -> relax.Expr:
+    """The tensor with zeros behind it along each axis, as many as the computed shape of input 2 has more."""
+    wanted = as_int64(node, 2)
+    fits = node.emit(relax.op.min(relax.op.subtract(wanted, size_vector(node, shape))))
+    sizes = node.run_time_sizes(wanted, len(shape), relax.op.greater_equal(fits, scalar(0, "int64")))
+
+    def compute(data: te.Tensor, sizes: list[Size]) -> te.Tensor:
+        zero = tirx.const(0, data.dtype)
+        limits = extents(data.shape)
+        return te.compute(
+            extents(sizes), lambda *index: read_within(lambda at: data(*at), index, limits, zero), name="unpooled"
+        )
+
+    return node.builder.emit_te(compute, result, list(sizes), primfunc_name_hint="max_unpool")
 
 
 def _pooled_shape(node: Node) -> list[Size]:

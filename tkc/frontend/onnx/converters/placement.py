@@ -10,7 +10,7 @@ from tvm import DataType, relax, te, tirx
 from tkc.frontend.onnx.converters.run_time_shapes import center_cropped
 from tkc.frontend.onnx.converters.shared import Converted, Converter, fixed_length, normalized_axis, scalar, size_vector
 from tkc.frontend.onnx.graph import ConversionError, Node
-from tkc.frontend.onnx.signature import DTYPES
+from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.pixels import bounded, extents, read_within
 
@@ -18,6 +18,11 @@ from tkc.frontend.pixels import bounded, extents, read_within
 def _bit_cast(node: Node) -> Converted:
     """The same bits as another type of the same width."""
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(node.attribute("to")))
+    narrow = node.declared_dtype(0)
+    if narrow in WIDENED or dtype in WIDENED:
+        raise ConversionError(f"takes the bits of {narrow} for {dtype}, which models hold in a byte or more; use Cast")
+    if node.dtype(0) == "bool" and dtype in ("int8", "uint8"):  # which holds 0 or 1
+        return relax.op.astype(node.tensor(0), dtype)
     if dtype not in DTYPES or "bool" in (dtype, node.dtype(0)) or DataType(dtype).bits != DataType(node.dtype(0)).bits:
         raise ConversionError(f"takes the bits of {node.dtype(0)} for {dtype}; cast between types of the same width")
     if dtype == node.dtype(0):

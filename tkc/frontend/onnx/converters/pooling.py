@@ -197,12 +197,6 @@ def _powers(node: Node) -> tuple[relax.Expr, str, float]:
     return node.emit(relax.op.power(data, scalar(order, inner))), inner, order
 
 
-def _roi_align(node: Node) -> Converted:
-    if node.attribute("mode", "avg") == "max":
-        raise ConversionError("takes the maximum of regions (mode='max'), which is not supported; use mode='avg'")
-    return node.stock()
-
-
 def _conv_transpose(node: Node) -> Converted:
     """Transposed convolution, with dilation as a kernel with zeros in between, and the padding that a size implies."""
     rank = node.rank(0) - 2
@@ -262,5 +256,4 @@ CONVERTERS: dict[str, Converter] = {
     "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,
-    "RoiAlign": _roi_align,
 }

@@ -18,6 +18,7 @@ from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
     is_number,
+    narrowed,
     normalized_axis,
     saturated,
     scalar,
@@ -105,6 +106,8 @@ def quantize_linear(node: Node) -> Converted:
     ratio = node.emit(relax.op.divide(as_type(node, 0, inner), _spread(node, 1, inner)))
     if inner != "float32":
         ratio = node.emit(relax.op.astype(ratio, "float32"))
+    if dtype in WIDENED and "float" in dtype:
+        return narrowed(node, ratio, dtype)
     if dtype.startswith("float8"):  # whose zero point is 0
         data = saturated(node, ratio, dtype) if node.attribute("saturate", 1) else ratio
         return relax.op.astype(data, dtype)
@@ -118,7 +121,7 @@ def _dtype_of(data_type: int) -> str:
 def _quantized_dtype(node: Node) -> str:
     zero = node.value(2)
     if zero is not None:
-        return node.dtype(2) if zero.known is None else zero.known.dtype
+        return node.declared_dtype(2)
     dtype = _dtype_of(node.attribute("output_dtype", 0) or onnx.TensorProto.UINT8)
     if dtype not in DTYPES and dtype not in WIDENED:
         raise ConversionError(f"quantizes to {dtype}, which compiled models cannot hold; quantize to 8 bits")

@@ -19,7 +19,7 @@ _DEFAULTS: dict[Kind, tuple[str, ...]] = {
     "RNN": ("Tanh",),
 }
 _REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_PEEPHOLES = 7
+PEEPHOLES = 7
 """The input of an LSTM that holds its peepholes."""
 
 
@@ -67,7 +67,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Number, Any, Any], Number], float | None
 
 def _recurrent(kind: Kind) -> Converter:
     def convert(node: Node) -> Converted:
-        cell = _cell(node, kind)
+        cell = recurrent_cell(node, kind)
         batch_first = bool(node.attribute("layout", 0))
         dtype = node.dtype(0)
         inner = dtype if dtype == "float64" else "float32"
@@ -76,9 +76,9 @@ def _recurrent(kind: Kind) -> Converter:
             x = node.emit(relax.op.permute_dims(x, [1, 0, 2]))
         steps, batch = x.struct_info.shape.values[:2]
         inputs, weights, bias = _products(node, cell, x, inner)
-        first, first_cell = (_first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6))
-        peepholes = _as(node, node.tensor(_PEEPHOLES), inner) if cell.peepholes else None
-        lengths = _lengths(node, steps) if node.has(4) else None
+        first, first_cell = (first_state(node, cell, position, batch, inner, batch_first) for position in (5, 6))
+        peepholes = _as(node, node.tensor(PEEPHOLES), inner) if cell.peepholes else None
+        lengths = recurrent_lengths(node, steps) if node.has(4) else None
         operands = Operands(inputs, weights, first, first_cell, bias, peepholes, None, lengths)
         states, *last = emit_recurrence(node.builder, cell, operands, inner)
         if batch_first:
@@ -90,13 +90,15 @@ def _recurrent(kind: Kind) -> Converter:
     return convert
 
 
-def _cell(node: Node, kind: Kind) -> Cell:
+def recurrent_cell(node: Node, kind: Kind, transposed: bool = False) -> Cell:
+    """What one step of the node computes, whose weights may have their two last axes ``transposed``."""
     weights = node.shape(2)
-    hidden = node.attribute("hidden_size", weights[2])
+    hidden = node.attribute("hidden_size", weights[1 if transposed else 2])
     if not all(isinstance(size, int) for size in (*weights, *node.shape(1))):
         raise ConversionError("needs weights of fixed sizes; export the model with fixed sizes there")
     reverse = _REVERSE[node.attribute("direction", "forward").lower()]
-    expected = [len(reverse), GATES[kind] * hidden, hidden]
+    sizes = [GATES[kind] * hidden, hidden]
+    expected = [len(reverse), *(sizes[::-1] if transposed else sizes)]
     if weights != expected:
         raise ConversionError(f"has recurrent weights of shape {weights}; expected {expected}: correct the model")
     clip = node.attribute("clip")
@@ -106,7 +108,7 @@ def _cell(node: Node, kind: Kind) -> Cell:
         reverse,
         _activations(node, kind, len(reverse)),
         clip if clip else None,
-        peepholes=kind == "LSTM" and node.has(_PEEPHOLES),
+        peepholes=kind == "LSTM" and node.has(PEEPHOLES),
         coupled=bool(node.attribute("input_forget", 0)),
         reset_after=kind == "GRU" and bool(node.attribute("linear_before_reset", 0)),
         order=ONNX_ORDER[kind],
@@ -163,13 +165,16 @@ def _products(node: Node, cell: Cell, x: relax.Expr, dtype: str) -> tuple[relax.
     return node.emit(relax.op.add(product, bias)), recurrent, apart
 
 
-def _lengths(node: Node, steps: Size) -> relax.Expr:
+def recurrent_lengths(node: Node, steps: Size) -> relax.Expr:
     """How many steps each sequence has."""
     node.note_count(node.tensor(4), steps)
     return _as(node, node.tensor(4), "int32")
 
 
-def _first_state(node: Node, cell: Cell, position: int, batch: Size, dtype: str, batch_first: bool) -> relax.Expr:
+def first_state(
+    node: Node, cell: Cell, position: int, batch: Size, dtype: str, batch_first: bool = False
+) -> relax.Expr:
+    """The hidden state, or that of the cell, which the loop begins with, ``[D, B, H]``; zeros where it is left out."""
     shape = [cell.directions, batch, cell.hidden]
     if not node.has(position):
         return node.emit(relax.op.full(shape, scalar(0, dtype), dtype))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
+from tkc.frontend.determinants import emit_determinants
 from tkc.frontend.onnx.converters.run_time_axes import chosen_axes, reduced
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
@@ -19,7 +20,7 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_scalar,
 )
-from tkc.frontend.onnx.graph import Node
+from tkc.frontend.onnx.graph import ConversionError, Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
 
 Reduction = Callable[[relax.Expr, list[int], bool], relax.Expr]
@@ -194,7 +195,22 @@ def _scan(function: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
+def _det(node: Node) -> Converted:
+    """The determinant of each matrix of a batch of any number of axes, in float32 of narrower floats."""
+    rank, dtype = node.rank(0), node.dtype(0)
+    if rank < 2:
+        raise ConversionError(f"takes determinants of a tensor of {rank} dimensions; expected 2 or more")
+    *batch, rows, columns = node.shape(0)
+    node.require_equal(rows, columns)
+    inner = dtype if dtype in EXACT else "float32"
+    data = node.tensor(0) if inner == dtype else node.emit(relax.op.astype(node.tensor(0), inner))
+    matrices = node.emit(relax.op.reshape(data, [node.algebra.product(batch), rows, rows]))
+    found = node.emit(relax.op.reshape(emit_determinants(node.builder, matrices), batch))
+    return found if inner == dtype else relax.op.astype(found, dtype)
+
+
 CONVERTERS: dict[str, Converter] = {
+    "Det": _det,
     "CumProd": _scan(relax.op.cumprod),
     "CumSum": _scan(relax.op.cumsum),
     **dict.fromkeys(_REDUCTIONS, _reduce),

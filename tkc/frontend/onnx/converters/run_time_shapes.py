@@ -280,9 +280,8 @@ def without(
     """
     op, emit = relax.op, node.emit
     if left == 0:
-        nothing = relax.const(np.zeros(0, "int64"), "int64")
         if fits is not None:
-            node.run_time_sizes(nothing, 0, fits)
+            node.require(fits)
         return op.reshape(data, ())
     positions = emit(op.subtract(op.cumsum(kept, 0), kept))
     hits = op.astype(op.equal(positions, relax.const(np.arange(left)[:, None], "int64")), "int64")

@@ -11,6 +11,7 @@ import onnx
 from tvm import relax
 
 from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of
+from tkc.frontend.onnx.signature import WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, pack_sizes
 
 Converted: TypeAlias = relax.Expr | Sequence[relax.Expr] | Known
@@ -91,6 +92,38 @@ def standard(
     proto.domain, proto.op_type = "", operator
     given = node.attributes if attributes is None else attributes
     return dataclasses.replace(with_inputs(node, inputs), proto=proto, attributes=given, opset=NEWEST_OPSET)
+
+
+def narrowed(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:
+    """The numbers that a type narrower than a byte makes of others, in the type that holds them.
+
+    Of integers the lower bits are kept, of floats those of the whole part; as float4_e2m1fn, numbers are rounded to the
+    nearest, half to even, and large ones are the largest. NaN, which it lacks, is -0.0, as ONNX's reference has it.
+    """
+    wide, given = WIDENED[dtype], data.struct_info.dtype
+    if dtype == "float4_e2m1fn":
+        return node.emit(relax.op.astype(_in_four_bits(node, data), wide))
+    if "float" in given:  # 32 bits, of which the lower ones are those of any width; a float's whole part
+        data = node.emit(relax.op.astype(data, "float32" if given not in EXACT else given))
+        data = node.emit(relax.op.astype(data, "int32"))
+    bits = ml_dtypes.iinfo(dtype).bits
+    lower = node.emit(relax.op.bitwise_and(relax.op.astype(data, "int32"), scalar((1 << bits) - 1, "int32")))
+    if not dtype.startswith("u"):
+        sign = scalar(1 << (bits - 1), "int32")
+        lower = node.emit(relax.op.subtract(relax.op.bitwise_xor(lower, sign), sign))
+    return node.emit(relax.op.astype(lower, wide))
+
+
+def _in_four_bits(node: Node, data: relax.Expr) -> relax.Expr:
+    """The numbers of float4_e2m1fn next to others: 0 to 2 by halves, to 4 by ones, and 6; in float32 or float64."""
+    op, emit, given = relax.op, node.emit, data.struct_info.dtype
+    inner = given if given in EXACT else "float32"
+    wide = emit(op.astype(data, inner)) if given != inner else data
+    wide = emit(op.where(op.isnan(wide), scalar(-0.0, inner), op.clip(wide, -6.0, 6.0)))
+    size = emit(op.abs(wide))
+    coarse = op.where(op.less(size, scalar(4.0, inner)), scalar(1.0, inner), scalar(2.0, inner))
+    step = emit(op.where(op.less(size, scalar(2.0, inner)), scalar(0.5, inner), coarse))
+    return emit(op.multiply(emit(op.round(op.divide(wide, step))), step))
 
 
 def saturated(node: Node, data: relax.Expr, dtype: str) -> relax.Expr:

@@ -170,10 +170,7 @@ def _scores(node: Node, forest: Forest, aggregate: str, outputs: int, dtype: str
     used = int(forest.features.max(initial=0)) + 1
     if forest.features.min(initial=0) < 0 or (isinstance(columns, int) and columns < used):
         raise ConversionError(f"asks for feature {used - 1} of {columns}; correct the model")
-    if not isinstance(columns, int):
-        node.algebra.at_least(columns, used)
-        if not node.algebra.holds(columns >= used):
-            raise ConversionError(f"asks for feature {used - 1} of an unknown number; export with a fixed number")
+    node.require_at_least(columns, used)
     if len(forest.targets) and not 0 <= int(forest.targets.min()) <= int(forest.targets.max()) < outputs:
         raise ConversionError(f"has weights of targets beyond its {outputs}; correct the model")
     # A leaf's mode is never asked for: its branches are itself.

@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 
-from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
+from tkc.frontend.onnx.converters.run_time_shapes import as_int64
+from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, fixed_length, scalar, size_vector
 from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.pixels import extents, read_within, reduction
 
 
 def _col2im(node: Node) -> Converted:
     """Windows put back where they were taken from, added up where they overlap."""
-    image, block = node.constant(1, "its image shape"), node.constant(2, "its block shape")
-    if image is None or block is None:
-        raise ConversionError("lacks its shapes; correct the model")
-    sizes, kernel = image.tolist(), block.tolist()
+    rows, places = node.shape(0)[1:]
+    channels, sizes, kernel = _image_and_block(node, rows)
     rank = len(sizes)
     dilations, strides = (node.attribute(name, [1] * rank) for name in ("dilations", "strides"))
     pads = node.attribute("pads", [0] * 2 * rank)
-    rows = node.shape(0)[1]
-    taps = math.prod(kernel)
-    if not isinstance(rows, int) or rows % taps:
-        raise ConversionError(f"has {rows} rows; expected a fixed multiple of {taps}: correct the model")
     counts = [
-        (size + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        node.algebra.simplify((size + pads[i] + pads[rank + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1)
         for i, size in enumerate(sizes)
     ]
+    node.require_equal(places, node.algebra.product(counts))
     dtype = node.dtype(0)
     inner = dtype if dtype in EXACT or "float" not in dtype else "float32"
 
-    def compute(columns: te.Tensor) -> te.Tensor:
+    def compute(
+        columns: te.Tensor, channels: Size, sizes: Sequence[Size], kernel: Sequence[Size], counts: Sequence[Size]
+    ) -> te.Tensor:
+        taps = math.prod(extents(kernel), start=tirx.const(1, "int64"))
         offsets = [reduction(width, f"k{i}") for i, width in enumerate(kernel)]
 
         def pixel(b: tirx.Var, c: tirx.Var, *position: tirx.Var) -> tirx.PrimExpr:
@@ -53,10 +53,32 @@ def _col2im(node: Node) -> Converted:
             limits = extents(counts)
             return te.sum(read_within(read, windows, limits, tirx.const(0, inner), *whole), axis=offsets)
 
-        return te.compute(extents([columns.shape[0], rows // taps, *sizes]), pixel, name="col2im")
+        return te.compute(extents([columns.shape[0], channels, *sizes]), pixel, name="col2im")
 
-    result = node.builder.emit_te(compute, node.tensor(0), primfunc_name_hint="col2im")
+    operands = (node.tensor(0), channels, sizes, kernel, counts)
+    result = node.builder.emit_te(compute, *operands, primfunc_name_hint="col2im")
     return relax.op.astype(result, dtype) if inner != dtype else result
+
+
+def _image_and_block(node: Node, rows: Size) -> tuple[Size, list[Size], list[Size]]:
+    """The number of channels, and the sizes of the image and of a window, where the running model knows them too."""
+    image, block = node.sizes(1), node.sizes(2)
+    if image is not None and block is not None:
+        taps = node.algebra.product(block)
+        if not isinstance(rows, int) or not isinstance(taps, int) or rows % taps:
+            raise ConversionError(f"has {rows} rows; expected a fixed multiple of {taps}: correct the model")
+        return rows // taps, image, block
+    rank = fixed_length(node, 1)
+    if fixed_length(node, 2) != rank:
+        raise ConversionError(f"has an image of {rank} axes, and windows of {fixed_length(node, 2)}; correct the model")
+    op, emit = relax.op, node.emit
+    given = emit(op.concat([as_int64(node, 1), as_int64(node, 2)]))
+    taps = emit(op.prod(as_int64(node, 2), [0], keepdims=True))
+    whole, one = size_vector(node, [rows]), scalar(1, "int64")
+    channels = emit(op.floor_divide(whole, emit(op.maximum(taps, one))))
+    fits = op.logical_and(op.equal(emit(op.multiply(channels, taps)), whole), op.greater_equal(taps, one))
+    found = node.run_time_sizes(emit(op.concat([channels, given])), 1 + 2 * rank, emit(op.reshape(fits, ())))
+    return found[0], list(found[1 : 1 + rank]), list(found[1 + rank :])
 
 
 def _deform_conv(node: Node) -> Converted:
