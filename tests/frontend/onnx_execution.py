@@ -16,7 +16,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 import tkc
-from tkc.runtime.tensors import from_torch_as
+from tkc.runtime.tensors import from_torch_as, narrowed
 
 # What takes minutes, and is made of what other tests check, runs only if asked for.
 EVERY_CASE = os.environ.get("TKC_EVERY_ONNX_CASE") == "1"
@@ -38,7 +38,11 @@ def compiled(model: Model, constants: Mapping[str, Any] | None = None) -> Callab
     to_array = from_torch_as(np.empty(0))
 
     def call(*inputs: np.ndarray) -> list[np.ndarray]:
-        return [to_array(output) for output in executable.run_flat(inputs)]
+        found = zip(executable.run_flat(inputs), executable.signature.outputs, strict=True)
+        return [
+            narrowed(to_array(output), spec.dtype) if spec.held != spec.dtype else to_array(output)
+            for output, spec in found
+        ]
 
     return call
 

@@ -47,6 +47,8 @@ def test_no_operator_gives_a_wrong_result(part: int, constants: bool) -> None:
             difference = disagreement(case, constants)
         except UnsupportedModelError:
             continue
+        except InputError as error:  # dropout is refused at the call, which says whether the model is in training
+            difference = None if case.model.graph.node[-1].op_type == "Dropout" else f"InputError: {error}"
         except Exception as error:
             difference = f"{type(error).__name__}: {error}"
         if difference is not None:
