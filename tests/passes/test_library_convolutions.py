@@ -162,7 +162,7 @@ class OfGivenWeights(nn.Module):
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """``x [batch, 32, height, width]``, ``given [32, 32, 3, 3]``."""
-        return F.conv2d(F.conv2d(x, given), self.weight * given.mean())
+        return F.conv2d(F.conv2d(x, given), self.weight * given.abs().mean())
 
 
 TRANSPOSED = {

@@ -16,6 +16,7 @@ from tkc.kernels.target import Target
 from tkc.schedules.blocks import child_blocks, nodes
 from tkc.schedules.database import as_workload
 from tkc.schedules.default_record import default_trace
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.schedule_module import ScheduleModule, schedule_function
 from tkc.schedules.sizes import retarget, size_variables, specialize
 from tkc.schedules.target import tvm_target
@@ -153,7 +154,7 @@ def _matmul_bias(builder: relax.BlockBuilder, x: relax.Expr, weight: relax.Expr,
 
 
 def _run(scheduled: tirx.PrimFunc, inputs: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
-    library = tvm.build(scheduled.with_attr("global_symbol", "main"), target=TARGET)
+    library = tvm.tirx.build(scheduled.with_attr("global_symbol", "main"), TARGET, LOWERING)
     output = tvm.runtime.tensor(torch.zeros(shape).numpy())
     library["main"](*(tvm.runtime.tensor(x.numpy()) for x in inputs), output)
     return torch.from_numpy(output.numpy())
