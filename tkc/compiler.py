@@ -396,7 +396,7 @@ def _generated(runner: StageRunner, front: Compilation, target: Target, settings
     generated_for = tvm_target(target)
     with generated_for:
         # Schedules that tuning found may give a row other bits among fewer rows, even where there is one for all sizes:
-        # of random ones for products on the CPU a third did. The rules' do not.
+        # of random ones for products on the CPU a third did. By default, so do the rules' for products of few rows.
         lookup = None if settings.batch_invariant else _lookup(settings, target)
         stages = generation_stages(target, generated_for, lookup, batch_invariant=settings.batch_invariant)
         return runner.run_stages(front, stages)

@@ -78,7 +78,7 @@ class _Rewriting(PyExprMutator):
         transposed = is_transposed_convolution(call)
         begins, ends = call.attrs.padding[: rank - 2], call.attrs.padding[rank - 2 :]
         last = self.images.last(image)
-        if list(begins) != list(ends):
+        if not _is_even(call.attrs.padding):
             widths = [(0, 0), *zip(begins, ends, strict=True), (0, 0)]
             last = self.builder_.emit(op.nn.pad(last, [int(width) for pair in widths for width in pair]))
             begins = [0] * (rank - 2)

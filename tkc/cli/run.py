@@ -15,12 +15,13 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
+from tkc.cli.signatures import parse_sizes
 from tkc.diagnosis.reference import run_source
 from tkc.errors import UsageError
 from tkc.runtime.executable import Executable
 from tkc.runtime.loading import load
 from tkc.runtime.program import Program
-from tkc.runtime.random_inputs import described_range, random_inputs
+from tkc.runtime.random_inputs import random_inputs
 from tkc.runtime.signature import Signature
 
 
@@ -82,9 +83,7 @@ def run_artifact(
         raise UsageError("--size is for random inputs; those of --input have sizes of their own")
     executable = _entry(load(artifact), entry)
     signature = executable.signature
-    tensors = (
-        _read_inputs(inputs, signature) if inputs else random_inputs(signature, _parse_sizes(sizes, signature), seed)
-    )
+    tensors = _read_inputs(inputs, signature) if inputs else random_inputs(signature, parse_sizes(sizes), seed)
     # The first call loads code and weights. What it updates, the second finds as it was.
     executable.run_flat([tensor.to(executable.device, copy=True) for tensor in tensors])
     executable.reset()
@@ -134,24 +133,6 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     scale = reference.double().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = float(difference / scale)
     return float("inf") if error != error else error
-
-
-def _parse_sizes(sizes: Sequence[str], signature: Signature) -> dict[str, int]:
-    parsed: dict[str, int] = {}
-    for text in sizes:
-        name, _, value = text.partition("=")
-        if name not in signature.sizes or not (value.isascii() and value.isdigit()):
-            known = (
-                ", ".join(f"{known} {described_range(bounds)}" for known, bounds in signature.sizes.items()) or "none"
-            )
-            raise UsageError(
-                f"--size {text}: write NAME=N with NAME one of this model's symbolic sizes ({known}). A .pt2 file does "
-                "not keep the names of its Dims; tkc compile --size-name SIZE=NAME gives them back"
-            )
-        if name in parsed:
-            raise UsageError(f"--size names {name} twice")
-        parsed[name] = int(value)
-    return parsed
 
 
 def read_named(files: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -275,13 +275,15 @@ def parse_constants(options: list[str] | None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def parse_sizes(options: list[str] | None) -> dict[str, int]:
+def parse_sizes(options: Sequence[str] | None) -> dict[str, int]:
     """``["height=64"]`` as ``{"height": 64}``; :class:`tkc.UsageError` for another form, or a name twice."""
     sizes: dict[str, int] = {}
     for option in options or []:
         name, _, value = option.partition("=")
-        if not name or not (value.isascii() and value.isdigit()) or name in sizes:
-            raise UsageError(f"--size {option}: give each size one number, as in height=64")
+        if not name or not (value.isascii() and value.isdigit()):
+            raise UsageError(f"--size {option}: give each size a number, as in height=64")
+        if name in sizes:
+            raise UsageError(f"--size names {name} twice")
         sizes[name] = int(value)
     return sizes
 

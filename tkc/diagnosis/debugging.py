@@ -119,7 +119,7 @@ def _run_source(
 
 def _run_program(program: ExportedProgram, example: Any, sizes: Mapping[str, int], seed: int) -> _Source:
     from tkc.frontend.torch.importer import exported_signature, simplified
-    from tkc.runtime.random_inputs import checked_sizes, random_inputs
+    from tkc.runtime.random_inputs import random_inputs
 
     program = simplified(program)
     signature = exported_signature(program)
@@ -128,7 +128,7 @@ def _run_program(program: ExportedProgram, example: Any, sizes: Mapping[str, int
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     fits = [tuple(leaf.shape) for leaf in leaves if leaf.device.type == "cpu"]
     with_examples = len(fits) == len(signature.inputs) and not sizes
-    inputs = leaves if with_examples else random_inputs(signature, checked_sizes(sizes, signature), seed)
+    inputs = leaves if with_examples else random_inputs(signature, sizes, seed)
     given = iter(inputs)
     interpreter = _Recording(program.graph_module)
     placeholders = []
@@ -191,13 +191,13 @@ def _run_onnx(
     from onnx.reference import ReferenceEvaluator
 
     from tkc.frontend import import_model
-    from tkc.runtime.random_inputs import checked_sizes, random_inputs
+    from tkc.runtime.random_inputs import random_inputs
 
     signature = import_model(model).signature
     given = _given_inputs(signature, args, kwargs)
     if given and sizes:
         raise UsageError("sizes are for random inputs; those that are given have sizes of their own")
-    inputs = given or random_inputs(signature, checked_sizes(sizes, signature), seed)
+    inputs = given or random_inputs(signature, sizes, seed)
     evaluator = ReferenceEvaluator(model if hasattr(model, "graph") else str(model))
     feeds = {spec.name: tensor.numpy() for spec, tensor in zip(signature.inputs, inputs, strict=True)}
     try:

@@ -60,11 +60,6 @@ def quantized_recurrence(cell: Cell, codes: str) -> tirx.PrimFunc:
     def bounded(code: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.max(tirx.min(code, tirx.const(_STEPS, "float32")), tirx.const(0, "float32"))
 
-    def is_reversed(direction: tirx.PrimExpr) -> tirx.PrimExpr:
-        if len(set(cell.reverse)) == 1:
-            return tirx.const(cell.reverse[0], "bool")
-        return tirx.EQ(direction, tirx.const(cell.reverse.index(True), "int64"))
-
     @T.prim_func(private=True, s_tir=True)
     def quantized_recurrence(
         inputs_handle: T.handle,
@@ -120,7 +115,9 @@ def quantized_recurrence(cell: Cell, codes: str) -> tirx.PrimFunc:
                     extent[3] = bounded(tirx.nearbyint(T.float32(0) - extent[0] / extent[2]))
                     for b in T.serial(batch):
                         if step < T.Cast("int64", lengths[b]):
-                            t: T.let[T.int64] = T.Select(is_reversed(d), T.Cast("int64", lengths[b]) - step - 1, step)
+                            t: T.let[T.int64] = T.Select(
+                                cell.is_reversed(d), T.Cast("int64", lengths[b]) - step - 1, step
+                            )
                             summed[0] = 0
                             for i in range(hidden):
                                 whole[d, b, i] = T.Cast(

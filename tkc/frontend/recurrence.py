@@ -76,6 +76,12 @@ class Cell:
         """1, or 2 of a bidirectional layer."""
         return len(self.reverse)
 
+    def is_reversed(self, direction: Number) -> Number:
+        """Whether a direction runs from the last step to the first."""
+        if len(set(self.reverse)) == 1:
+            return tirx.const(self.reverse[0], "bool")
+        return tirx.EQ(direction, tirx.const(self.reverse.index(True), "int64"))
+
     def function(self, position: int, direction: Number, x: Number) -> Number:
         """An activation of a direction, of a number within the clip.
 
@@ -160,11 +166,6 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
     is_lstm, is_gru = cell.kind == "LSTM", cell.kind == "GRU"
     one = tirx.const(1, dtype)
 
-    def is_reversed(direction: Number) -> Number:
-        if len(set(cell.reverse)) == 1:
-            return tirx.const(cell.reverse[0], "bool")
-        return tirx.EQ(direction, tirx.const(cell.reverse.index(True), "int64"))
-
     def vectors(numbers: int, each: int = lanes) -> int:
         return math.gcd(numbers // each, _VECTORS)
 
@@ -211,7 +212,7 @@ def recurrence(cell: Cell, dtype: str) -> tirx.PrimFunc:
                 for i in range(hidden):
                     last_cell[d, b, i] = first_cell[d, b, i]
                 for step in T.serial(length[0]):
-                    t: T.let[T.int64] = T.Select(is_reversed(d), length[0] - step - 1, step)
+                    t: T.let[T.int64] = T.Select(cell.is_reversed(d), length[0] - step - 1, step)
                     # The gates that the hidden state itself goes into.
                     for j in range(part // (lanes * vectors(part))):
                         for v in T.unroll(vectors(part)):

@@ -18,6 +18,7 @@ class OverlapCheck:
     """
 
     def __init__(self, names: Sequence[str], updated: Sequence[str]) -> None:
+        """``names`` are those of all inputs, in order, ``updated`` of those that the model updates."""
         self._names = names
         self._updated = [name in updated for name in names]
         self._accepted: list[_Place] = []  # of the last call; caches are the same ones for many calls

@@ -15,13 +15,21 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
     """Tensors that fit ``signature``: normal floats, integers 0 or 1 (valid as indices and as masks), in ``sizes``.
 
     A size not given is the smallest its range allows, but at least 2 where it may be. Raises :class:`UsageError` for a
-    given one outside of its range.
+    given one that the model does not have, and outside of its range.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, size in sizes.items():
+        if name not in signature.sizes:
+            known = ", ".join(f"{other} {described_range(bounds)}" for other, bounds in signature.sizes.items())
+            raise UsageError(
+                f"{name}={size}: the model has no symbolic size {name}; its sizes are {known or 'fixed'}. A .pt2 file "
+                "does not keep the names of its Dims; tkc compile --size-name SIZE=NAME gives them back"
+            )
         bounds = signature.sizes[name]
         if size < bounds.minimum or (bounds.maximum is not None and size > bounds.maximum):
-            raise UsageError(f"--size {name}={size}: the model was compiled for {name} {described_range(bounds)}")
+            raise UsageError(
+                f"the size {name}={size} is out of range: the model takes {name} {described_range(bounds)}"
+            )
     chosen = {name: sizes.get(name, _small(bounds)) for name, bounds in signature.sizes.items()}
 
     def draw(spec: TensorSpec) -> torch.Tensor:
@@ -34,15 +42,6 @@ def random_inputs(signature: Signature, sizes: Mapping[str, int], seed: int) -> 
         return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
     return [draw(spec) for spec in signature.inputs]
-
-
-def checked_sizes(sizes: Mapping[str, int], signature: Signature) -> Mapping[str, int]:
-    """``sizes``, if they are those of symbolic sizes of ``signature``; :class:`UsageError` names those that it has."""
-    for name in sizes:
-        if name not in signature.sizes:
-            known = ", ".join(f"{size} {described_range(bounds)}" for size, bounds in signature.sizes.items()) or "none"
-            raise UsageError(f"the model has no symbolic size {name}; its sizes are {known}")
-    return sizes
 
 
 def _small(bounds: SizeRange) -> int:

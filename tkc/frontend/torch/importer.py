@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -75,7 +74,7 @@ from tkc.frontend.torch.recurrent import (
     recurrent_operators_of_any_length,
 )
 from tkc.frontend.torch.refusals import Refusals
-from tkc.frontend.torch.small_sizes import with_least_sizes
+from tkc.frontend.torch.small_sizes import where_formulas_hold
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
 from tkc.frontend.torch.weights import program_weights
 from tkc.runtime.signature import Constant, Signature, SizeRange, TensorSpec
@@ -338,10 +337,7 @@ def _needed_sizes(
     for formula, least in dict.fromkeys(asked):
         name = names.get(formula)
         if name is None:
-            condition = sympy.Ge(formula, least, evaluate=False)  # as in _asserted
-            with suppress(UnsupportedModelError):  # what has no formula is no condition of the model's own
-                size_conditions(dimensions, [condition])
-                needed.append(condition)
+            needed.append(sympy.Ge(formula, least, evaluate=False))  # as in _asserted
         else:
             sizes[name] = replace(sizes[name], minimum=max(sizes[name].minimum, least))
     return sizes, needed
@@ -422,7 +418,7 @@ def _imported(
     check_interface(program)
     dimensions = _dimensions(program, names)
     signature = exported_signature(program, names, guards)
-    signature = replace(signature, sizes=with_least_sizes(program, replace(dimensions, sizes=signature.sizes)))
+    signature = replace(signature, sizes=where_formulas_hold(program, replace(dimensions, sizes=signature.sizes)))
     sizes = {name: tirx.SizeVar(name, "int64") for name in signature.sizes}
     solved = dimensions.solved().items()
     known = {

@@ -29,7 +29,7 @@ _UNKNOWN = object()
 Assignment = Mapping[sympy.Symbol, int]
 
 
-def with_least_sizes(program: ExportedProgram, dimensions: Dimensions) -> Mapping[str, SizeRange]:
+def where_formulas_hold(program: ExportedProgram, dimensions: Dimensions) -> Mapping[str, SizeRange]:
     """The bounds of the sizes of ``program``, from 2 or 1 on where its formulas do not hold below.
 
     Of several sizes each is tried by itself where they do not hold for all at once.
