@@ -102,7 +102,9 @@ def samples(operator: str, dtype: str, device: str, most: int | None = None) -> 
         leaves, spec = pytree.tree_flatten(((given.input, *given.args), given.kwargs))
         structure = (str(spec), *map(_structure, leaves))
         if structure not in found:
-            found[structure] = _sample(index, entry.op, leaves, spec)
+            # Some samples keep an index or a mask on the CPU, which PyTorch copies; a compiled model asks for it.
+            there = [leaf.to(device) if _is_input(leaf) else leaf for leaf in leaves]
+            found[structure] = _sample(index, entry.op, there, spec)
     every = list(found.values())
     if most is None or len(every) <= most:
         return every

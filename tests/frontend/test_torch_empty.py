@@ -56,6 +56,23 @@ def test_no_elements_and_no_dimensions() -> None:
     check(functions, empty, scalar, first, tolerance=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shape", "indices"), [((5,), (2, 0)), ((3, 4), (0,)), ((3, 4), (0, 5)), ((), (0, 3))], ids=str
+)
+def test_no_indices_of_another_number_of_axes(shape: tuple[int, ...], indices: tuple[int, ...]) -> None:
+    """PyTorch asks of indices without elements that they have neither the axes nor the sizes of the tensor."""
+    x, source, index = torch.randn(shape), torch.randn(3, 4), torch.zeros(indices, dtype=torch.int64)
+    functions = {
+        "gather": lambda x, source, i: x.gather(0, i),
+        "scatter": lambda x, source, i: x.scatter(0, i, source),
+        "value": lambda x, source, i: x.scatter(0, i, 2.5),
+        "add": lambda x, source, i: x.scatter_add(0, i, source),
+        "mean": lambda x, source, i: x.scatter_reduce(0, i, source, "mean", include_self=False),
+        "amax": lambda x, source, i: x.scatter_reduce(0, i, source, "amax"),
+    }
+    check(functions, x, source, index, tolerance=1e-6)
+
+
 def test_reshapes_to_no_elements() -> None:
     """A size of 0 that a converter reshapes to is no axis to keep, where the tensor has others."""
     none, whole = torch.zeros(2, 0, dtype=torch.int64), torch.arange(12.0).reshape(3, 4)

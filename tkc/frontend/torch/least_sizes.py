@@ -157,8 +157,11 @@ def _along_dim(call: _Call) -> Iterator[tuple[Any, int]]:
 
 def _elements(call: _Call) -> Iterator[tuple[Any, int]]:
     """Of ``gather`` and ``scatter``, whose indices stand in a part of the tensor, and have a part of the source."""
+    shape, indices = call.shape("self"), call.shape("index")
+    if any(isinstance(count, int) and count == 0 for count in indices):
+        return  # PyTorch asks nothing then, not even as many axes
     yield from _along_dim(call)
-    shape, indices, dim = call.shape("self"), call.shape("index"), call["dim"] % len(call.shape("self"))
+    dim = call["dim"] % len(shape)
     for axis, (size, count) in enumerate(zip(shape, indices, strict=True)):
         if axis != dim:
             yield _formula(size) - _formula(count), 0

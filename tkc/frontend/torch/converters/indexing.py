@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
@@ -269,6 +269,8 @@ def index_select(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr) -> re
 
 def gather(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, *_: Any) -> relax.Expr:
     """``x[..., indices[..., i, ...], ...]`` along ``dim``."""
+    if _no_elements(indices):
+        return op.zeros(indices.struct_info.shape, x.struct_info.dtype)
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     return op.gather_elements(x, b.cast(indices, "int64"), dim)
@@ -280,6 +282,11 @@ def take(b: Emitter, x: relax.Expr, indices: relax.Expr) -> relax.Expr:
     indices = _inside(b, indices, b.node.args[1], count, wrap=True)
     flat = x if x.struct_info.ndim == 1 else b.emit(b.reshape(x, [count]))
     return op.take(flat, indices, 0, mode="clip")
+
+
+def _no_elements(indices: relax.Expr) -> bool:
+    """Whether the indices are known to be none: PyTorch does not even ask then that they have the tensor's axes."""
+    return any(isinstance(size, tirx.IntImm) and int(size) == 0 for size in indices.struct_info.shape)
 
 
 _REDUCTIONS = {
@@ -296,6 +303,8 @@ _REDUCTIONS = {
 def _scattered(
     b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, values: relax.Expr, reduction: str | None
 ) -> relax.Expr:
+    if _no_elements(indices):
+        return x
     shape = list(indices.struct_info.shape)
     if not b.has_shape(values, shape):
         axes = list(range(len(shape)))
