@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
+
+from sympy import Expr
+from sympy.printing.str import StrPrinter
 
 from .graph import Input, Role
 from .tensors import type_of
@@ -95,4 +99,22 @@ def text(value: Any) -> str:
         return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
     if isinstance(value, str):
         return repr(value)
-    return str(value)
+    return _SourcePrinter().doprint(value) if isinstance(value, Expr) else str(value)
+
+
+class _SourcePrinter(StrPrinter):
+    """Sizes as a model computes them: extremes by PyTorch's functions, which record no guard."""
+
+    def _print_Max(self, value: Expr) -> str:
+        return self._nested("torch.sym_max", value)
+
+    def _print_Min(self, value: Expr) -> str:
+        return self._nested("torch.sym_min", value)
+
+    def _print_FloorDiv(self, value: Expr) -> str:
+        dividend, divisor = map(self.doprint, value.args)
+        return f"(({dividend}) // ({divisor}))"
+
+    def _nested(self, name: str, value: Expr) -> str:
+        parts = [self.doprint(part) for part in value.args]
+        return reduce(lambda first, second: f"{name}({first}, {second})", parts)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sympy import Integer, expand
+from sympy import Integer, Max, Min, expand
 
 from .operators import Draw, Drawn, Operator, text
-from .types import Shape, Sizes, Type, converted, divided, number, product, promoted, require, result, shape_of, union
+from .types import Dim, Shape, Sizes, Type, converted, divided, number, product, promoted, require, result, shape_of, union
 
 
 def _with_axis(draw: Draw, least: int = 1) -> int:
@@ -124,6 +124,64 @@ def slice_text(name: str, attributes: dict[str, Any]) -> str:
     end = -attributes["behind"] or ""
     step = f":{attributes['step']}" if attributes["step"] > 1 else ""
     return f"{name}[{':, ' * attributes['axis']}{start}:{end}{step}]"
+
+
+def _bound_draw(draw: Draw, dim: Dim) -> Dim:
+    """A place on an axis of ``dim`` elements, as a formula of it."""
+    few, parts = draw.rng.randint(1, 4), draw.rng.choice([2, 3, 4])
+    return draw.rng.choice(
+        [
+            Integer(few),
+            divided(dim, parts),
+            dim - divided(dim, parts),
+            divided(expand(dim * (parts - 1)), parts),
+            divided(dim + few, parts),
+            Max(dim - few, 0),
+            Min(dim, few),
+        ]
+    )
+
+
+def _part_draw(draw: Draw) -> Drawn:
+    value = _with_axis(draw)
+    axis = draw.axis(value)
+    dim = draw.types[value].shape[axis]
+    bounds = [_bound_draw(draw, dim) if draw.rng.random() < 0.7 else None for _ in range(2)]
+    require(any(bound is not None for bound in bounds))
+    kind = draw.rng.choice(["from the front", "from the front", "from the back"])
+    step = draw.rng.choice([1, 1, 1, 2, 3])
+    return [value], {"axis": axis, "start": bounds[0], "end": bounds[1], "kind": kind, "step": step}
+
+
+def _part_infer(sizes: Sizes, types: list[Type], attributes: dict[str, Any]) -> list[Type]:
+    (value,) = types
+    axis, start, end, step = (attributes[key] for key in ("axis", "start", "end", "step"))
+    require(axis < value.rank)
+    dim = value.shape[axis]
+    if attributes["kind"] == "from the back":  # -0 is the front
+        require(all(bound is None or sizes.least(bound) > 0 for bound in (start, end)))
+        start, end = (None if bound is None else dim - bound for bound in (start, end))
+    start = Integer(0) if start is None else start
+    end = dim if end is None else end
+    require(sizes.least(start) >= 0 and sizes.least(end) >= 0)
+    end = _no_more(sizes, end, dim)
+    rows = expand(end - start)
+    if sizes.least(rows) < 0:
+        rows = Max(rows, 0)
+    return [_moved(value, (*value.shape[:axis], expand(divided(rows + step - 1, step)), *value.shape[axis + 1 :]))]
+
+
+def _no_more(sizes: Sizes, bound: Dim, dim: Dim) -> Dim:
+    return bound if sizes.least(dim - bound) >= 0 else Min(bound, dim)
+
+
+def _part_source(args: Any, attributes: dict[str, Any]) -> str:
+    sign = "-" if attributes["kind"] == "from the back" else ""
+    start, end = (
+        "" if bound is None else f"{sign}({text(bound)})" for bound in (attributes["start"], attributes["end"])
+    )
+    step = f":{attributes['step']}" if attributes["step"] > 1 else ""
+    return f"{args[0]}[{':, ' * attributes['axis']}{start}:{end}{step}]"
 
 
 def _select_draw(draw: Draw) -> Drawn:
@@ -423,6 +481,7 @@ OPERATORS: dict[str, Operator] = {
         moves=True,
     ),
     "slice": Operator(_slice_draw, _slice_infer, lambda a, n: slice_text(a[0], n), 2.0, shares=True, moves=True),
+    "part": Operator(_part_draw, _part_infer, _part_source, 1.6, shares=True, moves=True),
     "select": Operator(
         _select_draw, _select_infer, _format("{0}.select({axis}, {index})"), 0.8, shares=True, moves=True
     ),
