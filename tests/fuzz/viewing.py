@@ -9,7 +9,21 @@ from typing import Any
 from sympy import Integer, Max, Min, expand
 
 from .operators import Draw, Drawn, Operator, text
-from .types import Dim, Shape, Sizes, Type, converted, divided, number, product, promoted, require, result, shape_of, union
+from .types import (
+    Dim,
+    Shape,
+    Sizes,
+    Type,
+    converted,
+    divided,
+    number,
+    product,
+    promoted,
+    require,
+    result,
+    shape_of,
+    union,
+)
 
 
 def _with_axis(draw: Draw, least: int = 1) -> int:

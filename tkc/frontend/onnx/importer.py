@@ -28,8 +28,10 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.onnx import sequences
+from tkc.frontend.onnx.channel_scales import with_scaled_convolutions
 from tkc.frontend.onnx.constants import bound_constants, with_sizes
 from tkc.frontend.onnx.converters import CONVERTERS
+from tkc.frontend.onnx.folding import folded
 from tkc.frontend.onnx.graph import (
     MICROSOFT_DOMAIN,
     ML_DOMAIN,
@@ -123,6 +125,9 @@ def import_onnx(
     types = input_types(inputs, algebra)
     outputs = [value.name for value in proto.graph.output]
     proto = with_outputs(_expanded(upgraded(without_untyped_outputs(proto))), outputs)
+    for changed in (folded, with_scaled_convolutions):
+        proto, made = changed(proto, weights, CONSTANT_BYTES)
+        weights |= {name: _aligned(value) for name, value in made.items()}
     built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
