@@ -193,6 +193,43 @@ def overhead(
 
 
 @app.command()
+def warm_start(
+    models: Annotated[
+        str | None, typer.Option(help="Which of llama, qwen3-moe, bert, vit, with commas between them.")
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1)] = 4,
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    references: Annotated[
+        list[str] | None,
+        typer.Option("--reference", help="compile or max-autotune; if left out both, on a CPU the first."),
+    ] = None,
+    dtype: DtypeOption = None,
+    small: Annotated[bool, typer.Option("--small", help="Small models of the same types, for two CPU cores.")] = False,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for all sizes: torch.compile(dynamic=True).")] = (
+        False
+    ),
+    limit: Annotated[float | None, typer.Option(min=1, help="Seconds after which a process is given up.")] = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """The first call under torch.compile, in a first process and in a second one, beside Inductor's."""
+    from tkc.bench.warm_start import bench_warm_start
+
+    on_gpu = resolve_target(target).is_cuda
+    rows = bench_warm_start(
+        _listed(models),
+        layers,
+        _device(on_gpu),
+        _dtype(dtype, on_gpu),
+        references or (["compile", "max-autotune"] if on_gpu else ["compile"]),
+        small,
+        True if dynamic else None,
+        limit,
+    )
+    _finish("warm start", rows, on_gpu, output, against)
+
+
+@app.command()
 def tuning(
     layers: Annotated[int, typer.Option(min=1)] = 12,
     tokens: Annotated[int, typer.Option(min=1, help="Length of the one sequence.")] = 128,
@@ -261,6 +298,10 @@ def _finish(
         result.write(output)
         partial.unlink(missing_ok=True)
         draw(result, output.parent, output.stem)
+
+
+def _listed(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
 
 
 def _dtype(name: str | None, on_gpu: bool) -> torch.dtype:
