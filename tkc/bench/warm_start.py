@@ -105,11 +105,12 @@ def _row(name: str, calls: Mapping[str, FirstCall | str]) -> Row:
         if isinstance(call, str):
             notes[f"{contender} failed"] = call
             continue
-        if not isinstance(ours, str):
+        if isinstance(ours, str):
+            notes[f"{contender} s"] = call.seconds
+        else:
             milliseconds[contender] = call.seconds * 1e3
             if contender != "tkc":
                 notes[f"tkc / {contender}"] = ours.seconds / call.seconds
-        notes[f"{contender} s"] = call.seconds
         notes[f"{contender} imports s"] = call.imports
         notes[f"{contender} without imports s"] = call.seconds - call.imports
         notes[f"{contender} graphs"] = float(call.graphs)

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from tkc.bench.comparison import comparison
 from tkc.bench.decoding import DECODE_STEPS
+from tkc.bench.language_models import LANGUAGE_MODELS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
 from tkc.compiler import Kernels
@@ -190,6 +191,49 @@ def overhead(
 
     on_gpu = resolve_target(target).is_cuda
     _finish("call overhead", bench_call_overhead(_device(on_gpu)), on_gpu, output, against)
+
+
+@app.command()
+def generation(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(LANGUAGE_MODELS)}.")] = "llama-3.1-8b",
+    contenders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--contender",
+            help="tkc (torch.compile), tkc-decode, program, eager, eager-dynamic, compile, max-autotune; if left out "
+            "tkc, program, eager and compile.",
+        ),
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; 1 and 8 if left out.")] = None,
+    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Of each prompt; 128 and 1,024 if left out.")] = None,
+    new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 64,
+    layers: Annotated[int | None, typer.Option(min=1, help="All of the model's if left out.")] = None,
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    dtype: DtypeOption = None,
+    small: Annotated[bool, typer.Option("--small", help="A small model of the same type, for two CPU cores.")] = False,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 5,
+    database: DatabaseOption = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """A whole language model's generation: transformers' generate with and without TKC, and TKC's own program."""
+    from tkc.bench.generation import bench_generation
+
+    on_gpu = resolve_target(target).is_cuda
+    rows = bench_generation(
+        model,
+        contenders or ["tkc", "program", "eager", "compile"],
+        batch or [1, 8],
+        tokens or ([32] if small else [128, 1024]),
+        new,
+        layers,
+        _device(on_gpu),
+        _dtype(dtype, on_gpu),
+        small,
+        turns,
+        database,
+    )
+    _finish(f"generation {model}", rows, on_gpu, output, against)
 
 
 @app.command()
