@@ -27,7 +27,8 @@ class Generate(Protocol):
     """Called with prompts ``[batch, tokens]``, returns these with new tokens behind them, and tells ``stream`` each
     step's tokens, the prompts before them."""
 
-    def __call__(self, ids: torch.Tensor, stream: Any = None) -> torch.Tensor: ...
+    def __call__(self, ids: torch.Tensor, stream: Any = None) -> torch.Tensor:
+        """Generate."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class _Asked:
         return copy.copy(self.model)
 
     def compiling(self, **config: Any) -> Generate:
-        """transformers' ``generate``, which compiles the decoding step by ``config``, as its ``CompileConfig`` has it."""
+        """transformers' ``generate``, which compiles the decoding step as a ``CompileConfig`` of ``config`` says."""
         from transformers import CompileConfig
 
-        made = CompileConfig(**config)
+        made: Any = CompileConfig(**config)
         made._compile_all_devices = True  # on a CPU it would compile nothing
         return self.transformers(
             self.of_its_own(), cache_implementation="static", disable_compile=False, compile_config=made
@@ -70,7 +71,7 @@ class _Asked:
 def _by_tkc(asked: _Asked) -> Generate:
     """Prefill and decoding step are compiled: the model's forward pass is."""
     model = asked.of_its_own()
-    options = {} if asked.database is None else {"database": asked.database}
+    options: dict[str, Any] = {} if asked.database is None else {"database": asked.database}
     model.forward = torch.compile(model.forward, backend=tkc, options=options)
     return asked.transformers(model, cache_implementation="static")
 
@@ -151,9 +152,7 @@ class _Measured:
     first: list[float] = field(default_factory=list)
 
 
-def _rows(
-    name: str, asked: _Asked, contenders: Sequence[str], device: torch.device, turns: int
-) -> Iterator[Row]:
+def _rows(name: str, asked: _Asked, contenders: Sequence[str], device: torch.device, turns: int) -> Iterator[Row]:
     torch.manual_seed(0)
     ids = torch.randint(0, asked.model.config.vocab_size, (asked.batch, asked.tokens), device=device)
     torch.compiler.reset()  # what was compiled for another size would make this one dynamic
@@ -170,6 +169,7 @@ def _rows(
                 for _ in range(_WARM_UP - 1):
                     tokens = generate(ids)
             except Exception as error:  # of whatever kind: the others are still to be measured
+                _synchronize(device)  # raises where the device can do nothing more
                 notes[f"{contender} failed"] = shortened(error)
                 continue
             measured[contender] = _Measured(generate, tokens)

@@ -119,9 +119,7 @@ class CachedModel(nn.Module):
         return logits
 
 
-def generating_program(
-    model: Any, batch: int, length: int, target: str, database: Path | None = None
-) -> Program:
+def generating_program(model: Any, batch: int, length: int, target: str, database: Path | None = None) -> Program:
     """A program with the entries ``prefill``, of any number of tokens, and ``decode``, over one cache for ``length``
     tokens of each of ``batch`` sequences."""
     device = model.device

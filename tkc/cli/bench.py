@@ -52,6 +52,11 @@ DtypeOption = Annotated[
 ]
 
 
+ThroughOption = Annotated[
+    bool, typer.Option("--torch-compile", help="Also measure torch.compile(backend='tkc'), by turns.")
+]
+
+
 def _read_record(path: str) -> Record:
     return Record.read(Path(path))
 
@@ -125,6 +130,7 @@ def model(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Also measure what batch_invariant=True costs, by turns.")
     ] = False,
+    through: ThroughOption = False,
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
@@ -143,6 +149,7 @@ def model(
         references or ["eager"],
         database,
         batch_invariant,
+        through,
     )
     _finish(f"model {name}", rows, on_gpu, output, against)
 
@@ -154,6 +161,7 @@ def architectures(
     references: ReferencesOption = None,
     dtype: DtypeOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many compile at once; one at a time is measured.")] = 1,
+    through: ThroughOption = False,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -163,7 +171,7 @@ def architectures(
 
     on_gpu = resolve_target(target).is_cuda
     others = references or ["eager"]
-    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs)
+    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs, through)
     _finish("architectures", rows, on_gpu, output, against)
 
 
