@@ -13,10 +13,9 @@ from typing import Any
 
 @dataclass
 class Imports:
-    """``seconds`` that one thread has spent loading modules, and how ``many`` it loaded."""
+    """The ``seconds`` that one thread has spent loading modules."""
 
     seconds: float = 0.0
-    many: int = 0
 
 
 @contextmanager
@@ -40,7 +39,6 @@ def timed_imports() -> Iterator[Imports]:
             return original(*arguments)
         finally:
             depth -= 1
-            found.many += 1
             if depth == 0:
                 found.seconds += time.perf_counter() - start
 
