@@ -122,7 +122,8 @@ def bench_generation(
     times to warm up, the first of which is noted, then by turns with the others; medians count. Notes give tokens per
     second (of all sequences, with the prefill), the time of a decoding step, and whether the tokens are those of eager
     with a static cache, or where they first differ. In 16 bits they may: greedy decoding follows the larger of two
-    logits that differ by a rounding. The ratio is the time of the fastest contender that is not ours over the first of
+    logits that differ by a rounding. On a GPU the memory in use is noted, that of all contenders together and what
+    PyTorch keeps: it means something where there is one. The ratio is the time of the fastest contender that is not ours over the first of
     ours. A contender that fails has a note that says why.
 
     Raises :class:`tkc.UsageError` for names that do not exist, before anything is measured.
@@ -177,6 +178,10 @@ def _rows(name: str, asked: _Asked, contenders: Sequence[str], device: torch.dev
             for each in measured.values():
                 each.whole.append(_timed(partial(each.generate, ids), device)[0])
                 each.first.append(_seconds_to_first(each.generate, ids, device))
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        notes["device GiB"] = (total - free) / 2**30
+        notes["weights GiB"] = sum(parameter.nbytes for parameter in asked.model.parameters()) / 2**30
     yield from _two_rows(name, asked, measured, expected, notes)
     measured.clear()
     gc.collect()  # what torch.compile keeps of models is in cycles
