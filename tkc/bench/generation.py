@@ -123,8 +123,8 @@ def bench_generation(
     second (of all sequences, with the prefill), the time of a decoding step, and whether the tokens are those of eager
     with a static cache, or where they first differ. In 16 bits they may: greedy decoding follows the larger of two
     logits that differ by a rounding. On a GPU the memory in use is noted, that of all contenders together and what
-    PyTorch keeps: it means something where there is one. The ratio is the time of the fastest contender that is not ours over the first of
-    ours. A contender that fails has a note that says why.
+    PyTorch keeps: it means something where there is one. The ratio is the time of the fastest contender that is not
+    ours over the first of ours. A contender that fails has a note that says why.
 
     Raises :class:`tkc.UsageError` for names that do not exist, before anything is measured.
     """
