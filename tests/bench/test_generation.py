@@ -11,7 +11,7 @@ import torch
 
 from tests.command_line import tkc
 from tkc.bench import generation, language_models
-from tkc.bench.generation import CONTENDERS, _agreement, _Asked, bench_generation
+from tkc.bench.generation import CONTENDERS, Asked, _agreement, bench_generation
 from tkc.bench.language_models import LANGUAGE_MODELS, generating_program, language_model
 from tkc.measure.record import Record
 
@@ -36,7 +36,7 @@ def rows(*contenders: str, turns: int = 1) -> list[Any]:
 def fake(*sleeps: float, tokens: int = 0) -> Any:
     """A contender that takes so many seconds for each token, and adds ``tokens`` to eager's last."""
 
-    def contender(asked: _Asked) -> Any:
+    def contender(asked: Asked) -> Any:
         def generate(ids: torch.Tensor, stream: Any = None) -> torch.Tensor:
             found = CONTENDERS["eager"](asked)(ids) if tokens else ids
             if stream is not None:
@@ -83,7 +83,7 @@ def test_graphs_are_compiled_by_tkc(monkeypatch: pytest.MonkeyPatch) -> None:
         return compile_graph(*arguments, **options)
 
     monkeypatch.setattr(backend, "compiled_graph", counted)
-    asked = _Asked(language_model("llama-3.1-8b", 1, 16, True, CPU, torch.float32), 1, 5, 4, None)
+    asked = Asked(language_model("llama-3.1-8b", 1, 16, True, CPU, torch.float32), 1, 5, 4, None)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     expected = CONTENDERS["eager"](asked)(ids)
     assert not compiled
@@ -108,7 +108,7 @@ def test_times_are_of_the_whole_and_of_the_first_token(monkeypatch: pytest.Monke
 def test_other_tokens_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tokens differ; a contender that fails ends nothing."""
 
-    def broken(asked: _Asked) -> Any:
+    def broken(asked: Asked) -> Any:
         raise ValueError("no such cache")
 
     monkeypatch.setitem(CONTENDERS, "tkc", broken)
@@ -136,7 +136,7 @@ def test_programs_hold_one_cache(name: str) -> None:
     program = generating_program(model, 2, 16, "cpu")
     for tokens in (3, 9):
         ids = torch.randint(0, 64, (2, tokens))
-        asked = _Asked(model, 2, tokens, 6, None)
+        asked = Asked(model, 2, tokens, 6, None)
         assert torch.equal(program.generate(ids, 6), CONTENDERS["eager"](asked)(ids)), tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.command_line import tkc
 from tkc.bench import first_call, warm_start
 from tkc.bench.first_call import Call, FirstCall
 from tkc.bench.import_time import timed_imports
+from tkc.bench.language_models import LANGUAGE_MODELS
 from tkc.bench.models import MODELS
 from tkc.bench.small_models import SMALL_MODELS
 from tkc.bench.warm_start import SIZES, bench_warm_start
@@ -72,10 +74,10 @@ def test_who_fails_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_names_are_refused() -> None:
     """Before a process is started."""
     refused = tkc("bench", "warm-start", "--models", "llama,lama", "--target", "cpu", code=2)
-    assert "there is no model lama to start; choose from llama, qwen3-moe, bert, vit" in refused.stderr
+    assert "there is no model lama to start; choose from llama, qwen3-moe, bert, vit, generate" in refused.stderr
     refused = tkc("bench", "warm-start", "--reference", "eager", "--target", "cpu", code=2)
     assert "eager compiles nothing; choose references from compile, max-autotune" in refused.stderr
-    assert all(size.model in MODELS and size.model in SMALL_MODELS for size in SIZES.values())
+    assert all(size.model in {*MODELS} & {*SMALL_MODELS} or size.model in LANGUAGE_MODELS for size in SIZES.values())
 
 
 def test_a_process_has_the_caches_of_its_contender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +103,10 @@ print(json.dumps({"seconds": 1.0, "imports": 0.5, "error": 0.0, "graphs": 1, "wa
     assert found.warned == [
         str(tmp_path / name) for name in ("TKC_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     ]
-    failing = Call(**{**SMALL.__dict__, "layers": 2})
+    failing = dataclasses.replace(SMALL, layers=2)
     assert warm_start._in_its_process(failing, tmp_path, None) == "ValueError: no such layer"
     start = time.monotonic()
-    slow = Call(**{**SMALL.__dict__, "layers": 3})
+    slow = dataclasses.replace(SMALL, layers=3)
     assert warm_start._in_its_process(slow, tmp_path, 0.5) == "not done after 0.5 s"
     assert time.monotonic() - start < 20
 
@@ -124,6 +126,29 @@ def test_a_first_call_is_timed_and_right(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(first_call.CONTENDERS, "tkc", wrong)
     found = first_call.first_call(SMALL)
     assert found.error == pytest.approx(1.0, abs=1e-5) and found.graphs == 0
+
+
+@pytest.mark.parametrize(("wrong", "error"), [(0, 0.0), (1, 0.25)], ids=["right", "wrong"])
+def test_a_first_generation_is_one_of_a_whole_model(monkeypatch: pytest.MonkeyPatch, wrong: int, error: float) -> None:
+    """By transformers' ``generate``; the error is the share of new tokens that are others."""
+    from tkc.bench import generation
+
+    eager = generation.CONTENDERS["eager"]
+
+    def contender(asked: generation.Asked) -> Any:
+        def generate(ids: torch.Tensor, stream: Any = None) -> torch.Tensor:
+            found = eager(asked)(ids)
+            found[:, -1] += wrong
+            return found
+
+        return generate
+
+    monkeypatch.setitem(generation.CONTENDERS, "compile", contender)
+    call = Call("llama-3.1-8b", True, 1, 2, 8, "cpu", "float32", "compile")
+    found = first_call.first_call(call)
+    assert found.error == error and found.seconds > 0
+    with pytest.raises(KeyError):
+        first_call.first_call(dataclasses.replace(call, contender="nobody"))
 
 
 def test_what_tkc_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

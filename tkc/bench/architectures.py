@@ -19,10 +19,10 @@ from filelock import FileLock
 from torch import nn
 
 from tkc.bench.contenders import known_references
-from tkc.bench.model import TURNS, compared, compiled, pytorch, shortened, through_torch_compile
+from tkc.bench.model import TURNS, compared, compiled, pytorch, through_torch_compile
 from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
 from tkc.errors import UsageError
-from tkc.measure.record import Row
+from tkc.measure.record import Row, shortened
 
 _LAYERS = 2
 _VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in

@@ -1,4 +1,7 @@
-"""Generation by a whole language model: transformers' ``generate`` in PyTorch and under TKC, and TKC's own program."""
+"""Generation by a whole language model: transformers' ``generate`` in PyTorch and under TKC, and TKC's own program.
+
+The compiler is imported by who uses it, since the first call of a process is measured, too.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from tkc.bench.language_models import LANGUAGE_MODELS, generating_program, language_model
-from tkc.bench.model import shortened
-from tkc.dynamo.backend import tkc
 from tkc.errors import UsageError
-from tkc.measure.record import Row
+from tkc.measure.record import Row, shortened
 
 _WARM_UP = 3  # generations: a CUDA graph of the prefill is recorded in the second
 
@@ -32,7 +33,7 @@ class Generate(Protocol):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """What is generated: ``new`` tokens behind ``tokens`` of each of ``batch`` prompts, by ``model``."""
 
     model: Any
@@ -68,24 +69,32 @@ class _Asked:
         )
 
 
-def _by_tkc(asked: _Asked) -> Generate:
+def _by_tkc(asked: Asked) -> Generate:
     """Prefill and decoding step are compiled: the model's forward pass is."""
+    from tkc.dynamo.backend import tkc
+
     model = asked.of_its_own()
     options: dict[str, Any] = {} if asked.database is None else {"database": asked.database}
     model.forward = torch.compile(model.forward, backend=tkc, options=options)
     return asked.transformers(model, cache_implementation="static")
 
 
-def _by_program(asked: _Asked) -> Generate:
+def _step_by_tkc(asked: Asked) -> Generate:
+    from tkc.dynamo.backend import tkc
+
+    return asked.compiling(backend=tkc)
+
+
+def _by_program(asked: Asked) -> Generate:
     model = asked.model
     target = "cuda" if model.device.type == "cuda" else "cpu"
     program = generating_program(model, asked.batch, asked.tokens + asked.new, target, asked.database)
     return lambda ids, stream=None: program.generate(ids, asked.new, stream=stream)
 
 
-CONTENDERS: dict[str, Callable[[_Asked], Generate]] = {
+CONTENDERS: dict[str, Callable[[Asked], Generate]] = {
     "tkc": _by_tkc,
-    "tkc-decode": lambda asked: asked.compiling(backend=tkc),
+    "tkc-decode": _step_by_tkc,
     "program": _by_program,
     "eager": lambda asked: asked.transformers(asked.model, cache_implementation="static"),
     "eager-dynamic": lambda asked: asked.transformers(asked.model),
@@ -139,7 +148,7 @@ def bench_generation(
     told = f"{'small ' if small else ''}{name}, {model.config.num_hidden_layers} layers, {str(dtype)[6:]}"
     for batch in batches:
         for tokens in prompts:
-            asked = _Asked(model, batch, tokens, new, database)
+            asked = Asked(model, batch, tokens, new, database)
             yield from _rows(f"{told}, {batch} × {tokens:,} tokens", asked, chosen, device, turns)
 
 
@@ -153,7 +162,7 @@ class _Measured:
     first: list[float] = field(default_factory=list)
 
 
-def _rows(name: str, asked: _Asked, contenders: Sequence[str], device: torch.device, turns: int) -> Iterator[Row]:
+def _rows(name: str, asked: Asked, contenders: Sequence[str], device: torch.device, turns: int) -> Iterator[Row]:
     torch.manual_seed(0)
     ids = torch.randint(0, asked.model.config.vocab_size, (asked.batch, asked.tokens), device=device)
     torch.compiler.reset()  # what was compiled for another size would make this one dynamic
@@ -190,7 +199,7 @@ def _rows(name: str, asked: _Asked, contenders: Sequence[str], device: torch.dev
 
 
 def _two_rows(
-    name: str, asked: _Asked, measured: Mapping[str, _Measured], expected: torch.Tensor, notes: dict[str, float | str]
+    name: str, asked: Asked, measured: Mapping[str, _Measured], expected: torch.Tensor, notes: dict[str, float | str]
 ) -> Iterator[Row]:
     whole = {contender: statistics.median(each.whole) for contender, each in measured.items()}
     first = {contender: statistics.median(each.first) for contender, each in measured.items()}

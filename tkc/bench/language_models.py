@@ -10,9 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tkc.api import compile
 from tkc.bench.models import initialized, tell_tokens_apart
-from tkc.frontend.entries import Entry
 from tkc.runtime.program import Program
 
 LANGUAGE_MODELS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -122,6 +120,9 @@ class CachedModel(nn.Module):
 def generating_program(model: Any, batch: int, length: int, target: str, database: Path | None = None) -> Program:
     """A program with the entries ``prefill``, of any number of tokens, and ``decode``, over one cache for ``length``
     tokens of each of ``batch`` sequences."""
+    from tkc.api import compile
+    from tkc.frontend.entries import Entry
+
     device = model.device
 
     def inputs(tokens: int) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,14 +19,13 @@ from tkc.bench.models import MODELS, Benchmarked
 from tkc.compiler import Kernels
 from tkc.errors import UsageError
 from tkc.measure.clocks import watched
-from tkc.measure.record import Row
+from tkc.measure.record import Row, shortened
 from tkc.measure.timing import median_milliseconds
 from tkc.runtime.executable import Executable
 
 Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
 
-_REASON_WIDTH = 200  # characters
 TURNS = 5
 """How often contenders that differ by little are measured, by turns."""
 
@@ -192,11 +190,6 @@ def compared(
     others = [time for contender, time in milliseconds.items() if contender in PYTORCH]
     notes |= {f"{contender} error": error for contender, error in errors.items()}
     return Row(name, milliseconds, min(others) / milliseconds[ours] if others else None, errors[ours], notes)
-
-
-def shortened(error: Exception) -> str:
-    """What went wrong, in one line of a note."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
 
 
 def _checked(

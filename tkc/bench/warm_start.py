@@ -27,11 +27,12 @@ _REASON_WIDTH = 300  # characters
 
 @dataclass(frozen=True)
 class _Size:
-    """A model of :data:`tkc.bench.models.MODELS`, and how many sequences of how many tokens it is called with."""
+    """A model, how many sequences of how many tokens it is called with, and how many layers it has."""
 
     model: str
     batch: int
     tokens: int
+    layers: int | None = 4
 
 
 SIZES = {
@@ -39,8 +40,10 @@ SIZES = {
     "qwen3-moe": _Size("qwen3-30b-a3b", 1, 4096),
     "bert": _Size("bert-large", 32, 512),
     "vit": _Size("vit-l-16", 64, 1),
+    "generate": _Size("llama-3.1-8b", 1, 2048, None),
 }
-"""What is called, by the name of its row."""
+"""What is called, by the name of its row: keys of :data:`tkc.bench.models.MODELS`, and a whole language model, with all
+its layers, by transformers' ``generate``."""
 
 _SMALL_SIZE = (2, 64)  # sequences, and their tokens
 _STATES = ("first process", "second process")
@@ -48,7 +51,7 @@ _STATES = ("first process", "second process")
 
 def bench_warm_start(
     names: Sequence[str],
-    layers: int,
+    layers: int | None,
     device: torch.device,
     dtype: torch.dtype,
     references: Sequence[str],
@@ -56,7 +59,8 @@ def bench_warm_start(
     dynamic: bool | None = None,
     limit: float | None = None,
 ) -> Iterator[Row]:
-    """Two rows for each of ``names``, of :data:`SIZES` (all, where there are none), with ``layers`` layers each.
+    """Two rows for each of ``names``, of :data:`SIZES` (all, where there are none), with so many ``layers``, where they
+    are given.
 
     Each contender, TKC and the ``references``, has a process of its own for each row, whose time is that from
     ``torch.compile(model)(...)`` to its first result. Its caches are empty in the first process, and what that one left
@@ -83,7 +87,7 @@ def bench_warm_start(
                     call = Call(
                         size.model,
                         small,
-                        layers,
+                        size.layers if layers is None else layers,
                         batch,
                         tokens,
                         device.type,
@@ -93,7 +97,8 @@ def bench_warm_start(
                     )
                     calls[contender] = _in_its_process(call, Path(folder) / contender, limit)
                 told = f"{batch} × {tokens:,} tokens" if size.tokens > 1 else f"{batch} images"
-                yield _row(f"{'small ' if small else ''}{name}, {layers} layers, {told}, {state}", calls)
+                which = f"{'small ' if small else ''}{name}, {call.layers or 'all'} layers"
+                yield _row(f"{which}, {told}, {state}", calls)
 
 
 def _row(name: str, calls: Mapping[str, FirstCall | str]) -> Row:

@@ -247,9 +247,9 @@ def generation(
 @app.command()
 def warm_start(
     models: Annotated[
-        str | None, typer.Option(help="Which of llama, qwen3-moe, bert, vit, with commas between them.")
+        str | None, typer.Option(help="Which of llama, qwen3-moe, bert, vit, generate, with commas between them.")
     ] = None,
-    layers: Annotated[int, typer.Option(min=1)] = 4,
+    layers: Annotated[int | None, typer.Option(min=1, help="4 if left out; of generate, all of Llama-3.1-8B.")] = None,
     target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     references: Annotated[
         list[str] | None,

@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from rich.columns import Columns
 from rich.table import Table
 
 from tkc.errors import UsageError
+
+_REASON_WIDTH = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ class Record:
             if row.ratio is not None:
                 ratios.setdefault(row.kind, []).append(row.ratio)
         return {kind: (statistics.geometric_mean(own), len(own)) for kind, own in ratios.items()}
+
+
+def shortened(error: Exception) -> str:
+    """What went wrong, in one line of a note."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
 
 
 def shown(value: float) -> str:
