@@ -10,7 +10,7 @@ import torch
 
 import tkc.bench.decoding
 import tkc.bench.model
-from tkc.bench.model import bench_model
+from tkc.bench.model import THROUGH, bench_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -54,6 +54,17 @@ def test_batch_invariance_is_measured_beside() -> None:
     options = {"kernels": ["none"], "batch_invariant": True}
     (row,) = bench_model("llama-3-8b-decode", [8], 1, 2, device, torch.float32, **options)  # type: ignore[arg-type]
     assert set(row.milliseconds) == {"tkc none", "tkc none, batch-invariant", "eager"}
+
+
+@pytest.mark.daily(3)
+def test_torch_compile_is_measured_beside() -> None:
+    """By turns, with what it differs by from what ``tkc.compile`` made, in the step's result."""
+    device = torch.device("cpu")
+    (row,) = bench_model("llama-3-8b-decode", [8], 1, 2, device, torch.float32, ["none"], through=True)
+    assert list(row.milliseconds) == ["tkc none", THROUGH, "eager"]
+    assert float(row.notes[f"{THROUGH} error"]) < 1e-5 and float(row.notes[f"{THROUGH} differs by"]) < 1e-6
+    share = row.milliseconds[THROUGH] / row.milliseconds["tkc none"]
+    assert row.notes[f"{THROUGH} / tkc none"] == share
 
 
 def test_a_step_that_leaves_the_cache_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeModel
 
-from tkc.bench.models import _text
+from tkc.bench.models import text_model
 
 
 def test_tokens_do_not_become_one_another() -> None:
@@ -24,7 +24,7 @@ def test_tokens_do_not_become_one_another() -> None:
         num_experts=16,
         num_experts_per_tok=4,
     )
-    case = _text("a model", Qwen3MoeModel, config, torch.device("cpu"), torch.float32, {"use_cache": False})
+    case = text_model("a model", Qwen3MoeModel, config, torch.device("cpu"), torch.float32, {"use_cache": False})
     with torch.no_grad():
         states = case.model(**case.inputs(1, 64))[0][0]
     alike = torch.nn.functional.cosine_similarity(states[:, None], states[None], dim=-1)

@@ -19,10 +19,10 @@ from filelock import FileLock
 from torch import nn
 
 from tkc.bench.contenders import known_references
-from tkc.bench.model import compared, compiled, pytorch, shortened
+from tkc.bench.model import TURNS, compared, compiled, pytorch, through_torch_compile
 from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
 from tkc.errors import UsageError
-from tkc.measure.record import Row
+from tkc.measure.record import Row, shortened
 
 _LAYERS = 2
 _VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in
@@ -292,6 +292,7 @@ class _Measuring:
     references: Sequence[str]
     database: Path | None
     lock: Path
+    through: bool = False
 
     def row(self, architecture: Architecture) -> Row:
         """The row of one; where it cannot be compiled or run, the reason."""
@@ -315,9 +316,12 @@ class _Measuring:
             with contextlib.suppress(Exception), torch.no_grad():  # raised again when it is measured
                 reference(**case.kwargs)
                 notes[f"{name} first call s"] = time.perf_counter() - start
+        if self.through:
+            ours |= through_torch_compile(case, "auto", self.database)
         exact = copy.deepcopy(case.model).float()
+        turns = TURNS if self.through else 1
         with FileLock(self.lock):
-            return compared(case.name, case, exact, ours | references, case.kwargs, notes, self.device)
+            return compared(case.name, case, exact, ours | references, case.kwargs, notes, self.device, turns)
 
 
 def bench_architectures(
@@ -327,11 +331,12 @@ def bench_architectures(
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
     jobs: int = 1,
+    through: bool = False,
 ) -> Iterator[Row]:
     """A row for each of ``names``, of :data:`ARCHITECTURES` (all, where there are none), compiled for its one size.
 
     One that cannot be compiled or run has a row that says why, and no figures. Of several ``jobs`` one at a time
-    measures, while the others compile.
+    measures, while the others compile. ``through``: also what ``torch.compile(backend="tkc")`` makes of each, by turns.
     """
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         known = ", ".join(ARCHITECTURES)
@@ -339,7 +344,7 @@ def bench_architectures(
     known_references(references)
     chosen = [ARCHITECTURES[name] for name in names or ARCHITECTURES]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        measuring = _Measuring(device, dtype, references, database, Path(folder) / "device.lock")
+        measuring = _Measuring(device, dtype, references, database, Path(folder) / "device.lock", through)
         if jobs == 1:
             yield from map(measuring.row, chosen)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from tkc.measure.record import Record
+from tkc.measure.record import Record, shown
 
 
 def comparison(earlier: Record, later: Record) -> Table:
@@ -31,5 +31,7 @@ def comparison(earlier: Record, later: Record) -> Table:
     return table
 
 
-def _number(value: float | None, form: str = ".4g") -> str:
-    return "–" if value is None else format(value, form)
+def _number(value: float | None, form: str | None = None) -> str:
+    if value is None:
+        return "–"
+    return shown(value) if form is None else format(value, form)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,15 +19,18 @@ from tkc.bench.models import MODELS, Benchmarked
 from tkc.compiler import Kernels
 from tkc.errors import UsageError
 from tkc.measure.clocks import watched
-from tkc.measure.record import Row
+from tkc.measure.record import Row, shortened
 from tkc.measure.timing import median_milliseconds
 from tkc.runtime.executable import Executable
 
 Contender = Callable[..., Any]
 """Called as the model is; the first of what it returns is compared."""
 
-_REASON_WIDTH = 200  # characters
-_TURNS = 5  # of contenders that differ by little
+TURNS = 5
+"""How often contenders that differ by little are measured, by turns."""
+
+THROUGH = "tkc, torch.compile"
+"""The name of a model that TKC compiles as ``torch.compile(backend="tkc")`` has it do."""
 
 PYTORCH = {"eager": None, "compile": "default", "max-autotune": "max-autotune"}
 """PyTorch's ways to run a model, by the mode of ``torch.compile``; kernels have the same names for them."""
@@ -45,6 +47,7 @@ def bench_model(
     references: Sequence[str] = ("eager",),
     database: Path | None = None,
     batch_invariant: bool = False,
+    through: bool = False,
 ) -> Iterator[Row]:
     """One row for each number of tokens; ``kernels`` are the substitution settings to compile with, the first is ours.
 
@@ -52,7 +55,7 @@ def bench_model(
     against a float32 run of PyTorch, by the norm of the difference over the norm. A decode step, whose caches have one
     size, is compiled for each number of tokens; its error is the larger of that of its result and those of the caches,
     relative to the row that the step writes. ``batch_invariant``: also compile each setting so, and measure all
-    contenders by turns.
+    contenders by turns. ``through``: also what ``torch.compile(backend="tkc")`` makes of the model, by turns, too.
     """
     if name not in (*MODELS, *DECODE_STEPS):
         known = ", ".join((*MODELS, *DECODE_STEPS))
@@ -60,11 +63,11 @@ def bench_model(
     known_references(references)
     if name in MODELS:
         case = MODELS[name](layers, device, dtype)
-        yield from _rows(case, tokens, batch, device, kernels, references, database, batch_invariant)
+        yield from _rows(case, tokens, batch, device, kernels, references, database, batch_invariant, through)
         return
     for count in tokens:
         step = DECODE_STEPS[name](layers, device, dtype, batch, count)
-        yield from _rows(step, [count], batch, device, kernels, references, database, batch_invariant)
+        yield from _rows(step, [count], batch, device, kernels, references, database, batch_invariant, through)
 
 
 def _rows(
@@ -76,17 +79,20 @@ def _rows(
     references: Sequence[str],
     database: Path | None,
     batch_invariant: bool,
+    through: bool,
 ) -> Iterator[Row]:
     exact = copy.deepcopy(case.model).float()
     contenders, notes = compiled(case, device, kernels, database)
     if batch_invariant:
-        others, their_notes = compiled(case, device, kernels, database, batch_invariant=True)
-        contenders, notes = contenders | others, notes | their_notes
-    turns = _TURNS if batch_invariant else 1
+        invariant, their_notes = compiled(case, device, kernels, database, batch_invariant=True)
+        contenders, notes = contenders | invariant, notes | their_notes
+    turns = TURNS if batch_invariant or through else 1
     for count in tokens:
         name = f"{case.name}, {batch} × {count} tokens"
-        inputs, everyone = case.inputs(batch, count), contenders | pytorch(case.model, references)
-        yield compared(name, case, exact, everyone, inputs, notes, device, turns)
+        others = pytorch(case.model, references)
+        if through:
+            others = through_torch_compile(case, kernels[0], database) | others
+        yield compared(name, case, exact, contenders | others, case.inputs(batch, count), notes, device, turns)
 
 
 def compiled(
@@ -125,6 +131,15 @@ def pytorch(model: torch.nn.Module, names: Sequence[str]) -> dict[str, Contender
     }
 
 
+def through_torch_compile(case: Benchmarked, kernels: Kernels, database: Path | None) -> dict[str, Contender]:
+    """The model as ``torch.compile(backend="tkc")`` has TKC compile it, for all sizes where ours is; by its name."""
+    from tkc.dynamo.backend import tkc
+
+    options: dict[str, Any] = {"kernels": kernels, "database": database}
+    dynamic = case.dynamic_shapes is not None
+    return {THROUGH: torch.compile(case.model, backend=tkc, dynamic=dynamic, options=options)}
+
+
 def compared(
     name: str,
     case: Benchmarked,
@@ -138,7 +153,8 @@ def compared(
     """The row ``name``: what each contender takes for ``inputs``, and its error against ``exact``, the float32 model.
 
     The first contender is ours; the ratio is to the fastest of those that are keys of :data:`PYTORCH`. Of several
-    ``turns``, in which each is measured once, the median counts.
+    ``turns``, in which each is measured once, the median counts. Of :data:`THROUGH` it is noted what share of our time
+    it takes, and the norm of the difference of its result to ours over the norm.
     """
     notes = dict(notes)
     widened = {
@@ -154,11 +170,11 @@ def compared(
             try:
                 errors[contender_name] = _checked(contender, case, inputs, reference, exact)
             except Exception as error:  # whatever PyTorch's compiler stumbles over: ours is still to be compared
-                if PYTORCH.get(contender_name) is None:
+                if contender_name != THROUGH and PYTORCH.get(contender_name) is None:
                     raise
                 notes[f"{contender_name} failed"] = shortened(error)
                 continue
-            if contender_name in PYTORCH:
+            if contender_name == THROUGH or contender_name in PYTORCH:
                 notes.setdefault(f"{contender_name} first call s", time.perf_counter() - start)
             with watched(device) as state:
                 measured[contender_name] = [median_milliseconds(partial(contender, **inputs), device)]
@@ -166,16 +182,14 @@ def compared(
         for _ in range(turns - 1):
             for contender_name, times in measured.items():
                 times.append(median_milliseconds(partial(contenders[contender_name], **inputs), device))
-    milliseconds = {contender_name: statistics.median(times) for contender_name, times in measured.items()}
-    ours = next(iter(contenders))
+        milliseconds = {contender_name: statistics.median(times) for contender_name, times in measured.items()}
+        ours = next(iter(contenders))
+        if THROUGH in measured:
+            notes[f"{THROUGH} / {ours}"] = milliseconds[THROUGH] / milliseconds[ours]
+            notes[f"{THROUGH} differs by"] = _error(contenders[THROUGH](**inputs)[0], contenders[ours](**inputs)[0])
     others = [time for contender, time in milliseconds.items() if contender in PYTORCH]
     notes |= {f"{contender} error": error for contender, error in errors.items()}
     return Row(name, milliseconds, min(others) / milliseconds[ours] if others else None, errors[ours], notes)
-
-
-def shortened(error: Exception) -> str:
-    """What went wrong, in one line of a note."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
 
 
 def _checked(
@@ -201,4 +215,4 @@ def _buffers(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(result.float() - reference) / torch.linalg.vector_norm(reference))
+    return float(torch.linalg.vector_norm(result.float() - reference.float()) / torch.linalg.vector_norm(reference))

@@ -31,7 +31,7 @@ def llama_3_8b_layers(layers: int, device: torch.device, dtype: torch.dtype) -> 
     """Decoder layers of Llama-3-8B's shape: hidden 4096, 32 query and 8 key/value heads, 14336 wide."""
     from transformers import LlamaModel
 
-    return _text("llama-3-8b", LlamaModel, llama_3_8b_config(layers), device, dtype, {"use_cache": False})
+    return text_model("llama-3-8b", LlamaModel, llama_3_8b_config(layers), device, dtype, {"use_cache": False})
 
 
 def llama_3_8b_config(layers: int, most: int = 8192) -> Any:
@@ -68,7 +68,7 @@ def qwen3_30b_a3b_layers(layers: int, device: torch.device, dtype: torch.dtype) 
         norm_topk_prob=True,
         max_position_embeddings=8192,
     )
-    return _text("qwen3-30b-a3b", Qwen3MoeModel, config, device, dtype, {"use_cache": False})
+    return text_model("qwen3-30b-a3b", Qwen3MoeModel, config, device, dtype, {"use_cache": False})
 
 
 def bert_large(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
@@ -76,22 +76,15 @@ def bert_large(layers: int, device: torch.device, dtype: torch.dtype) -> Benchma
     from transformers import BertConfig, BertModel
 
     config: Any = BertConfig(hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=layers)
-    return _text("bert-large", BertModel, config, device, dtype, {})
+    return text_model("bert-large", BertModel, config, device, dtype, {})
 
 
 def vit_large_16(layers: int, device: torch.device, dtype: torch.dtype) -> Benchmarked:
     """An encoder of ViT-L/16's shape: images of 224×224 in patches of 16, hidden 1024, 16 heads, 4096 wide."""
-    from transformers import ViTConfig, ViTModel
+    from transformers import ViTConfig
 
     config: Any = ViTConfig(hidden_size=1024, num_attention_heads=16, intermediate_size=4096, num_hidden_layers=layers)
-    model = initialized(ViTModel, config, device, dtype)
-
-    def inputs(batch: int, _: int) -> dict[str, Any]:
-        shape = (batch, config.num_channels, config.image_size, config.image_size)
-        return {"pixel_values": torch.randn(shape, device=device, dtype=dtype)}
-
-    shapes = {"pixel_values": {0: torch.export.Dim("batch", max=256)}}
-    return Benchmarked(f"vit-l-16, {layers} layers", model, inputs(2, 0), shapes, inputs)
+    return image_model("vit-l-16", config, device, dtype)
 
 
 Factory = Callable[[int, torch.device, torch.dtype], Benchmarked]
@@ -103,7 +96,7 @@ MODELS: dict[str, Factory] = {
 }
 
 
-def _text(
+def text_model(
     name: str,
     model_type: type[nn.Module],
     config: Any,
@@ -111,6 +104,7 @@ def _text(
     dtype: torch.dtype,
     constants: dict[str, Any],
 ) -> Benchmarked:
+    """A model of token ids, called with ``constants``, too; up to 256 sequences, as long as it has positions."""
     model = initialized(model_type, config, device, dtype)
     tell_tokens_apart(model)
 
@@ -121,6 +115,20 @@ def _text(
     sizes = {0: torch.export.Dim("batch", max=256), 1: torch.export.Dim("sequence", min=2, max=most)}
     shapes = {"input_ids": sizes, **dict.fromkeys(constants)}
     return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 64), shapes, inputs)
+
+
+def image_model(name: str, config: Any, device: torch.device, dtype: torch.dtype) -> Benchmarked:
+    """A ViT of up to 256 images of its configuration's size."""
+    from transformers import ViTModel
+
+    model = initialized(ViTModel, config, device, dtype)
+
+    def inputs(batch: int, _: int) -> dict[str, Any]:
+        shape = (batch, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": torch.randn(shape, device=device, dtype=dtype)}
+
+    shapes = {"pixel_values": {0: torch.export.Dim("batch", max=256)}}
+    return Benchmarked(f"{name}, {config.num_hidden_layers} layers", model, inputs(2, 0), shapes, inputs)
 
 
 def tell_tokens_apart(model: nn.Module) -> None:

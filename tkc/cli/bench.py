@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from tkc.bench.comparison import comparison
 from tkc.bench.decoding import DECODE_STEPS
+from tkc.bench.language_models import LANGUAGE_MODELS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
 from tkc.compiler import Kernels
@@ -48,6 +49,11 @@ ReferencesOption = Annotated[
 ]
 DtypeOption = Annotated[
     str | None, typer.Option(help="Of weights and activations; bfloat16 on a GPU, float32 on a CPU if left out.")
+]
+
+
+ThroughOption = Annotated[
+    bool, typer.Option("--torch-compile", help="Also measure torch.compile(backend='tkc'), by turns.")
 ]
 
 
@@ -124,6 +130,7 @@ def model(
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Also measure what batch_invariant=True costs, by turns.")
     ] = False,
+    through: ThroughOption = False,
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
@@ -142,6 +149,7 @@ def model(
         references or ["eager"],
         database,
         batch_invariant,
+        through,
     )
     _finish(f"model {name}", rows, on_gpu, output, against)
 
@@ -153,6 +161,7 @@ def architectures(
     references: ReferencesOption = None,
     dtype: DtypeOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many compile at once; one at a time is measured.")] = 1,
+    through: ThroughOption = False,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -162,7 +171,7 @@ def architectures(
 
     on_gpu = resolve_target(target).is_cuda
     others = references or ["eager"]
-    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs)
+    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs, through)
     _finish("architectures", rows, on_gpu, output, against)
 
 
@@ -190,6 +199,86 @@ def overhead(
 
     on_gpu = resolve_target(target).is_cuda
     _finish("call overhead", bench_call_overhead(_device(on_gpu)), on_gpu, output, against)
+
+
+@app.command()
+def generation(
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(LANGUAGE_MODELS)}.")] = "llama-3.1-8b",
+    contenders: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--contender",
+            help="tkc (torch.compile), tkc-decode, program, eager, eager-dynamic, compile, max-autotune; if left out "
+            "tkc, program, eager and compile.",
+        ),
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Sequences; 1 and 8 if left out.")] = None,
+    tokens: Annotated[list[int] | None, typer.Option(min=1, help="Of each prompt; 128 and 1,024 if left out.")] = None,
+    new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 64,
+    layers: Annotated[int | None, typer.Option(min=1, help="All of the model's if left out.")] = None,
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    dtype: DtypeOption = None,
+    small: Annotated[bool, typer.Option("--small", help="A small model of the same type, for two CPU cores.")] = False,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 5,
+    database: DatabaseOption = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """A whole language model's generation: transformers' generate with and without TKC, and TKC's own program."""
+    from tkc.bench.generation import bench_generation
+
+    on_gpu = resolve_target(target).is_cuda
+    rows = bench_generation(
+        model,
+        contenders or ["tkc", "program", "eager", "compile"],
+        batch or [1, 8],
+        tokens or ([32] if small else [128, 1024]),
+        new,
+        layers,
+        _device(on_gpu),
+        _dtype(dtype, on_gpu),
+        small,
+        turns,
+        database,
+    )
+    _finish(f"generation {model}", rows, on_gpu, output, against)
+
+
+@app.command()
+def warm_start(
+    models: Annotated[
+        str | None, typer.Option(help="Which of llama, qwen3-moe, bert, vit, generate, with commas between them.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="4 if left out; of generate, all of Llama-3.1-8B.")] = None,
+    target: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    references: Annotated[
+        list[str] | None,
+        typer.Option("--reference", help="compile or max-autotune; if left out both, on a CPU the first."),
+    ] = None,
+    dtype: DtypeOption = None,
+    small: Annotated[bool, typer.Option("--small", help="Small models of the same types, for two CPU cores.")] = False,
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="Compile for all sizes: torch.compile(dynamic=True).")] = (
+        False
+    ),
+    limit: Annotated[float | None, typer.Option(min=1, help="Seconds after which a process is given up.")] = None,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """The first call under torch.compile, in a first process and in a second one, beside Inductor's."""
+    from tkc.bench.warm_start import bench_warm_start
+
+    on_gpu = resolve_target(target).is_cuda
+    rows = bench_warm_start(
+        _listed(models),
+        layers,
+        _device(on_gpu),
+        _dtype(dtype, on_gpu),
+        references or (["compile", "max-autotune"] if on_gpu else ["compile"]),
+        small,
+        True if dynamic else None,
+        limit,
+    )
+    _finish("warm start", rows, on_gpu, output, against)
 
 
 @app.command()
@@ -261,6 +350,10 @@ def _finish(
         result.write(output)
         partial.unlink(missing_ok=True)
         draw(result, output.parent, output.stem)
+
+
+def _listed(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
 
 
 def _dtype(name: str | None, on_gpu: bool) -> torch.dtype:

@@ -39,7 +39,7 @@ _SHAPING = ("kernels", "fallback", "batch_invariant", "checks")
 """Options that shape what is compiled."""
 _WATCHED = ("dump", "observer", "kernel_progress", "verify")
 """Options that show or check a compilation, which is then done."""
-_VERSIONS = ("tkc", "torch", "apache-tvm", "apache-tvm-ffi", "tilelang")
+_VERSIONS = ("torch", "apache-tvm", "apache-tvm-ffi", "tilelang")
 _SOURCES = {".py", ".cc", ".h", ".cu", ".json"}
 
 
@@ -102,7 +102,8 @@ def graph_key(program: ExportedProgram, target: Target, options: Mapping[str, An
         [] if target.is_cuda else sorted(cpu_features()),
         {name: options.get(name) for name in _SHAPING},
         [_files(root) for root in database_roots(database)],
-        {name: importlib.metadata.version(name) for name in _VERSIONS},
+        # TKC itself may be on the path without being installed.
+        {"tkc": tkc.__version__, **{name: importlib.metadata.version(name) for name in _VERSIONS}},
         _sources(),
         registered(),
     ]

@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from rich.columns import Columns
 from rich.table import Table
 
 from tkc.errors import UsageError
+
+_REASON_WIDTH = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,10 @@ class Record:
         for column in ("ratio", "error", "notes"):
             table.add_column(column, justify="right" if column != "notes" else "left")
         for row in self.rows:
-            times = [f"{row.milliseconds[name]:.4g}" if name in row.milliseconds else "" for name in contenders]
+            times = [shown(row.milliseconds[name]) if name in row.milliseconds else "" for name in contenders]
             ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
             error = "" if row.error is None else f"{row.error:.1e}"
-            notes = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items()]
+            notes = [f"{k}={shown(v)}" if isinstance(v, float) else f"{k}={v}" for k, v in row.notes.items()]
             table.add_row(row.name, *times, ratio, error, Columns(notes, padding=(0, 2)) if notes else "")
         means = [f"{kind} {mean:.3f} ({count} rows)" for kind, (mean, count) in self.mean_ratios().items() if count > 1]
         table.caption = "geometric mean of the ratios: " + ", ".join(means) if means else None
@@ -107,6 +110,16 @@ class Record:
             if row.ratio is not None:
                 ratios.setdefault(row.kind, []).append(row.ratio)
         return {kind: (statistics.geometric_mean(own), len(own)) for kind, own in ratios.items()}
+
+
+def shortened(error: Exception) -> str:
+    """What went wrong, in one line of a note."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _REASON_WIDTH)
+
+
+def shown(value: float) -> str:
+    """``value`` to four digits, and no power of ten behind them where it is large."""
+    return f"{value:,.0f}" if 9999.5 <= value < 1e9 else f"{value:.4g}"
 
 
 def record(
