@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
-from sympy import Expr
-from sympy.printing.str import StrPrinter
+from sympy import Add, Expr, Max, Min, Mul
+from torch.utils._sympy.functions import FloorDiv
 
 from .graph import Input, Role
 from .tensors import type_of
@@ -99,22 +99,15 @@ def text(value: Any) -> str:
         return repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
     if isinstance(value, str):
         return repr(value)
-    return _SourcePrinter().doprint(value) if isinstance(value, Expr) else str(value)
+    return _size_text(value) if isinstance(value, Expr) else str(value)
 
 
-class _SourcePrinter(StrPrinter):
-    """Sizes as a model computes them: extremes by PyTorch's functions, which record no guard."""
-
-    def _print_Max(self, value: Expr) -> str:
-        return self._nested("torch.sym_max", value)
-
-    def _print_Min(self, value: Expr) -> str:
-        return self._nested("torch.sym_min", value)
-
-    def _print_FloorDiv(self, value: Expr) -> str:
-        dividend, divisor = map(self.doprint, value.args)
-        return f"(({dividend}) // ({divisor}))"
-
-    def _nested(self, name: str, value: Expr) -> str:
-        parts = [self.doprint(part) for part in value.args]
-        return reduce(lambda first, second: f"{name}({first}, {second})", parts)
+def _size_text(size: Expr) -> str:
+    """A size as a model computes it: extremes by PyTorch's functions, which record no guard."""
+    if isinstance(size, Max | Min):
+        name = "torch.sym_max" if isinstance(size, Max) else "torch.sym_min"
+        return reduce(lambda first, second: f"{name}({first}, {second})", map(_size_text, size.args))
+    joints = {Add: " + ", Mul: " * ", FloorDiv: " // "}
+    if (joint := joints.get(type(size))) is not None:
+        return f"({joint.join(map(_size_text, size.args))})"
+    return str(size)
