@@ -97,12 +97,14 @@ def test_times_are_of_the_whole_and_of_the_first_token(monkeypatch: pytest.Monke
     """That can be read; the first of ours counts beside the fastest of the others."""
     monkeypatch.setitem(CONTENDERS, "program", fake(0.05, 0.02, 0.02, 0.02))
     monkeypatch.setitem(CONTENDERS, "compile", fake(0.2, 0.0))
-    whole, first = rows("program", "compile", turns=2)
+    monkeypatch.setitem(CONTENDERS, "tkc-decode", fake(0.1, 0.0))
+    whole, first = rows("program", "compile", "tkc-decode", turns=2)
+    assert list(whole.milliseconds) == ["tkc-decode", "program", "compile"]
     assert whole.milliseconds["program"] >= 110 and whole.milliseconds["compile"] >= 200
     assert 50 <= first.milliseconds["program"] < whole.milliseconds["program"]
     assert whole.notes["program tokens"] == "[2, 5] in place of [2, 9]"
-    assert whole.ratio == whole.milliseconds["compile"] / whole.milliseconds["program"]
-    assert first.ratio == first.milliseconds["compile"] / first.milliseconds["program"]
+    assert whole.ratio == whole.milliseconds["compile"] / whole.ours
+    assert first.ratio == first.milliseconds["compile"] / first.ours
 
 
 def test_other_tokens_and_failures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

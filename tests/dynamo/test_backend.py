@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
 import tkc
@@ -142,3 +144,23 @@ def test_the_report_of_a_graph_names_its_kernels(monkeypatch: pytest.MonkeyPatch
     q = torch.randn(2, 4, 64, 64)
     check_same(attention(q, q, q), torch.compile(attention, backend=backend.tkc)(q, q, q), 1e-4, strides=False)
     assert [use.kernel for use in made[0].report.uses] == ["attention.prefill"]
+
+
+def test_weights_are_known_to_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and buffers, by their places among the inputs; a GPU's graphs of launches read them there."""
+    made: list[backend.CompiledGraph] = []
+
+    class Seen(backend.CompiledGraph):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(backend, "CompiledGraph", Seen)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval()
+    with torch.no_grad():
+        torch.compile(model, backend=backend.tkc)(torch.randn(2, 4))
+    executable = made[0].executable
+    assert executable is not None
+    shapes = [executable.signature.inputs[position].shape for position in executable.static_inputs]
+    assert sorted(shapes) == sorted(tuple(each.shape) for each in model.state_dict().values() if each.ndim)
+    assert len(executable.signature.inputs) == len(shapes) + 1

@@ -83,6 +83,38 @@ def test_the_callers_stream_is_used() -> None:
             check_same(expected, found, 1e-4)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_replays_read_weights_where_they_are(grad: bool) -> None:
+    """Changed in place, or replaced, or those of another copy of the model at the same code."""
+    model = _layers().eval()
+    compiled = torch.compile(model, backend=tkc, dynamic=False)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            for _ in range(4):
+                x = torch.randn(16, 64, device="cuda")
+                check_same(model(x), compiled(x), 1e-4)
+            with torch.no_grad():
+                model[0].weight.mul_(1.5)
+            check_same(model(x), compiled(x), 1e-4)
+            model[3].weight.data = torch.randn_like(model[3].weight)
+            check_same(model(x), compiled(x), 1e-4)
+
+
+def test_graphs_hold_no_copies_of_weights() -> None:
+    """Nor are these copied in each call: their replays take the memory of activations alone."""
+    model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))).cuda().eval()
+    compiled = torch.compile(model, backend=tkc, dynamic=False)
+    x = torch.randn(4, 2048, device="cuda")
+    with torch.no_grad():
+        compiled(x)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        for _ in range(4):
+            compiled(x)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() - before < model[0].weight.nbytes
+
+
 def test_results_outlive_later_calls() -> None:
     """Replays of one CUDA graph do not write into what an earlier call returned."""
     compiled = torch.compile(_layers().eval(), backend=tkc, mode="reduce-overhead")

@@ -70,6 +70,17 @@ def test_graphs_hold_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatc
     assert recording.recorded == [2, 3, 4] and recording.launched == [2, 3, 4, 3]
 
 
+def test_inputs_that_stay_where_they_are_belong_to_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for these tensors alone; others at their place are recorded by themselves."""
+    recording = Recording()
+    recording.graphs(monkeypatch)
+    graphs = CudaGraphs(lambda inputs: recording.launched.append(3) or [], lambda inputs: ([], 0, None), in_place=[1])
+    one, other = torch.empty(5), torch.empty(5)
+    for weights in (one, one, one, other, one, other, other):
+        graphs([torch.empty(3, 1), weights])
+    assert recording.launched == [3, 3] and recording.recorded == [3, 3] and recording.replayed == [3] * 5
+
+
 def test_a_call_without_inputs_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs tell generated code the stream: without, its kernels would run beside the recording and leave it empty."""
     recording, runs = Recording(), []

@@ -108,7 +108,7 @@ CONTENDERS: dict[str, Callable[[Asked], Generate]] = {
 :meth:`tkc.Program.generate`. ``eager``: PyTorch with a static cache; ``eager-dynamic`` with a growing one. ``compile``:
 the decoding step compiled by Inductor, as transformers does; ``max-autotune`` in that mode.
 """
-_OURS = ("tkc", "program", "tkc-decode")
+_OURS = ("tkc", "tkc-decode", "program")
 
 
 def bench_generation(
@@ -209,7 +209,7 @@ def _two_rows(
         if contender != "eager":
             notes[f"{contender} tokens"] = _agreement(each.tokens, expected, asked.tokens)
     for what, seconds, told in ((f"{asked.new} new", whole, notes), ("first token", first, {})):
-        ours = next((contender for contender in _OURS if contender in seconds), None)
+        ours = next((contender for contender in seconds if contender in _OURS), None)
         others = [time for contender, time in seconds.items() if contender not in _OURS]
         ratio = min(others) / seconds[ours] if others and ours else None
         milliseconds = {contender: time * 1e3 for contender, time in seconds.items()}

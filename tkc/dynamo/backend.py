@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import ShortenTraceback
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tkc.api import compile as compile_model
@@ -75,7 +76,10 @@ def compiled_graph(
         # which another thread may be tracing beside: what PyTorch's tracer notes is the process's, not the thread's.
         with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), compile_lock:
             graph = graph_program(module)
-            return boxed(CompiledGraph(graph, _executable(graph, settings)))
+            executable = _executable(graph, settings)
+            if executable is not None and kind != "bw":
+                executable.static_inputs = _static_inputs(graph)
+            return boxed(CompiledGraph(graph, executable))
     except UnsupportedModelError as error:
         if not settings.fallback:
             raise RefusedGraphError(str(error), first_useful_frame=None) from error
@@ -98,6 +102,14 @@ def _executable(graph: GraphProgram, settings: Settings) -> Executable | None:
         executable = stored(program, target, options, lambda: compile_model(program, **options))
     executable.cuda_graphs = executable.cuda_graphs and settings.cuda_graphs
     return executable
+
+
+def _static_inputs(graph: GraphProgram) -> tuple[int, ...]:
+    """The inputs of the program that are the same memory in each call, as AOTAutograd knows of weights and buffers."""
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    static = set(getattr(metadata, "static_input_indices", None) or ())
+    return tuple(i for i, given in enumerate(graph.inputs) if given.offset is None and given.position in static)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,7 @@ Retaining = Callable[[Sequence[torch.Tensor]], tuple[list[torch.Tensor], int, An
 """Gives besides the outputs the bytes that were allocated for them and on the way, and what holds these."""
 
 _Key = tuple[tuple[torch.Size, ...], tuple[int, ...]]
-"""The inputs' shapes, and the addresses of those that are updated."""
+"""The inputs' shapes, and the addresses of those that are read and written where they are."""
 
 
 _RECORDING = threading.Lock()
@@ -62,20 +62,22 @@ class CudaGraphs(threading.local):
 
     The first call of any shapes only runs; the second records them. A graph reads its inputs from copies, computes in
     memory of its own, and its outputs are copied, so that a caller may keep them. Inputs that the model updates are
-    read and written where they are: a graph is for these tensors alone. Each thread has its own graphs,
-    because generated code takes scratch memory that belongs to the thread.
+    read and written where they are, and so are those said to be the same memory in each call, such as weights: a graph
+    is for these tensors alone. Each thread has its own graphs, because generated code takes scratch memory that belongs
+    to the thread.
     """
 
     def __init__(
-        self, run: Run, retaining: Retaining, updated: Sequence[int] = (), memory: GraphMemory | None = None
+        self, run: Run, retaining: Retaining, in_place: Collection[int] = (), memory: GraphMemory | None = None
     ) -> None:
-        """``run`` and ``retaining`` compute the same; ``updated`` are the positions of inputs that they change.
+        """``run`` and ``retaining`` compute the same; ``in_place`` are the positions of inputs that they change, and of
+        those that a caller keeps where they are.
 
         ``memory`` is shared by all threads; each has its own if it is left out.
         """
         self._run = run
         self._retaining = retaining
-        self._updated = tuple(updated)
+        self._in_place = frozenset(in_place)
         self._memory = memory or GraphMemory()
         self._recorded: OrderedDict[_Key, _Recorded | None] = OrderedDict()
         self._failed: Counter[_Key] = Counter()
@@ -86,7 +88,7 @@ class CudaGraphs(threading.local):
         # recording gets the kernels into that graph.
         if not inputs or (inputs[0].is_cuda and torch.cuda.is_current_stream_capturing()):
             return self._run(inputs)
-        key = tuple([tensor.shape for tensor in inputs]), tuple([inputs[i].data_ptr() for i in self._updated])
+        key = tuple([tensor.shape for tensor in inputs]), tuple([inputs[i].data_ptr() for i in self._in_place])
         if key in self._recorded:
             self._recorded.move_to_end(key)
             recorded = self._recorded[key] or self._record(key, inputs)
@@ -98,7 +100,7 @@ class CudaGraphs(threading.local):
     def _record(self, key: _Key, inputs: Sequence[torch.Tensor]) -> _Recorded | None:
         """The graph of a call, or one without a graph if there is to be none; ``None`` if it is to be tried again."""
         with _RECORDING:
-            recorded = _record(self._retaining, inputs, self._updated)
+            recorded = _record(self._retaining, inputs, self._in_place)
         if recorded is None:
             self._failed[key] += 1
             if self._failed[key] < MOST_ATTEMPTS:
@@ -124,10 +126,11 @@ class CudaGraphs(threading.local):
 
 @dataclass(frozen=True, eq=False)
 class _Recorded:
-    """A graph with the tensors it reads and writes; without one where a call of these shapes is not to be recorded."""
+    """A graph with the tensors it reads and writes (``None`` for inputs that it reads where they are, whose address its
+    key has); without one where a call of these shapes is not to be recorded."""
 
     graph: torch.cuda.CUDAGraph | None = None
-    inputs: Sequence[torch.Tensor] = ()
+    inputs: Sequence[torch.Tensor | None] = ()
     outputs: Sequence[torch.Tensor] = ()
     bytes: int = 0
     memory: Any = None
@@ -135,7 +138,7 @@ class _Recorded:
     def replay(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         assert self.graph is not None
         for mine, given in zip(self.inputs, inputs, strict=True):
-            if mine.data_ptr() != given.data_ptr():
+            if mine is not None and mine.data_ptr() != given.data_ptr():
                 mine.copy_(given)
         self.graph.replay()
         return [output.clone() for output in self.outputs]
@@ -173,9 +176,10 @@ def _release_generators(device: torch.device) -> None:
         torch.zeros(1, device=device)
 
 
-def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Sequence[int]) -> _Recorded | None:
+def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], in_place: Collection[int]) -> _Recorded | None:
     """The call as a graph; ``None`` where it could not be recorded."""
-    read = [tensor if position in updated else tensor.clone() for position, tensor in enumerate(inputs)]
+    own = [None if position in in_place else tensor.clone() for position, tensor in enumerate(inputs)]
+    read = [tensor if mine is None else mine for mine, tensor in zip(own, inputs, strict=True)]
     graph = torch.cuda.CUDAGraph()
     try:
         with _capturing(graph, inputs[0].device):
@@ -184,5 +188,5 @@ def _record(retaining: Retaining, inputs: Sequence[torch.Tensor], updated: Seque
         _release_generators(inputs[0].device)
         warnings.warn(f"this model's kernels are launched one by one: no CUDA graph of them ({error})", stacklevel=2)
         return None
-    size = allocated + sum(tensor.nbytes for tensor in read)
-    return _Recorded(graph, read, outputs, size, memory) if size <= MOST_BYTES else _Recorded()
+    size = allocated + sum(tensor.nbytes for tensor in own if tensor is not None)
+    return _Recorded(graph, own, outputs, size, memory) if size <= MOST_BYTES else _Recorded()

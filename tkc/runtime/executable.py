@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -118,6 +118,9 @@ class Executable(SurvivesFork):
         self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
         self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
+        self.static_inputs: Collection[int] = ()
+        """Positions of inputs that are the same memory in each call, to be set before the first. CUDA graphs read them
+        where they are; with others at their place a graph is recorded anew."""
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self._loading = threading.RLock()
         self._loaded: LoadedCode | None = None
@@ -419,7 +422,8 @@ class Executable(SurvivesFork):
             # What an operator of PyTorch's allocates while a graph is recorded would not be kept for its replays.
             if machine.retaining is not None and not self.requires.operators:
                 retaining = _retaining(machines, weights, computed)
-                self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
+                in_place = {*self._updated_inputs, *self.static_inputs}
+                self._graphs = CudaGraphs(launch, retaining, in_place, GraphMemory())
         self._machines = machines
         self._launch = launch  # last: calls look for it without a lock
 
