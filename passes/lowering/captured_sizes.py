@@ -80,7 +80,8 @@ class _Handing(PyExprMutator):
             if isinstance(size, tirx.Var):
                 known[size] = becomes.get(parameter, parameter)
         outputs = function.params[len(operands.fields) : len(function.params) - len(handed)]
-        written = _sizes(function, outputs, _results(call))
+        operand_sizes = {own for own, _ in _sizes(function, function.params, [e.struct_info for e in operands.fields])}
+        written = [each for each in _sizes(function, outputs, _results(call)) if each[0] not in operand_sizes]
         for own, size in written:
             # A size of a result alone, which is the caller's variable or another one than the operands'.
             if own not in parameters and known.get(size, own) is not own:
