@@ -23,6 +23,7 @@ from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, checked_entries, imported_entries
+from tkc.frontend.held_weights import model_weights, settle_weights
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.artifact import MAIN, Contents, EntryContents
@@ -89,6 +90,7 @@ class CompileOptions:
     fallback: bool
     database: Database
     batch_invariant: bool
+    exchangeable_weights: bool = False
     dump: str | Path | None
     verify: bool | None
     observer: Observer | None
@@ -139,8 +141,10 @@ def compiled(
                 size_names,
                 fallback=settings.fallback,
                 constants=constants,
+                exchangeable=settings.exchangeable_weights,
             ),
         )
+        settle_weights({MAIN: imported})
         code = Path(folder.name) / "model.so"
         entry = _built_entry(runner, imported, resolved, settings, build, code, checks=checks)
     if copy_weights:
@@ -238,6 +242,7 @@ def _imported_entries(
                     size_names,
                     fallback=settings.fallback,
                     read_state=read_state,
+                    exchangeable=settings.exchangeable_weights,
                 )
             except (UsageError, UnsupportedModelError) as error:
                 raise type(error)(f"entry {name!r}: {error}") from error
@@ -286,6 +291,7 @@ def _built_entry(
         report=report,
         requires=_requirements((*report.operators, *report.library_calls)),
         shares_weights=imported.shares_weights,
+        weights=model_weights(imported),
     )
 
 
@@ -319,6 +325,7 @@ def explained_only(
             size_names,
             fallback=settings.fallback,
             constants=constants,
+            exchangeable=settings.exchangeable_weights,
         ),
     )
     return _explained(runner, imported, resolved, settings)

@@ -69,6 +69,21 @@ class ConversionError(Exception):
     """What a node needs that its converter does not offer, as a clause that follows the node's name; then the cure."""
 
 
+class Weight:
+    """A weight, the array of an initializer. Who asks for its numbers converts the model for these alone."""
+
+    def __init__(self, name: str, array: np.ndarray, read: set[str]) -> None:
+        """``read`` is told the name when its numbers are asked for."""
+        self._name = name
+        self._array = array
+        self._read = read
+
+    def numbers(self) -> np.ndarray:
+        """Its numbers, which are noted to have been read."""
+        self._read.add(self._name)
+        return self._array
+
+
 @dataclass
 class Value:
     """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
@@ -78,7 +93,7 @@ class Value:
 
     known: Known | None = None
     expression: relax.Expr | None = None
-    weight: np.ndarray | None = None
+    weight: Weight | None = None
     sequence: list[Value] | None = None
 
 
@@ -127,7 +142,7 @@ class Node:
             return None
         if value.known is not None:
             return value.known.sizes
-        return None if value.weight is None else value.weight.ravel().tolist()
+        return None if value.weight is None else value.weight.numbers().ravel().tolist()
 
     def constant(self, position: int, what: str) -> np.ndarray | None:
         """The numbers of an input, ``None`` if left out; ``what`` names them in the error if they are no constant."""
@@ -135,7 +150,7 @@ class Node:
         if value is None:
             return None
         if value.weight is not None:
-            return value.weight
+            return value.weight.numbers()
         if value.known is None or value.known.symbolic:
             raise ConversionError(
                 f"needs {what} to be a constant; make it an initializer, or have the exporter fold constants"

@@ -24,6 +24,7 @@ from tvm import relax
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
+from tkc.frontend.held_weights import NUMBER_OF_CODE, HeldWeight
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
@@ -36,6 +37,7 @@ from tkc.frontend.onnx.graph import (
     STANDARD_DOMAINS,
     GraphImporter,
     Value,
+    Weight,
     describe,
     stock_converters,
 )
@@ -82,6 +84,12 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
+_DECIDES = "its numbers decided how the model was compiled; compile again with the new weights"
+_SMALL = (
+    f"as one of less than {CONSTANT_BYTES} bytes it is a constant of the generated code; compile again with the new "
+    "weights, or once with exchangeable_weights=True, which keeps floats exchangeable (but for single numbers)"
+)
+
 _LISTED = 50  # nodes that an error lists
 
 _TORCH_ONLY_DTYPES = {
@@ -98,12 +106,15 @@ def import_onnx(
     model: str | os.PathLike[str] | onnx.ModelProto,
     checked_in_graph: CheckedInGraph = "none",
     constants: Mapping[str, Any] | None = None,
+    *,
+    exchangeable: bool = False,
 ) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
-    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs.
+    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs. Small initializers are
+    constants of the module; with ``exchangeable`` those of floats that have an axis are parameters, however small.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
@@ -117,7 +128,8 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
-    weights, proto = _separate_weights(proto, path, constants or {})
+    given = proto
+    weights, proto = _separate_weights(proto, path, constants or {}, exchangeable=exchangeable)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
@@ -133,6 +145,7 @@ def import_onnx(
         sources=built.sources,
         values=built.values,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
+        held=_held_weights(given, path, weights, built),
     )
 
 
@@ -210,7 +223,7 @@ def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _separate_weights(
-    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any]
+    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any], *, exchangeable: bool
 ) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
     """The large initializers as arrays, and the model with graph inputs in their place.
 
@@ -236,16 +249,46 @@ def _separate_weights(
     bound = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     for tensor in [*proto.graph.initializer, *bound]:
         array = _read_tensor(tensor, path)
-        if array.nbytes < CONSTANT_BYTES:
+        if array.nbytes < CONSTANT_BYTES and not (exchangeable and array.ndim and _is_float(array)):
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
             # The inliner looks for types among the values alone.
             light.graph.value_info.append(
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
         else:
-            weights[tensor.name] = array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
+            weights[tensor.name] = _widened(array)
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return weights, light
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return str(array.dtype).startswith(("float", "bfloat")) and str(array.dtype) not in WIDENED
+
+
+def _held_weights(
+    proto: onnx.ModelProto, path: Path | None, weights: Mapping[str, np.ndarray], built: _Built
+) -> dict[str, HeldWeight]:
+    """What became of the model's initializers."""
+    read = {name for node in nodes_of(proto.graph) for name in node.input}
+    read |= {output.name for output in proto.graph.output}
+    held: dict[str, HeldWeight] = {}
+    for initializer in proto.graph.initializer:
+        name = initializer.name
+        parameter = name if name in built.parameters else None
+        array = weights[name] if name in weights else _widened(_read_tensor(initializer, path))
+        tensor = _to_torch(array) if parameter is None else built.parameters[name]
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(initializer.data_type))
+        held[name] = HeldWeight(tensor, dtype, parameter)
+        if name in built.read:
+            held[name].fixed = _DECIDES
+        elif name in read and name not in weights:
+            held[name].fixed = _SMALL
+    built.uses.read.mark(held.values(), built.parameters)
+    return held
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    return array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
 
 
 def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
@@ -488,7 +531,7 @@ def _is_known(node: onnx.NodeProto, known: set[tuple[str, str]]) -> bool:
 @dataclass(frozen=True)
 class _Built:
     """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
-    by variables, and the variables by values."""
+    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
@@ -496,6 +539,8 @@ class _Built:
     index_flags: tuple[Flag, ...]
     sources: dict[str, str]
     values: dict[str, str]
+    read: set[str]
+    uses: IndexUses
 
 
 def _to_relax(
@@ -507,10 +552,11 @@ def _to_relax(
     checked_in_graph: CheckedInGraph,
 ) -> _Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
+    read: set[str] = set()
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph)
+            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph, read)
         except SizesLearned:
             continue
 
@@ -521,6 +567,7 @@ def _build(
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
+    read: set[str],
 ) -> _Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -542,7 +589,7 @@ def _build(
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():
-        importer.values[name] = Value(expression=parameter, weight=weights[name])
+        importer.values[name] = Value(expression=parameter, weight=Weight(name, weights[name], read))
     for tensor in proto.graph.initializer:
         importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
     with builder.function(MAIN, [*variables, *parameters.values()]):
@@ -567,7 +614,7 @@ def _build(
         if isinstance(value.expression, relax.Var)
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values)
+    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

@@ -218,7 +218,7 @@ def numbers(value: Value | None) -> np.ndarray | None:
     if value is None:
         return None
     if value.weight is not None:
-        return value.weight
+        return value.weight.numbers()
     return None if value.known is None or value.known.symbolic else value.known.values
 
 
