@@ -136,9 +136,9 @@ def compile(
             without it: on the CPU the call raises, on a GPU the next one.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
             changes when the model is trained further.
-        exchangeable_weights: Let :meth:`Executable.load_weights` exchange also what is otherwise a constant of the code:
-            initializers of an ONNX model that take less than 1 KiB, if they are floats and have an axis, and buffers of
-            a PyTorch model that are a single float. Code that reads them takes a little longer.
+        exchangeable_weights: Let :meth:`Executable.load_weights` exchange also what is otherwise a constant of the
+            code: initializers of an ONNX model that take less than 1 KiB, if they are several floats, and buffers of a
+            PyTorch model that are a single float. Code that reads them may take a little longer.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``

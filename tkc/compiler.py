@@ -23,7 +23,7 @@ from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, checked_entries, imported_entries
-from tkc.frontend.held_weights import model_weights, settle_weights
+from tkc.frontend.exchangeable import model_weights, settle_weights
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.artifact import MAIN, Contents, EntryContents

@@ -73,7 +73,7 @@ def imported_entries(entries: Mapping[str, tuple[Any, Entry]], run: ImportEntry)
 
     Raises :class:`UnsupportedModelError` for state that two entries have in another shape, dtype or first value.
     """
-    from tkc.frontend.held_weights import settle_weights
+    from tkc.frontend.exchangeable import settle_weights
 
     imported = {name: run(name, called, entry, frozenset()) for name, (called, entry) in entries.items()}
     states = _States(imported)

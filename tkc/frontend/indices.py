@@ -47,8 +47,8 @@ class IndexUses:
 
     ``inputs`` are the model's by name, ``constants`` holds the values of the variables that no call changes, and
     ``checked`` says which indices the graph checks. ``in_part`` says that the notes are those of a function that
-    is called with values that the model computes. ``read`` is told which constants were looked at. A branch checks the inputs and constants among its indices in any
-    case: they may be out of range as long as it is not taken.
+    is called with values that the model computes. ``read`` is told which constants were looked at. A branch checks
+    the inputs and constants among its indices in any case: they may be out of range as long as it is not taken.
     """
 
     def __init__(

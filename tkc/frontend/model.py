@@ -44,8 +44,8 @@ class ImportedModel:
     calls.
     ``scalars`` are the buffers of one number that the module holds as constants. ``read_state`` names the parameters
     that this model only reads, and other entries of a program update. With ``shares_weights``, ``parameters`` are the
-    tensors of a model in this process, whose owner may change them. ``held`` are the model's own weights by the names that
-    it has for them, if these are known.
+    tensors of a model in this process, whose owner may change them. ``held`` are the model's own weights by the names
+    that it has for them, if these are known.
     """
 
     module: IRModule

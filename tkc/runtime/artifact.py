@@ -135,8 +135,8 @@ class EntryContents:
     """What an artifact holds of one entry, in memory and in files that an executable may load.
 
     ``code`` is the generated code; ``requires`` is what must be there when it runs. With ``shares_weights``, the
-    parameters are a model's in this process, whose owner may change them. ``weights`` says where the model's own weights
-    stand among the parameters, if that is known.
+    parameters are a model's in this process, whose owner may change them. ``weights`` says where the model's own
+    weights stand among the parameters, if that is known.
     """
 
     signature: Signature

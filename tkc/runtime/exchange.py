@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
 
 import torch
 
+from tkc.kernels.target import Target
 from tkc.runtime.local_gpu import runs_here
-from tkc.runtime.memory import Memory
+from tkc.runtime.memory import DeviceWeights, Memory
 from tkc.runtime.tensors import identity
-from tkc.runtime.weights import IncompatibleKeys, exchange
-
-if TYPE_CHECKING:
-    from tkc.runtime.executable import Executable
+from tkc.runtime.weights import EntryWeights, IncompatibleKeys, exchange
 
 
 class WeightsInUse(list[Any]):
@@ -34,8 +32,28 @@ class WeightsInUse(list[Any]):
         torch.cuda.synchronize(self.exchanged)
 
 
+class Exchanging(Protocol):
+    """An executable, or an entry of a program."""
+
+    target: Target
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def loading(self) -> AbstractContextManager[Any]:
+        """Is held while code or weights are loaded."""
+
+    def entry_weights(self) -> EntryWeights:
+        """Where the model's own weights stand."""
+
+    def exchange(self, parameters: Mapping[str, torch.Tensor], on_device: DeviceWeights) -> Callable[[], None]:
+        """Do all that may fail before calls can have other ``parameters``; the result is what gives them these."""
+
+
 def load_weights(
-    entries: Mapping[str, Executable], memory: Memory, weights: Mapping[str, Any], *, strict: bool
+    entries: Mapping[str, Exchanging], memory: Memory, weights: Mapping[str, Any], *, strict: bool
 ) -> IncompatibleKeys:
     """:meth:`tkc.Executable.load_weights` of ``entries``, which share ``memory``: of all of them, or of none."""
     with ExitStack() as held:
@@ -49,9 +67,7 @@ def load_weights(
         device = first.device if first.target.is_cuda and not runs_here(first.target) else None
         new = found.parameters(old, device)
         kept = {identity(weight) for parameters in new.values() for weight in parameters.values()}
-        gone = [
-            weight for each in old.values() for weight in each.parameters.values() if identity(weight) not in kept
-        ]
+        gone = [weight for each in old.values() for weight in each.parameters.values() if identity(weight) not in kept]
         on_device = memory.weights.without(gone)
         exchanges = [entry.exchange(new[name], on_device) for name, entry in entries.items()]
         memory.weights = on_device

@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,12 +20,12 @@ from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
+from tkc.runtime.exchange import Exchanging, WeightsInUse, load_weights
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
-from tkc.runtime.exchange import WeightsInUse, load_weights
 from tkc.runtime.memory import DeviceWeights, Memory, set_values
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
@@ -271,8 +272,8 @@ class Executable(SurvivesFork):
 
         ``weights`` are by the model's own names: ``model.state_dict()`` of a PyTorch model, the initializers of an ONNX
         model; torch or numpy tensors of the shapes and dtypes that the model has, on any device. They are copied. Of
-        several names of one tensor (tied weights), one is enough. Without ``strict`` there may be fewer or more. Returns
-        which were missing and which unexpected, as PyTorch's ``load_state_dict`` does.
+        several names of one tensor (tied weights), one is enough. Without ``strict`` there may be fewer or more.
+        Returns which were missing and which unexpected, as PyTorch's ``load_state_dict`` does.
 
         Calls that run meanwhile end with the old weights; every later one finds the new ones, those of another thread,
         too. :meth:`save` writes the new ones. The :attr:`state` stays as it is. The model that was compiled, and copies
@@ -284,15 +285,17 @@ class Executable(SurvivesFork):
         """
         return load_weights(self._exchanging(), self._memory, weights, strict=strict)
 
-    def _exchanging(self) -> dict[str, Executable]:
+    def _exchanging(self) -> Mapping[str, Exchanging]:
         return {artifact.MAIN: self}
 
     def entry_weights(self) -> EntryWeights:
-        """Where the model's own weights stand."""
+        """Where the model's own weights stand. Raises as a call does where they cannot be exchanged any more."""
+        if self._launch is not None or (self.target.is_cuda and torch.cuda._is_in_bad_fork()):
+            self._check_device()
         return EntryWeights(self._model_weights, self.parameters, self._memory.initial)
 
     @property
-    def loading(self) -> threading.RLock:
+    def loading(self) -> AbstractContextManager[Any]:
         """Is held while code or weights are loaded."""
         return self._loading
 
@@ -302,8 +305,6 @@ class Executable(SurvivesFork):
         The caller holds :attr:`loading` until then.
         """
         loaded, machines, weights = self._loaded, self._machines, self._in_use
-        if self._launch is not None:
-            self._check_device()
         if machines is None:
             return lambda: self.__dict__.update(parameters=dict(parameters))
         in_use = self._weights(parameters, on_device)

@@ -31,7 +31,6 @@ class DeviceWeights:
                 self._found[key] = weight, aligned(weight.detach().to(self._device))
             return self._found[key][1]
 
-
     def without(self, gone: Iterable[torch.Tensor]) -> DeviceWeights:
         """Those of this, but for what is there of the weights ``gone``."""
         made = DeviceWeights(self._device)

@@ -157,8 +157,8 @@ class Program(Executable):
             self.target, {name: entry.entry_contents() for name, entry in self.entries.items()}, None
         )
 
-    def _exchanging(self) -> dict[str, Executable]:
-        return dict(self.entries)
+    def _exchanging(self) -> Mapping[str, Executable]:
+        return self.entries
 
     def _calls(self) -> str:
         return ", ".join(f"exe.{name}(...)" for name in self.entries)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tkc.errors import InputError, UsageError
@@ -60,7 +62,7 @@ def digest_of(tensor: torch.Tensor) -> str:
         return ""
     plain = tensor.detach()
     plain = plain if plain.layout is torch.strided else plain.to_dense()
-    return hashlib.sha256(as_bytes(plain).cpu().numpy()).hexdigest()
+    return hashlib.sha256(as_bytes(plain).cpu().numpy().data).hexdigest()
 
 
 def check_weights(
@@ -154,6 +156,7 @@ def exchange(entries: Mapping[str, EntryWeights], given: Mapping[str, Any], *, s
             known.setdefault(weight.name, []).append((entry, weight))
     found = Exchange()
     faults: list[str] = []
+    fixed: dict[str, dict[str, None]] = {}
     states: list[str] = []
     origins: dict[str, str] = {}
     for name, value in given.items():
@@ -168,7 +171,11 @@ def exchange(entries: Mapping[str, EntryWeights], given: Mapping[str, Any], *, s
             if any(_differs_from_state(entry, each, fitted) for entry, each in known[name] if each.is_state):
                 states.append(name)
             continue
-        faults += dict.fromkeys(fault for _, each in known[name] for fault in _faults(each, fitted))
+        for _, each in known[name]:
+            if each.fixed and not (each.digest and each.digest == digest_of(fitted)):
+                fixed.setdefault(each.fixed, {})[name] = None
+            else:
+                faults += (fault for fault in _out_of_range(each, fitted) if fault not in faults)
         other = found.values.setdefault(weight.same_as, fitted)
         first = origins.setdefault(weight.same_as, name)
         if other is not fitted and not (identity(other) == identity(fitted) or _same(other, fitted)):
@@ -180,6 +187,7 @@ def exchange(entries: Mapping[str, EntryWeights], given: Mapping[str, Any], *, s
     if strict:
         lists = {"missing": found.keys.missing_keys, "unexpected": found.keys.unexpected_keys}
         faults = [f"{what}: {', '.join(map(repr, names))}" for what, names in lists.items() if names] + faults
+    faults += (f"{', '.join(map(repr, names))} cannot have other values: {why}" for why, names in fixed.items())
     if faults:
         raise InputError("the weights were not exchanged. " + "; ".join(faults))
     if states:
@@ -189,9 +197,11 @@ def exchange(entries: Mapping[str, EntryWeights], given: Mapping[str, Any], *, s
 
 def _fitted(weight: ModelWeight, value: Any, faults: list[str]) -> torch.Tensor | None:
     """The value as a tensor; ``None`` for one that does not fit, of which ``faults`` then say why."""
+    value = np.asarray(value) if isinstance(value, np.generic) else value
     try:
         narrow = weight.dtype in HELD
-        tensor = (held(value, weight.name, weight.dtype) if narrow else to_torch(value, weight.name)).detach()
+        with warnings.catch_warnings(action="ignore"):  # of arrays that are read-only, as ONNX's: they are only read
+            tensor = (held(value, weight.name, weight.dtype) if narrow else to_torch(value, weight.name)).detach()
     except InputError as error:
         faults.append(str(error).replace("input '", "weight '", 1))
         return None
@@ -214,16 +224,12 @@ def _fitted(weight: ModelWeight, value: Any, faults: list[str]) -> torch.Tensor 
     return tensor
 
 
-def _faults(weight: ModelWeight, value: torch.Tensor) -> Iterator[str]:
-    """Why a value cannot be that of a weight."""
-    if weight.fixed and not (weight.digest and weight.digest == digest_of(value)):
-        yield f"'{weight.name}' cannot have another value: {weight.fixed}"
-    elif value.numel():
-        for bounds in weight.ranges:
-            low, high = (int(bound) for bound in torch.aminmax(value))
-            if low < bounds.low or high > bounds.high:
-                bad = high if high > bounds.high else low
-                yield f"'{weight.name}' holds the index {bad}, expected {bounds.low} to {bounds.high}: {bounds.source}"
+def _out_of_range(weight: ModelWeight, value: torch.Tensor) -> Iterator[str]:
+    for bounds in weight.ranges if value.numel() else ():
+        low, high = (int(bound) for bound in torch.aminmax(value))
+        if low < bounds.low or high > bounds.high:
+            bad = high if high > bounds.high else low
+            yield f"'{weight.name}' holds the index {bad}, expected {bounds.low} to {bounds.high}: {bounds.source}"
 
 
 def _differs_from_state(entry: EntryWeights, weight: ModelWeight, value: torch.Tensor) -> bool:

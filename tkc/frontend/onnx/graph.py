@@ -78,6 +78,11 @@ class Weight:
         self._array = array
         self._read = read
 
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self._array.size
+
     def numbers(self) -> np.ndarray:
         """Its numbers, which are noted to have been read."""
         self._read.add(self._name)
@@ -555,6 +560,8 @@ class GraphImporter:
             known = self._shape_arithmetic(node, inputs[0])
         elif all(value is None or value.known is not None for value in inputs):
             known = fold(node, opset, [None if value is None else value.known for value in inputs], self.algebra)
+        elif node.op_type in _BROADCASTING and (few := _of_few_numbers(inputs)) is not None:
+            known = fold(node, opset, few, self.algebra)
         else:
             known = None
         return None if known is None else [Value(output) for output in known]
@@ -695,6 +702,19 @@ class GraphImporter:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)
         return [inner.values[output.name] for output in graph.output]
+
+
+def _of_few_numbers(inputs: Sequence[Value | None]) -> list[Known | None] | None:
+    """The inputs of an operator that may compute sizes with a weight of few numbers; ``None`` for others."""
+    values = [value for value in inputs if value is not None]
+    if not any(value.known is not None for value in values):
+        return None
+    if not all(value.known is not None or (value.weight and value.weight.size <= MOST_RANK) for value in values):
+        return None
+    return [
+        None if value is None else value.known or Known.constant(value.weight.numbers())  # type: ignore[union-attr]  # asked above
+        for value in inputs
+    ]
 
 
 def _check_alike(name: str, left: relax.Expr, right: relax.Expr) -> None:

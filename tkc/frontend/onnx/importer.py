@@ -24,7 +24,7 @@ from tvm import relax
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
-from tkc.frontend.held_weights import NUMBER_OF_CODE, HeldWeight
+from tkc.frontend.held_weights import HeldWeight
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
@@ -85,10 +85,8 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
 _DECIDES = "its numbers decided how the model was compiled; compile again with the new weights"
-_SMALL = (
-    f"as one of less than {CONSTANT_BYTES} bytes it is a constant of the generated code; compile again with the new "
-    "weights, or once with exchangeable_weights=True, which keeps floats exchangeable (but for single numbers)"
-)
+_SMALL = f"tensors under {CONSTANT_BYTES} bytes are constants of the generated code; compile again with the new weights"
+_SMALL_FLOATS = f"{_SMALL}, or once with exchangeable_weights=True"
 
 _LISTED = 50  # nodes that an error lists
 
@@ -114,7 +112,8 @@ def import_onnx(
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
     name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs. Small initializers are
-    constants of the module; with ``exchangeable`` those of floats that have an axis are parameters, however small.
+    constants of the module; with ``exchangeable`` those of several floats are parameters, however small, unless the
+    model cannot be imported so.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
@@ -128,8 +127,24 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
+    if exchangeable:
+        try:
+            return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=True)
+        except UnsupportedModelError as error:
+            _LOG.info("small weights are constants of the code: as parameters they are refused (%s)", error)
+    return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=False)
+
+
+def _imported(
+    proto: onnx.ModelProto,
+    path: Path | None,
+    checked_in_graph: CheckedInGraph,
+    constants: Mapping[str, Any],
+    *,
+    exchangeable: bool,
+) -> ImportedModel:
     given = proto
-    weights, proto = _separate_weights(proto, path, constants or {}, exchangeable=exchangeable)
+    weights, proto = _separate_weights(proto, path, constants, exchangeable=exchangeable)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
@@ -145,7 +160,7 @@ def import_onnx(
         sources=built.sources,
         values=built.values,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
-        held=_held_weights(given, path, weights, built),
+        held=_held_weights(given, path, weights, built, exchangeable=exchangeable),
     )
 
 
@@ -249,7 +264,7 @@ def _separate_weights(
     bound = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     for tensor in [*proto.graph.initializer, *bound]:
         array = _read_tensor(tensor, path)
-        if array.nbytes < CONSTANT_BYTES and not (exchangeable and array.ndim and _is_float(array)):
+        if array.nbytes < CONSTANT_BYTES and not (exchangeable and _are_floats(array)):
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
             # The inliner looks for types among the values alone.
             light.graph.value_info.append(
@@ -261,12 +276,18 @@ def _separate_weights(
     return weights, light
 
 
-def _is_float(array: np.ndarray) -> bool:
-    return str(array.dtype).startswith(("float", "bfloat")) and str(array.dtype) not in WIDENED
+def _are_floats(array: np.ndarray) -> bool:
+    """Whether these are several floats. Of single ones (epsilons, scales), rules and converters need the value."""
+    return array.size > 1 and str(array.dtype).startswith(("float", "bfloat")) and str(array.dtype) not in WIDENED
 
 
 def _held_weights(
-    proto: onnx.ModelProto, path: Path | None, weights: Mapping[str, np.ndarray], built: _Built
+    proto: onnx.ModelProto,
+    path: Path | None,
+    weights: Mapping[str, np.ndarray],
+    built: _Built,
+    *,
+    exchangeable: bool,
 ) -> dict[str, HeldWeight]:
     """What became of the model's initializers."""
     read = {name for node in nodes_of(proto.graph) for name in node.input}
@@ -282,7 +303,7 @@ def _held_weights(
         if name in built.read:
             held[name].fixed = _DECIDES
         elif name in read and name not in weights:
-            held[name].fixed = _SMALL
+            held[name].fixed = _SMALL if exchangeable or not _are_floats(array) else _SMALL_FLOATS
     built.uses.read.mark(held.values(), built.parameters)
     return held
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from tvm import relax
 
-from tkc.frontend.held_weights import NOT_STRIDED, NUMBER_OF_CODE, OVERLAPS, HeldWeight, overlapping
+from tkc.frontend.held_weights import FLOAT_OF_CODE, NOT_STRIDED, NUMBER_OF_CODE, OVERLAPS, HeldWeight, overlapping
 from tkc.frontend.torch.control_flow import held_tensor
 from tkc.frontend.torch.converters.emitter import dtype_name
 from tkc.runtime.tensors import identity
@@ -93,7 +93,7 @@ def held_weights(
         if identity(own[name]) in overlaps:
             found.fixed = OVERLAPS
         elif identity(own[name]) in numbers:
-            found.fixed = NUMBER_OF_CODE
+            found.fixed = FLOAT_OF_CODE if tensor.is_floating_point() else NUMBER_OF_CODE
     return held
 
 
