@@ -129,7 +129,7 @@ def compiled(
 
     runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
-    with _kernel_builds(settings) as build:
+    with _kernel_builds(settings, Path(folder.name)) as build:
         imported = runner.run(
             "import",
             lambda: import_model(
@@ -175,7 +175,7 @@ def compiled_program(
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
     packed: dict[Hashable, torch.Tensor] = {}
     built: dict[str, EntryContents] = {}
-    with _kernel_builds(settings) as build:
+    with _kernel_builds(settings, Path(folder.name)) as build:
         imported = _imported_entries(found, runners, size_names, resolved, settings, checks=checks)
         for name, entry in imported.items():
             code = Path(folder.name) / f"{name}.so"
@@ -253,13 +253,15 @@ def _imported_entries(
 
 
 @contextmanager
-def _kernel_builds(settings: CompileOptions) -> Iterator[BuildKernels]:
-    """What builds kernels beside the compilation."""
+def _kernel_builds(settings: CompileOptions, folder: Path) -> Iterator[BuildKernels]:
+    """What builds kernels beside the compilation, whose libraries are then in ``folder``."""
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
             kernel_builder.load()
-        yield lambda requests: background.submit(kernel_builder.build, requests, settings.kernel_progress)
+        yield lambda requests: background.submit(
+            kernel_builder.build, requests, settings.kernel_progress, folder / "kernels"
+        )
 
 
 def _built_entry(

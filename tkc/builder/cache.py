@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from filelock import FileLock
@@ -29,6 +30,10 @@ _LOG = logging.getLogger(__name__)
 _SETTING = "TKC_CACHE_DIR"
 _RECORD = "record.json"
 _SMALL_LIBRARY = 1 << 20  # bytes
+
+KERNELS: Literal["kernels"] = "kernels"
+GRAPHS: Literal["graphs"] = "graphs"
+"""The folders of kernel libraries and of compiled graphs in the cache."""
 
 
 def cache_folder() -> Path:
@@ -53,6 +58,23 @@ def writing_to(folder: Path) -> Iterator[None]:
         if (reason := _disk_problem(folder, error)) is None:
             raise
         raise _unusable(folder, reason) from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What is done in it reads ``folder`` of the cache; :class:`CacheError` where that cannot be read."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise _unusable(folder, os.strerror(errno.ENOTDIR))
+        yield
+    except OSError as error:
+        raise _unusable(folder, _cause(error)) from error
+
+
+def touch(path: Path) -> None:
+    """Note that an entry of the cache was used now; what was used longest ago is the first to go."""
+    with suppress(OSError):  # of a cache that is only read nothing goes
+        os.utime(path)
 
 
 def _unusable(folder: Path, reason: str) -> CacheError:
@@ -92,15 +114,18 @@ class KernelCache:
     """Kernel libraries under one folder, one entry a key."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or cache_folder() / "kernels"
+        self.folder = folder or cache_folder() / KERNELS
 
     def key(self, request: KernelRequest) -> str:
         """The hash of all that shapes the library: the request, the kernel's and the builder's sources, the tools."""
         content = json.dumps([request.to_json(), sources_digest(request.spec), _tools(request.target)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def find(self, request: KernelRequest) -> KernelLibrary | None:
-        """The stored library, or ``None`` if there is none or the stored one is damaged (it is then dropped)."""
+    def find(self, request: KernelRequest, into: Path | None = None) -> KernelLibrary | None:
+        """The stored library, or ``None`` if there is none or the stored one is damaged (it is then dropped).
+
+        With ``into``, it is a file of that folder, which stays when the entry is removed from the cache.
+        """
         key = self.key(request)
         entry = self._entry(key)
         path = entry / f"{request.symbol}.so"
@@ -109,6 +134,8 @@ class KernelCache:
         try:
             expected = json.loads((entry / _RECORD).read_text())["sha256"]
             if file_sha256(path) == expected:
+                touch(entry)
+                path = path if into is None else _own(path, into)
                 return KernelLibrary(request.to_json(), path, key, expected)
             reason = "its library has other content than was stored"
         except FileNotFoundError:
@@ -135,8 +162,8 @@ class KernelCache:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def store(self, request: KernelRequest, library: Path) -> KernelLibrary:
-        """Keep a library built inside :meth:`building`; the entry appears whole or not at all."""
+    def store(self, request: KernelRequest, library: Path, into: Path | None = None) -> KernelLibrary:
+        """Keep a library built inside :meth:`building`; the entry appears whole or not at all. See :meth:`find`."""
         key = self.key(request)
         digest = file_sha256(library)
         target = self._entry(key)
@@ -151,14 +178,33 @@ class KernelCache:
             except BaseException:
                 shutil.rmtree(entry, ignore_errors=True)
                 raise
-        return KernelLibrary(request.to_json(), target / library.name, key, digest)
+        path = target / library.name if into is None else _own(library, into)
+        return KernelLibrary(request.to_json(), path, key, digest)
 
     def libraries(self) -> list[Path]:
         """Every library that is stored; not those that others build meanwhile, whose folders come and go."""
         return list(self.folder.glob("??/*/*.so"))
 
+    def entry(self, library: KernelLibrary) -> Path:
+        """Where a library is stored."""
+        return self._entry(library.key)
+
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / key
+
+
+def _own(library: Path, into: Path) -> Path:
+    """``library`` as a file in the folder ``into``: the same one under one more name, or a copy."""
+    into.mkdir(parents=True, exist_ok=True)
+    own = into / library.name
+    if not own.exists():
+        try:
+            os.link(library, own)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another disk
+            shutil.copyfile(library, own)
+    return own
 
 
 @cache
