@@ -9,10 +9,13 @@ import json
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -74,7 +77,14 @@ def reading(folder: Path) -> Iterator[None]:
 def touch(path: Path) -> None:
     """Note that an entry of the cache was used now; what was used longest ago is the first to go."""
     with suppress(OSError):  # of a cache that is only read nothing goes
-        os.utime(path)
+        found = path.stat()
+        # Of a file, when it was read; of a folder, which whoever lists it reads, when it was changed.
+        os.utime(path, None if path.is_dir() else (time.time(), found.st_mtime))
+
+
+def last_used(found: os.stat_result) -> float:
+    """When :func:`touch` was called for an entry, or when it was made, in seconds."""
+    return found.st_mtime if stat.S_ISDIR(found.st_mode) else max(found.st_atime, found.st_mtime)
 
 
 def _unusable(folder: Path, reason: str) -> CacheError:
@@ -121,11 +131,8 @@ class KernelCache:
         content = json.dumps([request.to_json(), sources_digest(request.spec), _tools(request.target)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def find(self, request: KernelRequest, into: Path | None = None) -> KernelLibrary | None:
-        """The stored library, or ``None`` if there is none or the stored one is damaged (it is then dropped).
-
-        With ``into``, it is a file of that folder, which stays when the entry is removed from the cache.
-        """
+    def find(self, request: KernelRequest) -> KernelLibrary | None:
+        """The stored library, or ``None`` if there is none or the stored one is damaged (it is then dropped)."""
         key = self.key(request)
         entry = self._entry(key)
         path = entry / f"{request.symbol}.so"
@@ -135,7 +142,6 @@ class KernelCache:
             expected = json.loads((entry / _RECORD).read_text())["sha256"]
             if file_sha256(path) == expected:
                 touch(entry)
-                path = path if into is None else _own(path, into)
                 return KernelLibrary(request.to_json(), path, key, expected)
             reason = "its library has other content than was stored"
         except FileNotFoundError:
@@ -162,8 +168,8 @@ class KernelCache:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
-    def store(self, request: KernelRequest, library: Path, into: Path | None = None) -> KernelLibrary:
-        """Keep a library built inside :meth:`building`; the entry appears whole or not at all. See :meth:`find`."""
+    def store(self, request: KernelRequest, library: Path) -> KernelLibrary:
+        """Keep a library built inside :meth:`building`; the entry appears whole or not at all."""
         key = self.key(request)
         digest = file_sha256(library)
         target = self._entry(key)
@@ -178,8 +184,7 @@ class KernelCache:
             except BaseException:
                 shutil.rmtree(entry, ignore_errors=True)
                 raise
-        path = target / library.name if into is None else _own(library, into)
-        return KernelLibrary(request.to_json(), path, key, digest)
+        return KernelLibrary(request.to_json(), target / library.name, key, digest)
 
     def libraries(self) -> list[Path]:
         """Every library that is stored; not those that others build meanwhile, whose folders come and go."""
@@ -193,18 +198,24 @@ class KernelCache:
         return self.folder / key[:2] / key
 
 
-def _own(library: Path, into: Path) -> Path:
-    """``library`` as a file in the folder ``into``: the same one under one more name, or a copy."""
+def owned(library: KernelLibrary, into: Path) -> KernelLibrary | None:
+    """``library`` as a file of the folder ``into``, which stays when its entry is removed; ``None`` if it just was.
+
+    It is the same file under one more name, or a copy.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    own = into / library.name
+    own = into / library.path.name
     if not own.exists():
         try:
-            os.link(library, own)
+            os.link(library.path, own)
         except FileNotFoundError:
-            raise
+            return None
         except OSError:  # another disk
-            shutil.copyfile(library, own)
-    return own
+            try:
+                shutil.copyfile(library.path, own)
+            except FileNotFoundError:
+                return None
+    return replace(library, path=own)
 
 
 @cache

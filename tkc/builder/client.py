@@ -13,11 +13,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from tkc.builder.cache import KernelCache
+from tkc.builder.cache import KernelCache, owned
 from tkc.builder.fork_server import ForkServer
 from tkc.builder.stored import keep_limit
 from tkc.errors import KernelBuildError
@@ -94,7 +94,7 @@ class KernelBuilder:
         libraries: dict[KernelRequest, KernelLibrary] = {}
         missing = []
         for request in distinct:
-            if found := self._cache.find(request, into):
+            if found := self._found(request, into):
                 libraries[request] = found
                 if progress:
                     progress(found, True)
@@ -118,7 +118,7 @@ class KernelBuilder:
 
     def _build_one(self, request: KernelRequest, into: Path | None) -> KernelLibrary:
         with self._cache.building(request) as folder:
-            if found := self._cache.find(request, into):  # another process built it while this one waited
+            if found := self._found(request, into):  # another process built it while this one waited
                 return found
             worker = self._take()
             try:
@@ -126,7 +126,13 @@ class KernelBuilder:
             finally:
                 if worker.alive:
                     self._idle.put(worker)
-            return self._cache.store(request, library, into)
+            stored = self._cache.store(request, library)
+            # The entry may be removed from now on; what was built is there until this is left.
+            return stored if into is None else owned(replace(stored, path=library), into) or stored
+
+    def _found(self, request: KernelRequest, into: Path | None) -> KernelLibrary | None:
+        found = self._cache.find(request)
+        return found if found is None or into is None else owned(found, into)
 
     def _take(self) -> _Worker:
         with contextlib.suppress(queue.Empty):

@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from filelock import FileLock, Timeout
 
-from tkc.builder.cache import GRAPHS, KERNELS, cache_folder, reading, writing_to
+from tkc.builder.cache import GRAPHS, KERNELS, cache_folder, last_used, reading, writing_to
 from tkc.errors import CacheError
 
 _LOG = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def _entry(kind: Kind, name: str, path: Path) -> Iterator[CacheEntry]:
         own = path.lstat()
         is_file = kind == "objects"
         if stat.S_ISREG(own.st_mode) if is_file else stat.S_ISDIR(own.st_mode):
-            yield CacheEntry(kind, name, path, own.st_size if is_file else _size(path), own.st_mtime)
+            yield CacheEntry(kind, name, path, own.st_size if is_file else _size(path), last_used(own))
     except FileNotFoundError:  # somebody removed it meanwhile
         return
 
@@ -125,7 +125,7 @@ def removed(entry: CacheEntry, folder: Path | None = None) -> bool:
     with writing_to(room):
         try:
             with FileLock(_lock(room, entry), timeout=0) if entry.kind != "unfinished" else contextlib.nullcontext():
-                if entry.path.lstat().st_mtime != entry.used:
+                if last_used(entry.path.lstat()) != entry.used:
                     return False
                 trash = tempfile.mkdtemp(prefix="removing-", dir=room)
                 try:
