@@ -138,7 +138,8 @@ def compile(
             changes when the model is trained further.
         exchangeable_weights: Let :meth:`Executable.load_weights` exchange also what is otherwise a constant of the
             code: initializers of an ONNX model that take less than 1 KiB, if they are several floats, and buffers of a
-            PyTorch model that are a single float. Code that reads them may take a little longer.
+            PyTorch model that are a single float; and weights of bytes that decide in what type products are summed.
+            Such code may take longer.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``

@@ -84,6 +84,7 @@ def made(kind: Callable[[], nn.Module], seed: int) -> nn.Module:
 IMAGE, IDS, ROWS = torch.linspace(-1, 1, 1200).reshape(1, 3, 20, 20), torch.tensor([[3, 1, 4, 1, 5]]), torch.eye(8)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     ("kind", "example", "options"),
     [
@@ -295,17 +296,20 @@ def test_programs() -> None:
     torch.testing.assert_close(program.once(ROWS), new(ROWS))
     torch.testing.assert_close(program.twice(ROWS), new(new(ROWS)))
     assert len(program.parameters) == 2
+    with pytest.raises(tkc.UsageError, match="by the program's load_weights"):
+        program.once.load_weights(new.state_dict())
     with pytest.raises(tkc.InputError, match=r"missing: '0\.bias', 'inner\.0\.bias'"):
         program.load_weights({"0.weight": new.state_dict()["0.weight"]})
 
 
 def onnx_model(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A quantized and a plain product, a batch norm; its initializers."""
+    """Products of floats, of quantized weights and of bytes, a batch norm; its initializers."""
     random = np.random.default_rng(seed)
     arrays = {
         "weight": random.normal(size=(32, 16)).astype("float32"),
         "bias": random.normal(size=16).astype("float32"),
         "codes": random.integers(-128, 128, (32, 64)).astype("int8"),
+        "bytes": random.integers(-9, 9, (32, 64)).astype("int8"),
         "step": np.float32(random.uniform(0.01, 0.02)),
         "zero": np.int8(3),
         "second": random.normal(size=(64, 16)).astype("float32"),
@@ -315,7 +319,11 @@ def onnx_model(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     nodes = [
         helper.make_node("Gemm", ["x", "weight", "bias"], ["plain"]),
         helper.make_node("DequantizeLinear", ["codes", "step", "zero"], ["numbers"]),
-        helper.make_node("MatMul", ["x", "numbers"], ["wide"]),
+        helper.make_node("MatMul", ["x", "numbers"], ["product"]),
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["x_bytes", "x_scale", "x_zero"]),
+        helper.make_node("MatMulInteger", ["x_bytes", "bytes", "x_zero"], ["integers"]),
+        helper.make_node("Cast", ["integers"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["product", "floats"], ["wide"]),
         helper.make_node("MatMul", ["wide", "second"], ["narrow"]),
         helper.make_node("Add", ["plain", "narrow"], ["sum"]),
         helper.make_node("BatchNormalization", ["sum", "gain", "shift", "mean", "variance"], ["y"]),
@@ -330,16 +338,19 @@ def onnx_model(seed: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), arrays
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("all_floats", [False, True])
 def test_onnx(all_floats: bool) -> None:
-    """Small initializers are in the code unless all floats are asked for; a scale always is."""
+    """Small initializers are in the code unless all floats are asked for, and weights of bytes decide in what type they
+    are summed; a scale always is in the code."""
     model, _ = onnx_model(0)
     _, new = onnx_model(1)
     executable = tkc.compile(model, exchangeable_weights=all_floats)
     with pytest.raises(tkc.InputError) as raised:
         executable.load_weights(new)
-    assert ("'bias'" in str(raised.value)) is not all_floats and "'step'" in str(raised.value)
-    small = {} if all_floats else {"bias", "gain", "shift", "mean", "variance"}
+    small = {} if all_floats else {"bias", "gain", "shift", "mean", "variance", "bytes"}
+    named = {name for name in new if f"'{name}'" in str(raised.value)}
+    assert named == {"step", *small}
     for tensor in model.graph.initializer:
         if tensor.name in {"step", *small}:
             new[tensor.name] = numpy_helper.to_array(tensor)

@@ -24,10 +24,9 @@ def settle_weights(models: Mapping[str, ImportedModel]) -> None:
             continue
         named: dict[str, HeldWeight] = {}
         for own, weight in model.held.items():
-            other = first.setdefault(own, weight)
-            fits = other is weight or other.is_state or weight.is_state or _is_same(other, weight)
-            name = own if fits else f"{entry}.{own}"
-            other = first.setdefault(name, weight)
+            name = own
+            while not _fits(other := first.setdefault(name, weight), weight):
+                name = f"{entry}.{name}"
             key = _key(weight.tensor)
             weight.same_as = other.same_as or tensors.get(key, name)
             tensors.setdefault(key, weight.same_as)
@@ -65,6 +64,11 @@ def model_weights(model: ImportedModel) -> tuple[ModelWeight, ...] | None:
 
 def _key(tensor: torch.Tensor) -> Hashable:
     return identity(tensor) if tensor.layout is torch.strided else id(tensor)
+
+
+def _fits(known: HeldWeight, weight: HeldWeight) -> bool:
+    """Whether a weight can have the name of one that is known."""
+    return known is weight or known.is_state or weight.is_state or _is_same(known, weight)
 
 
 def _is_same(one: HeldWeight, other: HeldWeight) -> bool:

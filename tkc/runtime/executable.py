@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from tkc.errors import ForkError, InputError, TargetError
+from tkc.errors import ForkError, InputError, TargetError, UsageError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
@@ -124,6 +124,8 @@ class Executable(SurvivesFork):
         self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
+        self.is_entry = False
+        """Whether it is one of the entries of a program, which share weights and state."""
         self._loading = threading.RLock()
         self._loaded: LoadedCode | None = None
         self._machines: Machines[Machine] | None = None
@@ -281,8 +283,11 @@ class Executable(SurvivesFork):
 
         Raises :class:`tkc.InputError`, before anything changes, which names all weights that are missing, unexpected,
         of another shape or dtype, or that cannot have another value, because the code depends on the one they had.
-        Raises :class:`tkc.UsageError` for an artifact of a TKC that did not keep where the weights went.
+        Raises :class:`tkc.UsageError` for an artifact of a TKC that did not keep where the weights went, and for an
+        entry of a program, whose weights are the program's.
         """
+        if self.is_entry:
+            raise UsageError("an entry has the weights of its program; exchange them by the program's load_weights")
         return load_weights(self._exchanging(), self._memory, weights, strict=strict)
 
     def _exchanging(self) -> Mapping[str, Exchanging]:

@@ -72,21 +72,24 @@ class ConversionError(Exception):
 class Weight:
     """A weight, the array of an initializer. Who asks for its numbers converts the model for these alone."""
 
-    def __init__(self, name: str, array: np.ndarray, read: set[str]) -> None:
+    def __init__(self, name: str, array: np.ndarray, read: set[str], *, exchangeable: bool = False) -> None:
         """``read`` is told the name when its numbers are asked for."""
+        self.array = array
+        """Its numbers, for who decides by them what is right for any others, too."""
+        self.exchangeable = exchangeable
+        """Whether what is right for any numbers is to be preferred to what is faster for these."""
         self._name = name
-        self._array = array
         self._read = read
 
     @property
     def size(self) -> int:
         """How many numbers it has."""
-        return self._array.size
+        return self.array.size
 
     def numbers(self) -> np.ndarray:
         """Its numbers, which are noted to have been read."""
         self._read.add(self._name)
-        return self._array
+        return self.array
 
 
 @dataclass

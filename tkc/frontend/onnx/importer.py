@@ -85,6 +85,7 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
 _DECIDES = "its numbers decided how the model was compiled; compile again with the new weights"
+_MAY_DECIDE_LESS = f"{_DECIDES}, or once with exchangeable_weights=True, by which fewer decide it"
 _SMALL = f"tensors under {CONSTANT_BYTES} bytes are constants of the generated code; compile again with the new weights"
 _SMALL_FLOATS = f"{_SMALL}, or once with exchangeable_weights=True"
 
@@ -150,7 +151,8 @@ def _imported(
     types = input_types(inputs, algebra)
     outputs = [value.name for value in proto.graph.output]
     proto = with_outputs(_expanded(upgraded(without_untyped_outputs(proto))), outputs)
-    built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
+    names = [value.name for value in inputs]
+    built = _to_relax(proto, names, types, weights, algebra, checked_in_graph, exchangeable=exchangeable)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(
@@ -301,7 +303,7 @@ def _held_weights(
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(initializer.data_type))
         held[name] = HeldWeight(tensor, dtype, parameter)
         if name in built.read:
-            held[name].fixed = _DECIDES
+            held[name].fixed = _DECIDES if exchangeable else _MAY_DECIDE_LESS
         elif name in read and name not in weights:
             held[name].fixed = _SMALL if exchangeable or not _are_floats(array) else _SMALL_FLOATS
     built.uses.read.mark(held.values(), built.parameters)
@@ -571,13 +573,16 @@ def _to_relax(
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
+    *,
+    exchangeable: bool,
 ) -> _Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     read: set[str] = set()
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph, read)
+            found = dict(zip(names, resolved, strict=True))
+            return _build(proto, found, weights, algebra, checked_in_graph, read, exchangeable=exchangeable)
         except SizesLearned:
             continue
 
@@ -589,6 +594,8 @@ def _build(
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
     read: set[str],
+    *,
+    exchangeable: bool,
 ) -> _Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -610,7 +617,9 @@ def _build(
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():
-        importer.values[name] = Value(expression=parameter, weight=Weight(name, weights[name], read))
+        importer.values[name] = Value(
+            expression=parameter, weight=Weight(name, weights[name], read, exchangeable=exchangeable)
+        )
     for tensor in proto.graph.initializer:
         importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
     with builder.function(MAIN, [*variables, *parameters.values()]):
