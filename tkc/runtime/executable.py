@@ -49,7 +49,8 @@ class Executable(SurvivesFork):
     with state, and models that update their inputs, run one call at a time**, in no particular order.
 
     On the CPU, :attr:`parameters` share the memory of the model that was compiled: training it further changes the
-    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case.
+    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case, and so
+    are those of :meth:`load_weights`.
 
     A CUDA call runs on the caller's current stream, and takes its memory from PyTorch's allocator. In a child that was
     forked, a CPU executable can be called, a loaded CUDA executable raises :class:`tkc.ForkError`.
