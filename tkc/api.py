@@ -93,6 +93,7 @@ def compile(
     batch_invariant: bool = False,
     checks: bool = False,
     copy_weights: bool = False,
+    exchangeable_weights: bool = False,
     max_concurrency: int | None = None,
     size_names: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -135,6 +136,10 @@ def compile(
             without it: on the CPU the call raises, on a GPU the next one.
         copy_weights: Give the executable weights of its own. Otherwise a CPU executable shares the model's memory, and
             changes when the model is trained further.
+        exchangeable_weights: Let :meth:`Executable.load_weights` exchange also what is otherwise a constant of the
+            code: initializers of an ONNX model that take less than 1 KiB, if they are several floats, and buffers of a
+            PyTorch model that are a single float; and weights of bytes that decide in what type products are summed.
+            Such code may take longer.
         max_concurrency: How many calls run at once (:attr:`Executable.max_concurrency`); ``None`` is one for each core,
             at least four.
         size_names: Names for symbolic sizes of a saved program, which has lost them. ``{"x_0": "batch"}`` calls ``x_0``
@@ -161,6 +166,7 @@ def compile(
         fallback=fallback,
         database=database,
         batch_invariant=batch_invariant,
+        exchangeable_weights=exchangeable_weights,
         dump=dump,
         verify=verify,
         observer=observer,

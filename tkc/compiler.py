@@ -23,6 +23,7 @@ from tkc.databases import Database, database_roots, kernel_choices
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, checked_entries, imported_entries
+from tkc.frontend.exchangeable import model_weights, settle_weights
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.artifact import MAIN, Contents, EntryContents
@@ -89,6 +90,7 @@ class CompileOptions:
     fallback: bool
     database: Database
     batch_invariant: bool
+    exchangeable_weights: bool = False
     dump: str | Path | None
     verify: bool | None
     observer: Observer | None
@@ -127,7 +129,7 @@ def compiled(
 
     runner = StageRunner(settings.observer, settings.dump, _circumstances(model, resolved, settings), settings.verify)
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
-    with _kernel_builds(settings) as build:
+    with _kernel_builds(settings, Path(folder.name)) as build:
         imported = runner.run(
             "import",
             lambda: import_model(
@@ -139,8 +141,10 @@ def compiled(
                 size_names,
                 fallback=settings.fallback,
                 constants=constants,
+                exchangeable=settings.exchangeable_weights,
             ),
         )
+        settle_weights({MAIN: imported})
         code = Path(folder.name) / "model.so"
         entry = _built_entry(runner, imported, resolved, settings, build, code, checks=checks)
     if copy_weights:
@@ -171,7 +175,7 @@ def compiled_program(
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
     packed: dict[Hashable, torch.Tensor] = {}
     built: dict[str, EntryContents] = {}
-    with _kernel_builds(settings) as build:
+    with _kernel_builds(settings, Path(folder.name)) as build:
         imported = _imported_entries(found, runners, size_names, resolved, settings, checks=checks)
         for name, entry in imported.items():
             code = Path(folder.name) / f"{name}.so"
@@ -238,6 +242,7 @@ def _imported_entries(
                     size_names,
                     fallback=settings.fallback,
                     read_state=read_state,
+                    exchangeable=settings.exchangeable_weights,
                 )
             except (UsageError, UnsupportedModelError) as error:
                 raise type(error)(f"entry {name!r}: {error}") from error
@@ -248,13 +253,15 @@ def _imported_entries(
 
 
 @contextmanager
-def _kernel_builds(settings: CompileOptions) -> Iterator[BuildKernels]:
-    """What builds kernels beside the compilation."""
+def _kernel_builds(settings: CompileOptions, folder: Path) -> Iterator[BuildKernels]:
+    """What builds kernels beside the compilation, whose libraries are then in ``folder``."""
     # The builder is left first: when something fails here, its processes end instead of being waited for.
     with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
         if settings.kernels != "none":
             kernel_builder.load()
-        yield lambda requests: background.submit(kernel_builder.build, requests, settings.kernel_progress)
+        yield lambda requests: background.submit(
+            kernel_builder.build, requests, settings.kernel_progress, folder / "kernels"
+        )
 
 
 def _built_entry(
@@ -286,6 +293,7 @@ def _built_entry(
         report=report,
         requires=_requirements((*report.operators, *report.library_calls)),
         shares_weights=imported.shares_weights,
+        weights=model_weights(imported),
     )
 
 
@@ -319,6 +327,7 @@ def explained_only(
             size_names,
             fallback=settings.fallback,
             constants=constants,
+            exchangeable=settings.exchangeable_weights,
         ),
     )
     return _explained(runner, imported, resolved, settings)

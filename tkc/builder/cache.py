@@ -9,12 +9,16 @@ import json
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from filelock import FileLock
@@ -29,6 +33,10 @@ _LOG = logging.getLogger(__name__)
 _SETTING = "TKC_CACHE_DIR"
 _RECORD = "record.json"
 _SMALL_LIBRARY = 1 << 20  # bytes
+
+KERNELS: Literal["kernels"] = "kernels"
+GRAPHS: Literal["graphs"] = "graphs"
+"""The folders of kernel libraries and of compiled graphs in the cache."""
 
 
 def cache_folder() -> Path:
@@ -53,6 +61,30 @@ def writing_to(folder: Path) -> Iterator[None]:
         if (reason := _disk_problem(folder, error)) is None:
             raise
         raise _unusable(folder, reason) from error
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What is done in it reads ``folder`` of the cache; :class:`CacheError` where that cannot be read."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise _unusable(folder, os.strerror(errno.ENOTDIR))
+        yield
+    except OSError as error:
+        raise _unusable(folder, _cause(error)) from error
+
+
+def touch(path: Path) -> None:
+    """Note that an entry of the cache was used now; what was used longest ago is the first to go."""
+    with suppress(OSError):  # of a cache that is only read nothing goes
+        found = path.stat()
+        # Of a file, when it was read; of a folder, which whoever lists it reads, when it was changed.
+        os.utime(path, None if path.is_dir() else (time.time(), found.st_mtime))
+
+
+def last_used(found: os.stat_result) -> float:
+    """When :func:`touch` was called for an entry, or when it was made, in seconds."""
+    return found.st_mtime if stat.S_ISDIR(found.st_mode) else max(found.st_atime, found.st_mtime)
 
 
 def _unusable(folder: Path, reason: str) -> CacheError:
@@ -92,7 +124,7 @@ class KernelCache:
     """Kernel libraries under one folder, one entry a key."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or cache_folder() / "kernels"
+        self.folder = folder or cache_folder() / KERNELS
 
     def key(self, request: KernelRequest) -> str:
         """The hash of all that shapes the library: the request, the kernel's and the builder's sources, the tools."""
@@ -109,6 +141,7 @@ class KernelCache:
         try:
             expected = json.loads((entry / _RECORD).read_text())["sha256"]
             if file_sha256(path) == expected:
+                touch(entry)
                 return KernelLibrary(request.to_json(), path, key, expected)
             reason = "its library has other content than was stored"
         except FileNotFoundError:
@@ -157,8 +190,32 @@ class KernelCache:
         """Every library that is stored; not those that others build meanwhile, whose folders come and go."""
         return list(self.folder.glob("??/*/*.so"))
 
+    def entry(self, library: KernelLibrary) -> Path:
+        """Where a library is stored."""
+        return self._entry(library.key)
+
     def _entry(self, key: str) -> Path:
         return self.folder / key[:2] / key
+
+
+def owned(library: KernelLibrary, into: Path) -> KernelLibrary | None:
+    """``library`` as a file of the folder ``into``, which stays when its entry is removed; ``None`` if it just was.
+
+    It is the same file under one more name, or a copy.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    own = into / library.path.name
+    if not own.exists():
+        try:
+            os.link(library.path, own)
+        except FileNotFoundError:
+            return None
+        except OSError:  # another disk
+            try:
+                shutil.copyfile(library.path, own)
+            except FileNotFoundError:
+                return None
+    return replace(library, path=own)
 
 
 @cache

@@ -13,12 +13,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from tkc.builder.cache import KernelCache
+from tkc.builder.cache import KernelCache, owned
 from tkc.builder.fork_server import ForkServer
+from tkc.builder.stored import keep_limit
 from tkc.errors import KernelBuildError
 from tkc.kernels import KernelRequest
 from tkc.kernels.kernel_library import KernelLibrary
@@ -80,11 +81,12 @@ class KernelBuilder:
             self._forking()
 
     def build(
-        self, requests: Iterable[KernelRequest], progress: Progress | None = None
+        self, requests: Iterable[KernelRequest], progress: Progress | None = None, into: Path | None = None
     ) -> dict[KernelRequest, KernelLibrary]:
         """Build each distinct request once, or find it in the cache.
 
-        ``progress(library, found)`` is called as each is ready; ``found`` tells a cached one.
+        ``progress(library, found)`` is called as each is ready; ``found`` tells a cached one. With ``into``, libraries
+        are files of that folder, and no others need them; without, they are those of the cache.
         Raises :class:`KernelBuildError` for the first kernel that does not build; the others are not lost, they
         stay in the cache.
         """
@@ -92,14 +94,14 @@ class KernelBuilder:
         libraries: dict[KernelRequest, KernelLibrary] = {}
         missing = []
         for request in distinct:
-            if found := self._cache.find(request):
+            if found := self._found(request, into):
                 libraries[request] = found
                 if progress:
                     progress(found, True)
             else:
                 missing.append(request)
         with ThreadPoolExecutor(self._settings.workers) as threads:
-            futures = {request: threads.submit(self._build_one, request) for request in missing}
+            futures = {request: threads.submit(self._build_one, request, into) for request in missing}
             try:
                 for request, future in futures.items():
                     libraries[request] = future.result()
@@ -110,11 +112,13 @@ class KernelBuilder:
                 for worker in self._workers:
                     worker.kill()
                 raise
+        if missing:
+            keep_limit([self._cache.entry(library) for library in libraries.values()] if into is None else ())
         return {request: libraries[request] for request in distinct}
 
-    def _build_one(self, request: KernelRequest) -> KernelLibrary:
+    def _build_one(self, request: KernelRequest, into: Path | None) -> KernelLibrary:
         with self._cache.building(request) as folder:
-            if found := self._cache.find(request):  # another process built it while this one waited
+            if found := self._found(request, into):  # another process built it while this one waited
                 return found
             worker = self._take()
             try:
@@ -122,7 +126,13 @@ class KernelBuilder:
             finally:
                 if worker.alive:
                     self._idle.put(worker)
-            return self._cache.store(request, library)
+            stored = self._cache.store(request, library)
+            # The entry may be removed from now on; what was built is there until this is left.
+            return stored if into is None else owned(replace(stored, path=library), into) or stored
+
+    def _found(self, request: KernelRequest, into: Path | None) -> KernelLibrary | None:
+        found = self._cache.find(request)
+        return found if found is None or into is None else owned(found, into)
 
     def _take(self) -> _Worker:
         with contextlib.suppress(queue.Empty):

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tkc.builder import toolchain
-from tkc.builder.cache import cache_folder, writing_to
+from tkc.builder.cache import cache_folder, touch, writing_to
 from tkc.builder.host_code import compile_host_code
 
 
@@ -30,6 +30,7 @@ def compiled_once(source: Path, includes: Sequence[Path] = (), tools: Sequence[s
         with writing_to(folder), FileLock(stored.with_suffix(".lock")):
             if not stored.exists():
                 _compile(source, includes, stored)
+    touch(stored)
     return stored
 
 

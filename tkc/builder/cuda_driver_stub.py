@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from tkc.builder import toolchain
-from tkc.builder.cache import cache_folder, writing_to
+from tkc.builder.cache import cache_folder, touch, writing_to
 
 # What libtvm_runtime_cuda.so of apache-tvm 0.25 imports from libcuda.so.1 (`nm -D --undefined-only`).
 _DRIVER_FUNCTIONS = (
@@ -58,6 +58,7 @@ def ensure_cuda_runtime() -> None:
 def _stub() -> Path:
     library = cache_folder() / "libcuda-stub" / "libcuda.so.1"
     if library.exists():
+        touch(library)
         return library
     source = "".join(f"int {name}(void) {{ return {_CUDA_ERROR_STUB_LIBRARY}; }}\n" for name in _DRIVER_FUNCTIONS)
     with writing_to(library.parent), tempfile.TemporaryDirectory(dir=library.parent) as folder:

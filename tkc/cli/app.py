@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from tkc import api
-from tkc.cli import bench, db, tune
+from tkc.cli import bench, cache, db, tune
 from tkc.cli.options import (
     ImportOption,
     InputOption,
@@ -32,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(cache.app, name="cache")
 app.add_typer(db.app, name="db")
 app.add_typer(tune.app, name="tune")
 _out = Console(soft_wrap=False)

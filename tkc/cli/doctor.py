@@ -11,8 +11,10 @@ from typing import Any, Literal
 from rich.filesize import decimal
 from rich.table import Table
 
-from tkc.builder import KernelCache, cache_folder, toolchain
-from tkc.builder.cache import writing_to
+from tkc.builder import cache_folder, toolchain
+from tkc.builder.cache import GRAPHS, KERNELS, writing_to
+from tkc.builder.stored import cache_entries, read_limit
+from tkc.cli.cache import summaries
 from tkc.errors import CacheError, TargetError
 from tkc.runtime.local_gpu import local_gpu
 
@@ -96,11 +98,12 @@ def _cache() -> Finding:
     try:
         with writing_to(folder), tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"\0")
-        libraries = KernelCache().libraries()
+        held = {summary.kind: summary for summary in summaries(cache_entries())}
+        limit = read_limit()
     except CacheError as error:
         return Finding("kernel cache", "missing", str(error), "nothing can be compiled")
-    used = sum(library.stat().st_size for library in libraries)
-    free = shutil.disk_usage(folder).free
-    return Finding(
-        "kernel cache", "ok", f"{folder}: {len(libraries)} kernels, {decimal(used)}; {decimal(free)} free on the disk"
-    )
+    parts = [f"{held[kind].count} {kind}, {decimal(held[kind].bytes)}" for kind in (KERNELS, GRAPHS)]
+    total = decimal(sum(summary.bytes for summary in held.values()))
+    parts.append(f"{total} in all, {'no limit' if limit is None else f'limited to {decimal(limit)}'}")
+    parts.append(f"{decimal(shutil.disk_usage(folder).free)} free on the disk")
+    return Finding("kernel cache", "ok", f"{folder}: {'; '.join(parts)}")

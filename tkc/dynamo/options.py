@@ -17,6 +17,7 @@ _NOT_HERE = {
     "size_names": "the sizes of a traced graph have no names",
     "constants": "it is for ONNX models; what a traced graph reads as a constant is one",
     "copy_weights": "weights are inputs of the compiled graphs",
+    "exchangeable_weights": "weights are inputs of the compiled graphs; load_state_dict of the model is seen",
 }
 """Options of :func:`tkc.compile` that ``torch.compile`` has a word of its own for, and what to do instead."""
 

@@ -24,7 +24,8 @@ from torch.export import ExportedProgram
 
 import tkc
 from tkc.builder import cache_folder
-from tkc.builder.cache import writing_to
+from tkc.builder.cache import GRAPHS, touch, writing_to
+from tkc.builder.stored import keep_limit
 from tkc.databases import database_roots
 from tkc.errors import ArtifactError, CacheError
 from tkc.frontend.registered import registered
@@ -53,7 +54,7 @@ def stored(
     """
     if any(options.get(name) is not None for name in _WATCHED):
         return compile_program()
-    folder = cache_folder() / "graphs"
+    folder = cache_folder() / GRAPHS
     key = graph_key(program, target, options)
     entry = folder / key[:2] / key
     if (found := _read(entry, options)) is not None:
@@ -64,7 +65,8 @@ def stored(
                 return found
             made = compile_program()
             _write(made, entry)
-            return made
+        keep_limit()
+        return made
     except CacheError as error:
         _LOG.warning("a compiled graph is not stored: %s", error)
         return compile_program()
@@ -74,8 +76,11 @@ def _read(entry: Path, options: Mapping[str, Any]) -> Executable | None:
     if not entry.exists():
         return None
     try:
+        touch(entry)
         return load(entry, max_concurrency=options.get("max_concurrency"))
     except ArtifactError as error:
+        if not entry.exists():  # another process removed it meanwhile
+            return None
         _LOG.warning("the stored graph %s is damaged and is compiled again: %s", entry.name[:12], error)
         shutil.rmtree(entry, ignore_errors=True)
         return None

@@ -25,6 +25,7 @@ def import_model(
     fallback: bool = False,
     read_state: frozenset[str] = frozenset(),
     constants: Mapping[str, Any] | None = None,
+    exchangeable: bool = False,
 ) -> ImportedModel:
     """Read ``model``: an ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX
     ``ModelProto``; one that is imported already is returned as it is.
@@ -35,7 +36,8 @@ def import_model(
     ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
     ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``read_state`` names
     buffers of a PyTorch model that may change between calls, though it does not change them.
-    ``constants`` binds inputs of an ONNX model, by their names.
+    ``constants`` binds inputs of an ONNX model, by their names. With ``exchangeable``, small weights are parameters
+    as large ones are, and not constants of the module.
     """
     import torch
 
@@ -63,6 +65,7 @@ def import_model(
             size_names,
             fallback=fallback,
             read_state=read_state,
+            exchangeable=exchangeable,
         )
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
@@ -77,12 +80,13 @@ def import_model(
                 size_names=size_names,
                 fallback=fallback,
                 read_state=read_state,
+                exchangeable=exchangeable,
             )
         _refuse_size_names(size_names, path.name)
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx
 
-            return import_onnx(path, checked_in_graph, constants)
+            return import_onnx(path, checked_in_graph, constants, exchangeable=exchangeable)
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
@@ -90,7 +94,7 @@ def import_model(
         _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph, constants)
+        return import_onnx(model, checked_in_graph, constants, exchangeable=exchangeable)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

@@ -15,6 +15,7 @@ from tvm.ir import Op
 from tvm_ffi import structural_equal
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.held_weights import DIVIDES, ReadWeights
 from tkc.frontend.origins import Size, constant_values, origin, size_tensor
 from tkc.runtime.signature import Flag
 
@@ -46,7 +47,8 @@ class Divisors:
     """What a frontend notes of integer divisions while it converts a model, or a branch of it.
 
     ``inputs`` are the model's by name; ``constants`` holds the values of the variables that no call changes. A constant
-    zero in a branch is no reason to refuse the model, which may never take it: there it is counted.
+    zero in a branch is no reason to refuse the model, which may never take it: there it is counted. ``read`` is told
+    which constants were looked at.
     """
 
     def __init__(
@@ -54,12 +56,14 @@ class Divisors:
         builder: relax.BlockBuilder,
         inputs: Mapping[relax.Var, str],
         constants: Mapping[relax.Var, torch.Tensor],
+        read: ReadWeights,
         *,
         in_branch: bool,
     ) -> None:
         self._builder = builder
         self._inputs = inputs
         self._constants = constants
+        self._read = read
         self._in_branch = in_branch
         self._uses: list[_Use] = []
 
@@ -101,7 +105,10 @@ class Divisors:
         return not self._in_branch and use.is_certain and self._values(self._origin(use.divisor)) is not None
 
     def _values(self, tensor: relax.Expr) -> torch.Tensor | None:
-        return constant_values(tensor, self._constants)
+        values = constant_values(tensor, self._constants)
+        if values is not None:
+            self._read.note_values(values, DIVIDES)
+        return values
 
     def _is_nonzero(self, tensor: relax.Expr, depth: int) -> bool:
         """Whether no element of integers can be zero: constants, what is clamped above zero, or guarded by a selection.

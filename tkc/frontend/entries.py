@@ -73,6 +73,8 @@ def imported_entries(entries: Mapping[str, tuple[Any, Entry]], run: ImportEntry)
 
     Raises :class:`UnsupportedModelError` for state that two entries have in another shape, dtype or first value.
     """
+    from tkc.frontend.exchangeable import settle_weights
+
     imported = {name: run(name, called, entry, frozenset()) for name, (called, entry) in entries.items()}
     states = _States(imported)
     for name, (called, entry) in entries.items():
@@ -81,6 +83,7 @@ def imported_entries(entries: Mapping[str, tuple[Any, Entry]], run: ImportEntry)
             imported[name].read_state = read
     states.rename(imported)
     _share_weights(imported, states)
+    settle_weights(imported)
     return imported
 
 
@@ -157,12 +160,14 @@ class _States:
                 raise UnsupportedModelError(
                     f"entry {entry!r} has one state under two names: {', '.join(sorted(names))}"
                 )
-            model.parameters = {
-                names.get(name, name if name not in self.tensors else f"{entry}.{name}"): self.tensors.get(
-                    names.get(name, ""), tensor
-                )
-                for name, tensor in model.parameters.items()
+            new = {
+                name: names.get(name, name if name not in self.tensors else f"{entry}.{name}")
+                for name in model.parameters
             }
+            model.parameters = {
+                new[name]: self.tensors.get(names.get(name, ""), tensor) for name, tensor in model.parameters.items()
+            }
+            model.rename_held(new)
             model.read_state = frozenset(names[name] for name in model.read_state)
             state = tuple(replace(spec, name=names[spec.name]) for spec in model.signature.state)
             model.signature = replace(model.signature, state=state)
@@ -176,9 +181,10 @@ def _share_weights(imported: Mapping[str, ImportedModel], states: _States) -> No
     names: dict[str, torch.Tensor] = dict(states.tensors)
     for entry, model in imported.items():
         shared: dict[str, torch.Tensor] = {}
+        new: dict[str, str] = {}
         for own, tensor in model.parameters.items():
             if own in states.tensors:
-                shared[own] = tensor
+                shared[own], new[own] = tensor, own
                 continue
             name, kept = tensors.get(identity(tensor), (own, tensor))
             known = names.get(own)
@@ -190,8 +196,9 @@ def _share_weights(imported: Mapping[str, ImportedModel], states: _States) -> No
                 name, kept = f"{entry}.{own}", tensor
             tensors.setdefault(identity(tensor), (name, kept))
             names.setdefault(name, kept)
-            shared[name] = kept
+            shared[name], new[own] = kept, name
         model.parameters = shared
+        model.rename_held(new)
 
 
 def _described(tensor: torch.Tensor) -> str:

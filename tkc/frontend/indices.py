@@ -16,8 +16,10 @@ from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.divisors import Divisors
+from tkc.frontend.held_weights import ReadWeights
 from tkc.frontend.origins import Size, constant_values, origin, size_tensor
 from tkc.runtime.signature import Flag, IndexBound
+from tkc.runtime.weights import IndexRange
 
 CheckedInGraph = Literal["none", "inputs", "writes", "all"]
 """Which indices generated code checks: none, those that are inputs of the model, those that it computes and writes rows
@@ -45,8 +47,8 @@ class IndexUses:
 
     ``inputs`` are the model's by name, ``constants`` holds the values of the variables that no call changes, and
     ``checked`` says which indices the graph checks. ``in_part`` says that the notes are those of a function that
-    is called with values that the model computes. A branch checks the inputs and constants among its indices in any
-    case: they may be out of range as long as it is not taken.
+    is called with values that the model computes. ``read`` is told which constants were looked at. A branch checks
+    the inputs and constants among its indices in any case: they may be out of range as long as it is not taken.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class IndexUses:
         *,
         in_branch: bool = False,
         in_part: bool = False,
+        read: ReadWeights | None = None,
     ) -> None:
         self._builder = builder
         self._inputs = inputs
@@ -66,17 +69,18 @@ class IndexUses:
         self._in_branch = in_branch
         self._in_part = in_part
         self._uses: list[IndexUse] = []
-        self.divisors = Divisors(builder, inputs, constants, in_branch=in_branch)
+        self.read = ReadWeights() if read is None else read
+        self.divisors = Divisors(builder, inputs, constants, self.read, in_branch=in_branch)
         self._asserted: list[tuple[relax.Expr, str]] = []
         self._of_branches: list[tuple[relax.Var, list[Flag]]] = []
 
     def branch(self) -> IndexUses:
         """Notes for a branch, whose counts :meth:`add_counts` is to be given."""
-        return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True)
+        return self._inner(self._inputs, self._constants)
 
     def body(self) -> IndexUses:
         """Notes for a function that reads the values here, and others that it is called with."""
-        return IndexUses(self._builder, self._inputs, self._constants, self._checked, in_branch=True, in_part=True)
+        return self._inner(self._inputs, self._constants, in_part=True)
 
     def part(self, operands: Mapping[relax.Var, relax.Expr]) -> IndexUses:
         """Notes for a function that is called with ``operands``, the values here by its parameters."""
@@ -85,7 +89,18 @@ class IndexUses:
         constants = {
             p: found for p, value in held.items() if (found := constant_values(value, self._constants)) is not None
         }
-        return IndexUses(self._builder, inputs, constants, self._checked, in_branch=True, in_part=True)
+        return self._inner(inputs, constants, in_part=True)
+
+    def _inner(
+        self,
+        inputs: Mapping[relax.Var, str],
+        constants: Mapping[relax.Var, torch.Tensor],
+        *,
+        in_part: bool = False,
+    ) -> IndexUses:
+        return IndexUses(
+            self._builder, inputs, constants, self._checked, in_branch=True, in_part=in_part, read=self.read
+        )
 
     def add(
         self,
@@ -169,9 +184,13 @@ class IndexUses:
         if values is None or not isinstance(size, int) or not values.numel():
             return None
         if use.part is not None:
+            self.read.note_values(values, f"{use.source} indexes with a part of it; compile again")
             if not held.same_as(use.indices):
                 return None
             values = values[..., use.part]
+        else:
+            needed = IndexRange(-size if use.wraps else 0, size - 1, f"{use.source} indexes an axis of {size} with it")
+            self.read.note_range(values, needed)
         low, high = (int(bound) for bound in torch.aminmax(values))
         if high >= size:
             return high

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
     from tvm import IRModule
 
+    from tkc.frontend.held_weights import HeldWeight
     from tkc.passes.canonical.join_weights import JoinedWeights
 
 
@@ -43,7 +44,8 @@ class ImportedModel:
     calls.
     ``scalars`` are the buffers of one number that the module holds as constants. ``read_state`` names the parameters
     that this model only reads, and other entries of a program update. With ``shares_weights``, ``parameters`` are the
-    tensors of a model in this process, whose owner may change them.
+    tensors of a model in this process, whose owner may change them. ``held`` are the model's own weights by the names
+    that it has for them, if these are known.
     """
 
     module: IRModule
@@ -57,6 +59,7 @@ class ImportedModel:
     read_state: frozenset[str] = frozenset()
     shares_weights: bool = True
     in_spec: TreeSpec | None = None
+    held: dict[str, HeldWeight] | None = None
 
     def join_weights(self, joined: Sequence[JoinedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
         """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.
@@ -80,3 +83,19 @@ class ImportedModel:
             if key not in known:
                 known[key] = torch.cat(parts, weights.axis)
             self.parameters["+".join(sources)] = known[key]
+            self._note_parts(sources, parts, weights.axis)
+
+    def rename_held(self, names: Mapping[str, str]) -> None:
+        """Have :attr:`held` name parameters by their new ``names``."""
+        for weight in (self.held or {}).values():
+            if weight.parameter is not None:
+                weight.parameter = names[weight.parameter]
+
+    def _note_parts(self, sources: Sequence[str], parts: Sequence[torch.Tensor], axis: int) -> None:
+        begin = 0
+        for name, part in zip(sources, parts, strict=True):
+            end = begin + part.shape[axis]
+            for weight in (self.held or {}).values():
+                if weight.parameter == name:
+                    weight.parameter, weight.part = "+".join(sources), (axis, begin, end)
+            begin = end

@@ -43,6 +43,7 @@ from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError
 from tkc.runtime.tensors import identity
+from tkc.runtime.weights import ModelWeight, check_weights
 
 FORMAT: Literal[4] = 4
 """The format that is written. Format 3, in which flags are strings that stand for indices, is read as well."""
@@ -78,6 +79,7 @@ class Entry(BaseModel):
     """A compiled function: how it is called, and which of the parameters it takes, in order.
 
     Those of a program also name the file of their code and those of their kernels, say what they need, and report.
+    ``weights`` says where the model's own weights stand among the parameters.
     """
 
     model_config = _STRICT
@@ -87,6 +89,7 @@ class Entry(BaseModel):
     kernels: tuple[str, ...] | None = None
     requires: Requirements = Requirements()
     report: dict[str, Any] | None = None
+    weights: tuple[ModelWeight, ...] | None = None
 
 
 class Manifest(BaseModel):
@@ -132,7 +135,8 @@ class EntryContents:
     """What an artifact holds of one entry, in memory and in files that an executable may load.
 
     ``code`` is the generated code; ``requires`` is what must be there when it runs. With ``shares_weights``, the
-    parameters are a model's in this process, whose owner may change them.
+    parameters are a model's in this process, whose owner may change them. ``weights`` says where the model's own
+    weights stand among the parameters, if that is known.
     """
 
     signature: Signature
@@ -142,6 +146,7 @@ class EntryContents:
     report: Report
     requires: Requirements
     shares_weights: bool = False
+    weights: tuple[ModelWeight, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,10 @@ def read(path: str | os.PathLike[str]) -> Contents:
             tuple(libraries[file] for file in manifest.kernel_files(entry)),
             report,
             entry.requires if manifest.format == PROGRAM_FORMAT else manifest.requires,
+            weights=entry.weights,
         )
+        with what_cannot_be(folder):
+            _check_weights(entries[name])
     return Contents(target, entries, own)
 
 
@@ -509,6 +517,17 @@ def _check_tensor(folder: Path, what: str, spec: TensorSpec, found: torch.Tensor
         )
 
 
+def _check_weights(entry: EntryContents) -> None:
+    tensors = entry.parameters.values()
+    state = {spec.name for spec in entry.signature.state}
+    check_weights(
+        entry.weights or (),
+        [tuple(tensor.shape) for tensor in tensors],
+        [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+        [name in state for name in entry.parameters],
+    )
+
+
 def _check_versions(manifest: Manifest, folder: Path) -> None:
     for package in _PINNED:
         made, here = manifest.versions.get(package), importlib.metadata.version(package)
@@ -557,6 +576,7 @@ def _write(contents: Contents, folder: Path) -> None:
             signature=entry.signature,
             parameters=names[name],
             code=code,
+            weights=entry.weights,
             **(own if contents.is_program else {}),  # type: ignore[arg-type]  # a dictionary of several types
         )
     safetensors.torch.save_file(weights, folder / _PARAMETERS)

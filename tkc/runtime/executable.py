@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,17 +15,18 @@ from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from tkc.errors import ForkError, InputError, TargetError
+from tkc.errors import ForkError, InputError, TargetError, UsageError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
+from tkc.runtime.exchange import Exchanging, WeightsInUse, load_weights
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
-from tkc.runtime.memory import Memory, set_values
+from tkc.runtime.memory import DeviceWeights, Memory, set_values
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -32,6 +34,7 @@ from tkc.runtime.sizes import Formula
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
 from tkc.runtime.tensors import from_torch, from_torch_as, narrowed, to_torch
+from tkc.runtime.weights import EntryWeights, IncompatibleKeys, ModelWeight
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"
@@ -46,7 +49,8 @@ class Executable(SurvivesFork):
     with state, and models that update their inputs, run one call at a time**, in no particular order.
 
     On the CPU, :attr:`parameters` share the memory of the model that was compiled: training it further changes the
-    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case.
+    executable, too (``tkc.compile(..., copy_weights=True)`` copies them). Fused weights are copies in any case, and so
+    are those of :meth:`load_weights`.
 
     A CUDA call runs on the caller's current stream, and takes its memory from PyTorch's allocator. In a child that was
     forked, a CPU executable can be called, a loaded CUDA executable raises :class:`tkc.ForkError`.
@@ -71,14 +75,15 @@ class Executable(SurvivesFork):
         max_concurrency: int | None = None,
         memory: Memory | None = None,
         shares_weights: bool = False,
+        weights: Sequence[ModelWeight] | None = None,
     ) -> None:
         """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
 
         ``in_spec`` and ``out_spec`` are the structures of calls and results, where the signature has no written form of
         them. ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries
         of its program; it has the initial state, too. ``shares_weights`` says that ``parameters`` are a model's, whose
-        owner may change them. Raises :class:`tkc.UsageError` for a ``max_concurrency``
-        that is no positive number.
+        owner may change them. ``weights`` says where the model's own weights stand among them. Raises
+        :class:`tkc.UsageError` for a ``max_concurrency`` that is no positive number.
         """
         self._max_concurrency = checked_concurrency(max_concurrency)
         self.target = target
@@ -89,6 +94,7 @@ class Executable(SurvivesFork):
         self.libraries = tuple(libraries)
         self._folder = folder
         self._shares_weights = shares_weights
+        self._model_weights = None if weights is None else tuple(weights)
         self._in_spec = read_structure(signature.in_spec) if signature.in_spec else in_spec
         self._out_spec = out_spec or _load_spec(signature.out_spec)
         self._device = device_for(target)
@@ -122,10 +128,14 @@ class Executable(SurvivesFork):
         """Positions of inputs that are the same memory in each call, to be set before the first. CUDA graphs read them
         where they are; with others at their place a graph is recorded anew."""
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
+        self.is_entry = False
+        """Whether it is one of the entries of a program, which share weights and state."""
         self._loading = threading.RLock()
         self._loaded: LoadedCode | None = None
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
+        self._in_use: WeightsInUse | None = None
+        self._records = False
         self._graphs: CudaGraphs | None = None
         self._order: StreamOrder | None = None
         super().__init__()
@@ -263,6 +273,61 @@ class Executable(SurvivesFork):
         """Where inputs must be and outputs are."""
         return self._device
 
+    def load_weights(self, weights: Mapping[str, Any], *, strict: bool = True) -> IncompatibleKeys:
+        """Exchange the model's weights, without compiling again: fine-tuned ones, or ones with a merged LoRA.
+
+        ``weights`` are by the model's own names: ``model.state_dict()`` of a PyTorch model, the initializers of an ONNX
+        model; torch or numpy tensors of the shapes and dtypes that the model has, on any device. They are copied. Of
+        several names of one tensor (tied weights), one is enough. Without ``strict`` there may be fewer or more.
+        Returns which were missing and which unexpected, as PyTorch's ``load_state_dict`` does.
+
+        Calls that run meanwhile end with the old weights; every later one finds the new ones, those of another thread,
+        too. :meth:`save` writes the new ones. The :attr:`state` stays as it is. The model that was compiled, and copies
+        of this executable, keep theirs. As long as both are there, old and new weights take memory.
+
+        Raises :class:`tkc.InputError`, before anything changes, which names all weights that are missing, unexpected,
+        of another shape or dtype, or that cannot have another value, because the code depends on the one they had.
+        Raises :class:`tkc.UsageError` for an artifact of a TKC that did not keep where the weights went, and for an
+        entry of a program, whose weights are the program's.
+        """
+        if self.is_entry:
+            raise UsageError("an entry has the weights of its program; exchange them by the program's load_weights")
+        return load_weights(self._exchanging(), self._memory, weights, strict=strict)
+
+    def _exchanging(self) -> Mapping[str, Exchanging]:
+        return {artifact.MAIN: self}
+
+    def entry_weights(self) -> EntryWeights:
+        """Where the model's own weights stand. Raises as a call does where they cannot be exchanged any more."""
+        if self._launch is not None or (self.target.is_cuda and torch.cuda._is_in_bad_fork()):
+            self._check_device()
+        return EntryWeights(self._model_weights, self.parameters, self._memory.initial)
+
+    @property
+    def loading(self) -> AbstractContextManager[Any]:
+        """Is held while code or weights are loaded."""
+        return self._loading
+
+    def exchange(self, parameters: Mapping[str, torch.Tensor], on_device: DeviceWeights) -> Callable[[], None]:
+        """Do all that may fail before calls can have other ``parameters``; the result is what gives them these.
+
+        The caller holds :attr:`loading` until then.
+        """
+        loaded, machines, weights = self._loaded, self._machines, self._in_use
+        if machines is None:
+            return lambda: self.__dict__.update(parameters=dict(parameters))
+        in_use = self._weights(parameters, on_device)
+        running = self._running(machines, in_use)
+
+        def apply() -> None:
+            assert loaded is not None and weights is not None
+            weights.exchanged = self._device if self.target.is_cuda else None
+            loaded.forget_packed()
+            self.parameters, self._in_use = dict(parameters), in_use
+            self._launch, self._graphs = running
+
+        return apply
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
         return artifact.save(self._contents(), Path(path), overwrite=overwrite)
@@ -280,6 +345,7 @@ class Executable(SurvivesFork):
             self.report,
             self.requires,
             self._shares_weights,
+            self._model_weights,
         )
 
     def __repr__(self) -> str:
@@ -350,6 +416,7 @@ class Executable(SurvivesFork):
             max_concurrency=self._max_concurrency,
             memory=memory,
             shares_weights=self._shares_weights,
+            weights=self._model_weights,
         )
         made.cuda_graphs = self.cuda_graphs
         made._loaded = self._loaded
@@ -408,33 +475,41 @@ class Executable(SurvivesFork):
             return self._launch
 
     def _start(self, loaded: LoadedCode) -> None:
-        weights = self._weights()
-        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
         machines = Machines(loaded.machine, self.max_concurrency)
         machine = machines.take()  # what is wrong with the code shows now
         machines.give_back(machine)
-        launch = _launching(machines, weights, computed)
+        # What an operator of PyTorch's allocates while a graph is recorded would not be kept for its replays.
+        self._records = machine.retaining is not None and not self.requires.operators
+        self._in_use = self._weights(self.parameters, self._memory.weights)
+        launch, self._graphs = self._running(machines, self._in_use)
         if self.target.is_cuda:
-            launch = launch if self.signature.inputs else _on_callers_stream(launch)
-            # Calls on other streams find the weights where this stream put them.
-            torch.cuda.current_stream(self._device).synchronize()
             self._order = self._memory.order or ThreadStreamOrder(self._device)
-            # What an operator of PyTorch's allocates while a graph is recorded would not be kept for its replays.
-            if machine.retaining is not None and not self.requires.operators:
-                retaining = _retaining(machines, weights, computed)
-                in_place = {*self._updated_inputs, *self.static_inputs}
-                self._graphs = CudaGraphs(launch, retaining, in_place, GraphMemory())
         self._machines = machines
         self._launch = launch  # last: calls look for it without a lock
 
-    def _weights(self) -> list[Any]:
+    def _running(self, machines: Machines[Machine], weights: Sequence[Any]) -> tuple[Run, CudaGraphs | None]:
+        """What runs a call with ``weights``; and what launches its kernels as a CUDA graph, where that can be."""
+        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
+        launch = _launching(machines, weights, computed)
+        if not self.target.is_cuda:
+            return launch, None
+        launch = launch if self.signature.inputs else _on_callers_stream(launch)
+        # Calls on other streams find the weights where this stream put them.
+        torch.cuda.current_stream(self._device).synchronize()
+        if not self._records:
+            return launch, None
+        retaining = _retaining(machines, weights, computed)
+        in_place = {*self._updated_inputs, *self.static_inputs}
+        return launch, CudaGraphs(launch, retaining, in_place, GraphMemory())
+
+    def _weights(self, parameters: Mapping[str, torch.Tensor], on_device: DeviceWeights) -> WeightsInUse:
         """The parameters on the device, as generated code takes them."""
         import tvm
 
-        return [
-            tvm.runtime.from_dlpack(self.state[name] if name in self._memory.initial else self._memory.weights(weight))
-            for name, weight in self.parameters.items()
-        ]
+        return WeightsInUse(
+            tvm.runtime.from_dlpack(self.state[name] if name in self._memory.initial else on_device(weight))
+            for name, weight in parameters.items()
+        )
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; checks the call's structure and constants."""
@@ -618,6 +693,7 @@ def executable_of(
         max_concurrency=max_concurrency,
         memory=memory,
         shares_weights=found.shares_weights,
+        weights=found.weights,
     )
 
 

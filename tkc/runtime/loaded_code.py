@@ -87,6 +87,11 @@ class LoadedCode:
             retaining = _entry(machine, RETAINING_MAIN) if self._cuda else None
             return Machine(self._explained(machine[MAIN]), retaining and self._explained(retaining))
 
+    def forget_packed(self) -> None:
+        """Pack weights anew when they are needed: those that were packed are not needed any more."""
+        if self._packed is not None:
+            self._packed = {}
+
     def _explained(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run``, of which a failure is raised as a :class:`tkc.InternalError`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -30,6 +30,14 @@ class DeviceWeights:
                 # Beside its copy, the weight itself: other memory cannot have its address meanwhile.
                 self._found[key] = weight, aligned(weight.detach().to(self._device))
             return self._found[key][1]
+
+    def without(self, gone: Iterable[torch.Tensor]) -> DeviceWeights:
+        """Those of this, but for what is there of the weights ``gone``."""
+        made = DeviceWeights(self._device)
+        dropped = set(map(identity, gone))
+        with self._lock:
+            made._found = {key: found for key, found in self._found.items() if key not in dropped}
+        return made
 
 
 class Memory:

@@ -43,6 +43,9 @@ class Program(Executable):
         """The entries by their names."""
         self.report: ProgramReport = ProgramReport.of({name: entry.report for name, entry in entries.items()})
         first = next(iter(entries.values()))
+        self.is_entry = False
+        for entry in entries.values():
+            entry.is_entry = True
         self.target = first.target
         self.requires = all_requirements(entry.requires for entry in entries.values())
         self._device = first.device
@@ -156,6 +159,9 @@ class Program(Executable):
         return artifact.Contents(
             self.target, {name: entry.entry_contents() for name, entry in self.entries.items()}, None
         )
+
+    def _exchanging(self) -> Mapping[str, Executable]:
+        return self.entries
 
     def _calls(self) -> str:
         return ", ".join(f"exe.{name}(...)" for name in self.entries)

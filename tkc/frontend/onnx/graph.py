@@ -69,6 +69,29 @@ class ConversionError(Exception):
     """What a node needs that its converter does not offer, as a clause that follows the node's name; then the cure."""
 
 
+class Weight:
+    """A weight, the array of an initializer. Who asks for its numbers converts the model for these alone."""
+
+    def __init__(self, name: str, array: np.ndarray, read: set[str], *, exchangeable: bool = False) -> None:
+        """``read`` is told the name when its numbers are asked for."""
+        self.array = array
+        """Its numbers, for who decides by them what is right for any others, too."""
+        self.exchangeable = exchangeable
+        """Whether what is right for any numbers is to be preferred to what is faster for these."""
+        self._name = name
+        self._read = read
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self.array.size
+
+    def numbers(self) -> np.ndarray:
+        """Its numbers, which are noted to have been read."""
+        self._read.add(self._name)
+        return self.array
+
+
 @dataclass
 class Value:
     """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
@@ -78,7 +101,7 @@ class Value:
 
     known: Known | None = None
     expression: relax.Expr | None = None
-    weight: np.ndarray | None = None
+    weight: Weight | None = None
     sequence: list[Value] | None = None
 
 
@@ -127,7 +150,7 @@ class Node:
             return None
         if value.known is not None:
             return value.known.sizes
-        return None if value.weight is None else value.weight.ravel().tolist()
+        return None if value.weight is None else value.weight.numbers().ravel().tolist()
 
     def constant(self, position: int, what: str) -> np.ndarray | None:
         """The numbers of an input, ``None`` if left out; ``what`` names them in the error if they are no constant."""
@@ -135,7 +158,7 @@ class Node:
         if value is None:
             return None
         if value.weight is not None:
-            return value.weight
+            return value.weight.numbers()
         if value.known is None or value.known.symbolic:
             raise ConversionError(
                 f"needs {what} to be a constant; make it an initializer, or have the exporter fold constants"
@@ -540,6 +563,8 @@ class GraphImporter:
             known = self._shape_arithmetic(node, inputs[0])
         elif all(value is None or value.known is not None for value in inputs):
             known = fold(node, opset, [None if value is None else value.known for value in inputs], self.algebra)
+        elif node.op_type in _BROADCASTING and (few := _of_few_numbers(inputs)) is not None:
+            known = fold(node, opset, few, self.algebra)
         else:
             known = None
         return None if known is None else [Value(output) for output in known]
@@ -680,6 +705,19 @@ class GraphImporter:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)
         return [inner.values[output.name] for output in graph.output]
+
+
+def _of_few_numbers(inputs: Sequence[Value | None]) -> list[Known | None] | None:
+    """The inputs of an operator that may compute sizes with a weight of few numbers; ``None`` for others."""
+    values = [value for value in inputs if value is not None]
+    if not any(value.known is not None for value in values):
+        return None
+    if not all(value.known is not None or (value.weight and value.weight.size <= MOST_RANK) for value in values):
+        return None
+    return [
+        None if value is None else value.known or Known.constant(value.weight.numbers())  # type: ignore[union-attr]  # asked above
+        for value in inputs
+    ]
 
 
 def _check_alike(name: str, left: relax.Expr, right: relax.Expr) -> None:

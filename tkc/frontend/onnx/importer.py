@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tvm import relax
 
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.errors import OutOfMemoryError, UnsupportedModelError, UsageError
+from tkc.frontend.held_weights import HeldWeight
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
@@ -31,13 +33,14 @@ from tkc.frontend.onnx import sequences
 from tkc.frontend.onnx.channel_scales import with_scaled_convolutions
 from tkc.frontend.onnx.constants import bound_constants, with_sizes
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.folding import folded
+from tkc.frontend.onnx.folding import folded, read_by
 from tkc.frontend.onnx.graph import (
     MICROSOFT_DOMAIN,
     ML_DOMAIN,
     STANDARD_DOMAINS,
     GraphImporter,
     Value,
+    Weight,
     describe,
     stock_converters,
 )
@@ -84,6 +87,13 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 # Operators that ONNX Runtime's optimizer writes into the standard domain, and the opset that has them, if one has.
 _MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
 
+_DECIDES = "its numbers decided how the model was compiled; compile again with the new weights"
+_MAY_DECIDE_LESS = f"{_DECIDES}, or once with exchangeable_weights=True, by which fewer decide it"
+_EITHER = "compile again with the new weights, or once with exchangeable_weights=True"
+_SMALL = f"tensors under {CONSTANT_BYTES} bytes are constants of the generated code; compile again with the new weights"
+_SMALL_FLOATS = f"{_SMALL}, or once with exchangeable_weights=True"
+_COMPUTED = f"it is part of what was computed once; {_EITHER}"
+
 _LISTED = 50  # nodes that an error lists
 
 _TORCH_ONLY_DTYPES = {
@@ -100,12 +110,16 @@ def import_onnx(
     model: str | os.PathLike[str] | onnx.ModelProto,
     checked_in_graph: CheckedInGraph = "none",
     constants: Mapping[str, Any] | None = None,
+    *,
+    exchangeable: bool = False,
 ) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
     Weights become parameters named like their initializers; named and unnamed dimensions of the inputs become
     symbolic sizes of at least 1. A dimension given as an expression (``past + 1``) of sizes that other dimensions
-    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs.
+    name stays that expression. Inputs that ``constants`` names are those numbers, and no inputs. Small initializers are
+    constants of the module; with ``exchangeable`` those of several floats are parameters, however small, unless the
+    model cannot be imported so.
 
     ONNX calls an index out of range an error. One that is a constant is refused here, those that are inputs are checked
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
@@ -119,16 +133,34 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = _with_own_domains(_without_maps(proto))
-    weights, proto = _separate_weights(proto, path, constants or {})
+    if exchangeable:
+        try:
+            return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=True)
+        except UnsupportedModelError as error:
+            _LOG.info("small weights are constants of the code: as parameters they are refused (%s)", error)
+    return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=False)
+
+
+def _imported(
+    proto: onnx.ModelProto,
+    path: Path | None,
+    checked_in_graph: CheckedInGraph,
+    constants: Mapping[str, Any],
+    *,
+    exchangeable: bool,
+) -> ImportedModel:
+    given = proto
+    weights, proto = _separate_weights(proto, path, constants, exchangeable=exchangeable)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     algebra = SizeAlgebra()
     types = input_types(inputs, algebra)
     outputs = [value.name for value in proto.graph.output]
     proto = with_outputs(_expanded(upgraded(without_untyped_outputs(proto))), outputs)
-    for changed in (folded, with_scaled_convolutions):
-        proto, made = changed(proto, weights, CONSTANT_BYTES)
-        weights |= {name: _aligned(value) for name, value in made.items()}
-    built = _to_relax(proto, [value.name for value in inputs], types, weights, algebra, checked_in_graph)
+    computed: set[str] = set()
+    if not exchangeable:
+        proto, computed = _computed_ahead(proto, weights)
+    names = [value.name for value in inputs]
+    built = _to_relax(proto, names, types, weights, algebra, checked_in_graph, exchangeable=exchangeable)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(
@@ -138,7 +170,21 @@ def import_onnx(
         sources=built.sources,
         values=built.values,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
+        held=_held_weights(given, path, weights, built, computed, exchangeable=exchangeable),
     )
+
+
+def _computed_ahead(proto: onnx.ModelProto, weights: dict[str, np.ndarray]) -> tuple[onnx.ModelProto, set[str]]:
+    """The model after what its constants alone decide, and the names that were read for it. Adds to ``weights``."""
+    before = _reads(proto)
+    for changed in (folded, with_scaled_convolutions):
+        proto, made = changed(proto, weights, CONSTANT_BYTES)
+        weights |= {name: _aligned(value) for name, value in made.items()}
+    return proto, set(before - _reads(proto))
+
+
+def _reads(proto: onnx.ModelProto) -> Counter[str]:
+    return Counter(name for node in proto.graph.node for name in read_by(node))
 
 
 # Reading
@@ -215,7 +261,7 @@ def _with_own_domains(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _separate_weights(
-    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any]
+    proto: onnx.ModelProto, path: Path | None, constants: Mapping[str, Any], *, exchangeable: bool
 ) -> tuple[dict[str, np.ndarray], onnx.ModelProto]:
     """The large initializers as arrays, and the model with graph inputs in their place.
 
@@ -241,16 +287,55 @@ def _separate_weights(
     bound = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
     for tensor in [*proto.graph.initializer, *bound]:
         array = _read_tensor(tensor, path)
-        if array.nbytes < CONSTANT_BYTES:
+        if array.nbytes < CONSTANT_BYTES and not (exchangeable and _are_floats(array)):
             light.graph.initializer.append(onnx.numpy_helper.from_array(array, tensor.name))
             # The inliner looks for types among the values alone.
             light.graph.value_info.append(
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
         else:
-            weights[tensor.name] = array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
+            weights[tensor.name] = _widened(array)
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     return weights, light
+
+
+def _are_floats(array: np.ndarray) -> bool:
+    """Whether these are several floats. Of single ones (epsilons, scales), rules and converters need the value."""
+    return array.size > 1 and str(array.dtype).startswith(("float", "bfloat")) and str(array.dtype) not in WIDENED
+
+
+def _held_weights(
+    proto: onnx.ModelProto,
+    path: Path | None,
+    weights: Mapping[str, np.ndarray],
+    built: _Built,
+    computed: Collection[str],
+    *,
+    exchangeable: bool,
+) -> dict[str, HeldWeight]:
+    """What became of the model's initializers, of which constants were ``computed``."""
+    read = {name for node in nodes_of(proto.graph) for name in node.input}
+    read |= {output.name for output in proto.graph.output}
+    held: dict[str, HeldWeight] = {}
+    for initializer in proto.graph.initializer:
+        name = initializer.name
+        parameter = name if name in built.parameters else None
+        array = weights[name] if name in weights else _widened(_read_tensor(initializer, path))
+        tensor = _to_torch(array) if parameter is None else built.parameters[name]
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(initializer.data_type))
+        held[name] = HeldWeight(tensor, dtype, parameter)
+        if name in computed:
+            held[name].fixed = _COMPUTED
+        elif name in built.read:
+            held[name].fixed = _DECIDES if exchangeable else _MAY_DECIDE_LESS
+        elif name in read and name not in weights:
+            held[name].fixed = _SMALL if exchangeable or not _are_floats(array) else _SMALL_FLOATS
+    built.uses.read.mark(held.values(), built.parameters)
+    return held
+
+
+def _widened(array: np.ndarray) -> np.ndarray:
+    return array.astype(WIDENED[str(array.dtype)]) if str(array.dtype) in WIDENED else array
 
 
 def _read_tensor(tensor: onnx.TensorProto, path: Path | None) -> np.ndarray:
@@ -493,7 +578,7 @@ def _is_known(node: onnx.NodeProto, known: set[tuple[str, str]]) -> bool:
 @dataclass(frozen=True)
 class _Built:
     """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
-    by variables, and the variables by values."""
+    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
@@ -501,6 +586,8 @@ class _Built:
     index_flags: tuple[Flag, ...]
     sources: dict[str, str]
     values: dict[str, str]
+    read: set[str]
+    uses: IndexUses
 
 
 def _to_relax(
@@ -510,12 +597,16 @@ def _to_relax(
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
+    *,
+    exchangeable: bool,
 ) -> _Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
+    read: set[str] = set()
     while True:
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
-            return _build(proto, dict(zip(names, resolved, strict=True)), weights, algebra, checked_in_graph)
+            found = dict(zip(names, resolved, strict=True))
+            return _build(proto, found, weights, algebra, checked_in_graph, read, exchangeable=exchangeable)
         except SizesLearned:
             continue
 
@@ -526,6 +617,9 @@ def _build(
     weights: Mapping[str, np.ndarray],
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
+    read: set[str],
+    *,
+    exchangeable: bool,
 ) -> _Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -547,7 +641,9 @@ def _build(
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
     for name, parameter in parameters.items():
-        importer.values[name] = Value(expression=parameter, weight=weights[name])
+        importer.values[name] = Value(
+            expression=parameter, weight=Weight(name, weights[name], read, exchangeable=exchangeable)
+        )
     for tensor in proto.graph.initializer:
         importer.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
     with builder.function(MAIN, [*variables, *parameters.values()]):
@@ -572,7 +668,7 @@ def _build(
         if isinstance(value.expression, relax.Var)
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values)
+    return _Built(module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

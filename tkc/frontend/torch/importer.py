@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -76,7 +76,7 @@ from tkc.frontend.torch.recurrent import (
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.small_sizes import where_formulas_hold
 from tkc.frontend.torch.state import program_updates, unchanged_tensors, with_state_as_buffers, with_whole_copies
-from tkc.frontend.torch.weights import program_weights
+from tkc.frontend.torch.weights import held_weights, program_weights
 from tkc.runtime.signature import Constant, Signature, SizeRange, TensorSpec
 
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
@@ -96,6 +96,7 @@ def import_torch(
     *,
     fallback: bool = False,
     read_state: frozenset[str] = frozenset(),
+    exchangeable: bool = False,
 ) -> ImportedModel:
     """The Relax module, weights and signature of a PyTorch model.
 
@@ -105,7 +106,8 @@ def import_torch(
     the bad ones (see :class:`Signature`). ``size_names`` names symbolic sizes of a program (``{"x_0": "batch"}``):
     a saved one has lost the names of its dimensions. With ``fallback`` operators without a converter become calls of
     PyTorch's own. Parameters are the model's own tensors, not copies; tied ones come
-    once, and unused ones not at all. Buffers of ``read_state`` are no constants: something else changes them.
+    once, and unused ones not at all. Buffers of ``read_state`` are no constants: something else changes them. With
+    ``exchangeable``, buffers of a single number are parameters, too, and not constants of the module.
 
     Raises:
         UsageError: examples given with an exported program, a missing file, or a model that is none of these.
@@ -130,7 +132,8 @@ def import_torch(
         _check_named(_dimensions(program, names), size_names or {})
     with equal_sizes_of(program):
         guards = Guards.of(program)
-        return _import(simplified(program, fallback=fallback), names, guards, checked_in_graph, fallback, read_state)
+        options = _Options(checked_in_graph, fallback, read_state, exchangeable)
+        return _import(simplified(program, fallback=fallback), names, guards, options, program.state_dict)
 
 
 def _of_their_own(examples: Any) -> Any:
@@ -389,31 +392,39 @@ def _inputs(program: ExportedProgram) -> list[tuple[str, torch.Tensor | None]]:
     ]
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What shapes an import, each as in :func:`import_torch`."""
+
+    checked_in_graph: CheckedInGraph
+    fallback: bool
+    read_state: frozenset[str]
+    exchangeable: bool
+
+
 def _import(
     program: ExportedProgram,
     names: DimensionNames,
     guards: Guards,
-    checked_in_graph: CheckedInGraph,
-    fallback: bool,
-    read_state: frozenset[str],
+    options: _Options,
+    held: Mapping[str, torch.Tensor],
 ) -> ImportedModel:
     """Imports ``program``, or raises one error that names every node that is refused."""
     refusals = Refusals()
     with refusals.collected():
         with refusals.kept():
-            check_operators(program.graph, fallback=fallback)
+            check_operators(program.graph, fallback=options.fallback)
         with refusals.kept():
             check_strided_views(program.graph)
-        return _imported(program, names, guards, checked_in_graph, fallback, read_state)
+        return _imported(program, names, guards, options, held)
 
 
 def _imported(
     program: ExportedProgram,
     names: DimensionNames,
     guards: Guards,
-    checked_in_graph: CheckedInGraph,
-    fallback: bool,
-    read_state: frozenset[str],
+    options: _Options,
+    held: Mapping[str, torch.Tensor],
 ) -> ImportedModel:
     check_interface(program)
     dimensions = _dimensions(program, names)
@@ -427,18 +438,18 @@ def _imported(
     }
     symbols = Symbols(known, {size: signature.sizes[name].minimum for name, size in sizes.items()})
     inputs = {spec.name: _input(spec, sizes) for spec in signature.inputs}
-    weights = program_weights(program, read_state)
+    weights = program_weights(program, options.read_state, exchangeable=options.exchangeable)
     variables = {
         name: relax.Var(variable, relax.TensorStructInfo(tensor.shape, dtype_name(tensor.dtype)))
         for variable, (name, tensor) in zip(identifiers(weights.parameters), weights.parameters.items(), strict=True)
     }
     builder = SourceBuilder()
     named = {variable: name for name, variable in inputs.items()}
-    state = {spec.name for spec in signature.state} | read_state
+    state = {spec.name for spec in signature.state} | options.read_state
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
-    uses = IndexUses(builder, named, constants, checked_in_graph)
+    uses = IndexUses(builder, named, constants, options.checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
-    calls = OperatorCalls(program.graph, program.range_constraints, emitter) if fallback else None
+    calls = OperatorCalls(program.graph, program.range_constraints, emitter) if options.fallback else None
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
@@ -452,6 +463,8 @@ def _imported(
     module[MAIN] = module[MAIN].with_attr(NUM_INPUT, len(inputs))
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
+    own = held_weights(held, program, weights, state)
+    uses.read.mark(own.values(), weights.parameters)
     values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}
     return ImportedModel(
         module,
@@ -463,6 +476,7 @@ def _imported(
         () if calls is None else calls.calls(),
         weights.held_scalars,
         in_spec=program.call_spec.in_spec,
+        held=own,
     )
 
 

@@ -177,7 +177,7 @@ def _dynamic_quantize_linear(node: Node) -> Converted:
 def accumulator(node: Node, data: int, weight: int, zero: int, axis: int, summed: Sequence[int]) -> str:
     """The type in which products of 8 bits are summed over these axes of the weight: exact either way."""
     value, offset = node.value(weight), node.value(zero)
-    codes, shift = numbers(value), numbers(offset)
+    codes, shift = looked_at(value), looked_at(offset)
     if codes is None or (shift is None and offset is not None) or node.dtype(data) not in ("int8", "uint8"):
         return "int32"
     whole = codes.astype("int64")
@@ -185,7 +185,25 @@ def accumulator(node: Node, data: int, weight: int, zero: int, axis: int, summed
         shape = [-1 if i == axis else 1 for i in range(whole.ndim)]
         whole = whole - (shift.reshape(shape) if shift.ndim == 1 and shift.size > 1 else shift).astype("int64")
     largest = np.abs(whole).sum(tuple(summed)).max(initial=0)
-    return "float32" if int(largest) * 255 < _EXACT_BELOW else "int32"
+    return summed_in(int(largest), value, offset)
+
+
+def summed_in(largest: int, *values: Value | None) -> str:
+    """The type that holds sums of bytes times weights, of which ``values`` are made, that add up to ``largest``.
+
+    int32 holds them whatever the weights are; for float32 these are read, unless they are to be exchangeable.
+    """
+    weights = [value.weight for value in values if value is not None and value.weight is not None]
+    if largest * 255 >= _EXACT_BELOW or any(weight.exchangeable for weight in weights):
+        return "int32"
+    for weight in weights:
+        weight.numbers()
+    return "float32"
+
+
+def looked_at(value: Value | None) -> np.ndarray | None:
+    """The numbers of a constant input, for who decides what is right for any others, too."""
+    return numbers(value) if value is None or value.weight is None else value.weight.array
 
 
 def factor(node: Node, scales: Sequence[int], divisors: Sequence[int], alpha: float = 1.0) -> relax.Expr:
@@ -218,7 +236,7 @@ def numbers(value: Value | None) -> np.ndarray | None:
     if value is None:
         return None
     if value.weight is not None:
-        return value.weight
+        return value.weight.numbers()
     return None if value.known is None or value.known.symbolic else value.known.values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tkc.frontend.onnx.converters.quantization import as_type, dynamically_quantized, numbers
+from tkc.frontend.onnx.converters.quantization import as_type, dynamically_quantized, looked_at, summed_in
 from tkc.frontend.onnx.converters.recurrent import PEEPHOLES, first_state, recurrent_cell, recurrent_lengths
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, size_scalar
 from tkc.frontend.onnx.graph import ConversionError, Node
@@ -14,9 +14,6 @@ from tkc.frontend.quantized_recurrence import emit_quantized_recurrence
 from tkc.frontend.recurrence import Cell
 
 _BYTES = ("int8", "uint8")
-
-# Whole numbers up to here, and their sums, are exact in float32.
-_EXACT_BELOW = 1 << 24
 
 
 def _dynamic_quantize_lstm(node: Node) -> Converted:
@@ -79,12 +76,12 @@ def _products(node: Node, cell: Cell, x: relax.Expr) -> relax.Expr:
 
 def _accumulator(node: Node, cell: Cell) -> str:
     """The type in which products of 8 bits are summed: exact either way."""
-    codes, zeros = numbers(node.value(1)), numbers(node.value(9)) if node.has(9) else np.zeros(1, "int8")
+    codes, zeros = looked_at(node.value(1)), looked_at(node.value(9)) if node.has(9) else np.zeros(1, "int8")
     if codes is None or zeros is None:
         return "int32"
     zeros = np.reshape(zeros, (-1, 1, 1) if zeros.size in (1, cell.directions) else (cell.directions, 1, -1))
     largest = np.abs(codes.astype("int64") - zeros.astype("int64")).sum(1).max(initial=0)
-    return "float32" if int(largest) * 255 < _EXACT_BELOW else "int32"
+    return summed_in(int(largest), node.value(1), node.value(9))
 
 
 def _by_column(node: Node, cell: Cell, position: int, dtype: str) -> relax.Expr:
