@@ -19,6 +19,7 @@ class Compilation:
 
     ``joined`` are the weights that the module takes side by side, in the order of their parameters. ``kernels`` are
     those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
+    ``unscheduled`` is the module before its functions were scheduled and its graph lowered.
     ``kernels_measured_on`` are the other devices by whose records their configurations were chosen.
     """
 
@@ -27,5 +28,6 @@ class Compilation:
     joined: tuple[JoinedWeights, ...] = ()
     kernels: tuple[KernelDispatch, ...] | None = None
     kernels_measured_on: tuple[str, ...] = ()
+    unscheduled: IRModule | None = None
     scheduled: tuple[ScheduledFunction, ...] = ()
     unordered: tuple[UnorderedFunction, ...] = ()

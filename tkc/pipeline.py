@@ -25,6 +25,7 @@ from tkc.passes.lowering.device_memory import DeviceMemory
 from tkc.passes.lowering.distinct_constants import DistinctConstants
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.lowering.expand_functions import ExpandFunctions
+from tkc.passes.lowering.fuse_operators import FuseOperators
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
@@ -169,7 +170,7 @@ def fusion_stages() -> list[PassStage]:
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
-                transform.FuseOps(),
+                FuseOperators(),
                 transform.FuseTIR(),
                 RemoveUnreadBlocks(),
                 ReadRegions(),
@@ -237,7 +238,7 @@ def generation_stages(
 def _schedule(schedule: ScheduleModule) -> Step:
     def run(state: Compilation) -> Compilation:
         module, scheduled = schedule(state.module)
-        return replace(state, module=module, scheduled=state.scheduled + scheduled)
+        return replace(state, module=module, unscheduled=state.module, scheduled=state.scheduled + scheduled)
 
     return Step("ScheduleModule", run)
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tkc.kernels import Target
 from tkc.kernels.devices import KIB
+from tkc.runtime.call_table import CallTable
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class Report:
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
     whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place
     for want of a converter, ``library_calls`` those that are called because they are faster than generated code.
-    ``nondeterministic`` is empty unless the same call may not give the same bits twice.
+    ``nondeterministic`` is empty unless the same call may not give the same bits twice. ``calls`` says of which of the
+    model's nodes each call of a function is.
     """
 
     target: str
@@ -123,6 +125,7 @@ class Report:
     coverage: Coverage = field(default_factory=Coverage)
     stages: tuple[Stage, ...] = ()
     batch_invariant: bool = False
+    calls: CallTable = field(default_factory=CallTable)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
