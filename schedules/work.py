@@ -44,10 +44,9 @@ def formulated_work(func: tirx.PrimFunc) -> FormulatedWork:
         else:
             parameters.append(names.setdefault(parameter, f"s{len(names)}"))
     try:
-        flops, moved = _flops(func, names), _bytes(func, names)
+        return FormulatedWork(tuple(parameters), _flops(func, names), _bytes(func, names))
     except _UnknownError:
-        flops = moved = None
-    return FormulatedWork(tuple(parameters), flops, moved)
+        return FormulatedWork(tuple(parameters), None, None)
 
 
 class _UnknownError(Exception):

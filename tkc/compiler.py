@@ -25,8 +25,8 @@ from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, checked_entries, imported_entries
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
-from tkc.runtime.call_table import CallTable
 from tkc.runtime.artifact import MAIN, Contents, EntryContents
+from tkc.runtime.call_table import CallTable
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.program import Program, check_entry_names, program_of

@@ -160,6 +160,7 @@ class _Model:
             if isinstance(function, relax.Function):
                 for variable, value in _Graph(function).values.items():
                     self._reads[str(variable.name_hint)] = tuple(_read(value))
+        self._named = self._reads.keys() & sources.keys()  # other names may be those that passes make, too
         self._replaced = {
             root: variables
             for row in substitutions.substitutions
@@ -186,7 +187,7 @@ class _Model:
 
     def _between(self, names: list[str]) -> list[str]:
         """The nodes of what is computed on the way to ``names`` from what other calls compute."""
-        roots = [name for each in names for name in self._replaced.get(each, (each,)) if name in self._reads]
+        roots = [name for each in names for name in self._replaced.get(each, (each,)) if name in self._named]
         seen = dict.fromkeys(roots)
         pending = list(seen)
         while pending:
@@ -204,12 +205,17 @@ class _Model:
         views: Mapping[relax.Var, relax.Var],
         found: list[list[str]],
     ) -> None:
-        """Give a call of which nothing in the model has the name the nodes of what reads its result."""
-        for variable, position in reversed(sites.items()):
+        """Give a call of which nothing in the model has the name the nodes of what reads its result, or of what it
+        reads, if nothing does."""
+        for variable, position in reversed(list(sites.items())):
             for read in relax.analysis.free_vars(graph.values[variable]):
                 source = sites.get(views.get(read, read))
                 if source is not None and not found[source]:
                     found[source] = list(found[position])
+        for variable, position in sites.items():
+            if not found[position]:
+                read = (sites.get(views.get(each, each)) for each in relax.analysis.free_vars(graph.values[variable]))
+                found[position] = next((list(found[source]) for source in read if source is not None), [])
 
 
 def _read(value: relax.Expr) -> Iterator[str]:
@@ -220,4 +226,3 @@ def _read(value: relax.Expr) -> Iterator[str]:
             yield from (str(var.name_hint) for var in bound)
         return
     yield from (str(variable.name_hint) for variable in relax.analysis.free_vars(value))
-

@@ -30,12 +30,15 @@ class SourceBuilder(relax.BlockBuilder):
 
         Its name is one that no pass makes: a variable of a later graph with this name holds what this one holds.
         """
-        self._variables += 1
-        return self._noted(super().emit(expr, name_hint or f"node{self._variables}_"))
+        return self._noted(super().emit(expr, name_hint or self._name()))
 
     def match_cast(self, value: relax.Expr, struct_info: relax.StructInfo, name_hint: str = "") -> relax.Var:
         """Bind ``value``, of which ``struct_info`` is known, to a new variable."""
-        return self._noted(super().match_cast(value, struct_info, name_hint))
+        return self._noted(super().match_cast(value, struct_info, name_hint or self._name()))
+
+    def _name(self) -> str:
+        self._variables += 1
+        return f"node{self._variables}_"
 
     def _noted(self, variable: relax.Var) -> relax.Var:
         if self.source:

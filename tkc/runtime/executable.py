@@ -7,7 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from rich.filesize import decimal
@@ -25,6 +25,7 @@ from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
 from tkc.runtime.memory import Memory, set_values
+from tkc.runtime.ranges import NamingMachine, Ranges, is_recording, naming
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -32,6 +33,9 @@ from tkc.runtime.sizes import Formula
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
 from tkc.runtime.tensors import from_torch, from_torch_as, narrowed, to_torch
+
+if TYPE_CHECKING:
+    from tkc.runtime.profile import Profile
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"
@@ -106,6 +110,10 @@ class Executable(SurvivesFork):
         self.cuda_graphs = target.is_cuda
         """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
         (see :mod:`tkc.runtime.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
+        self.ranges: bool | None = None
+        """Whether each function is a range, by the name that :meth:`profile` gives it, which profilers show: of
+        ``torch.profiler``, and of NVTX on CUDA. ``None``: while ``torch.profiler`` records in the calling thread;
+        ``True`` is for Nsight. Kernels are launched one by one then, not as a CUDA graph."""
         inputs = [spec.name for spec in signature.inputs]
         self._size_outputs = [(position, Formula(text)) for position, text in signature.size_outputs]
         self._axes = {
@@ -119,11 +127,14 @@ class Executable(SurvivesFork):
         self._numbers = frozenset(signature.number_outputs)
         self._returned = dict(signature.returned)
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
+        self._computed = len(signature.outputs) - len(self._returned) + bool(signature.index_flags)
         self._loading = threading.RLock()
         self._loaded: LoadedCode | None = None
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
+        self._placed: Sequence[Any] = ()  # the weights, as generated code takes them
         self._graphs: CudaGraphs | None = None
+        self._named: Run | None = None
         self._order: StreamOrder | None = None
         super().__init__()
 
@@ -184,6 +195,8 @@ class Executable(SurvivesFork):
             self._order()
             if self.cuda_graphs and self._graphs is not None:
                 launch = self._graphs
+        if is_recording() if self.ranges is None else self.ranges:
+            launch = self._named or self._naming()
         return self._flagged(launch, fitted)
 
     def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -202,6 +215,8 @@ class Executable(SurvivesFork):
             self._order()
         if self.cuda_graphs and self._graphs is not None:
             launch = self._graphs
+        if is_recording() if self.ranges is None else self.ranges:
+            launch = self._named or self._naming()
         results = self._flagged(launch, fitted)
         given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
@@ -229,6 +244,7 @@ class Executable(SurvivesFork):
             self._max_concurrency = checked_concurrency(value)
             if self._machines is not None:
                 self._machines.most = self.max_concurrency
+            self._named = None
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -259,6 +275,44 @@ class Executable(SurvivesFork):
     def device(self) -> torch.device:
         """Where inputs must be and outputs are."""
         return self._device
+
+    def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
+        """The time of a call with these inputs, function by function, with the model's nodes that each computes.
+
+        Takes what a call takes, and calls ``repeat`` times by a virtual machine of its own: others may call the model
+        meanwhile, which takes its share of the device. State and inputs that the model updates are as they were
+        afterwards. An input of the name ``repeat`` is given by its place. Raises what a call raises, and
+        :class:`tkc.UsageError` for a ``repeat`` that is no positive number.
+        """
+        return self.profile_flat(self._tensors(args, kwargs), repeat)
+
+    def profile_flat(self, inputs: Sequence[Any], repeat: int) -> Profile:
+        """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
+        from tkc.runtime.profiling import profiled
+
+        return profiled(self, inputs, repeat)
+
+    def told_run(self, note: Callable[..., int]) -> Run:
+        """What runs checked inputs as a call does, by a machine of its own that tells ``note`` of its calls.
+
+        It is ``note(function, symbol, before, result, *arguments)``, before and after each; one call at a time.
+        """
+        self._launch or self._load()
+        loaded = self._loaded
+        assert loaded is not None
+        return self._run_by(Machines(lambda: loaded.machine(note), 1))
+
+    def _naming(self) -> Run:
+        """What runs checked inputs with a range around each function."""
+
+        def machine() -> NamingMachine:
+            ranges = Ranges(self.report.calls, nvtx=self.target.is_cuda)
+            return NamingMachine(self.told_run(ranges.note), ranges)
+
+        with self._loading:
+            if self._named is None:
+                self._named = naming(Machines(machine, self.max_concurrency))
+            return self._named
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
@@ -348,7 +402,7 @@ class Executable(SurvivesFork):
             memory=memory,
             shares_weights=self._shares_weights,
         )
-        made.cuda_graphs = self.cuda_graphs
+        made.cuda_graphs, made.ranges = self.cuda_graphs, self.ranges
         made._loaded = self._loaded
         return made
 
@@ -370,6 +424,7 @@ class Executable(SurvivesFork):
             self._refuse(_OTHER_THREAD)
         elif self._machines is not None:
             self._machines.after_fork()
+        self._named = None
         self._loading = threading.RLock()
         self._memory.after_fork()
 
@@ -405,14 +460,13 @@ class Executable(SurvivesFork):
             return self._launch
 
     def _start(self, loaded: LoadedCode) -> None:
-        weights = self._weights()
-        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
+        weights = self._placed = self._weights()
+        computed = self._computed
         machines = Machines(loaded.machine, self.max_concurrency)
         machine = machines.take()  # what is wrong with the code shows now
         machines.give_back(machine)
-        launch = _launching(machines, weights, computed)
+        launch = self._run_by(machines)
         if self.target.is_cuda:
-            launch = launch if self.signature.inputs else _on_callers_stream(launch)
             # Calls on other streams find the weights where this stream put them.
             torch.cuda.current_stream(self._device).synchronize()
             self._order = self._memory.order or ThreadStreamOrder(self._device)
@@ -422,6 +476,10 @@ class Executable(SurvivesFork):
                 self._graphs = CudaGraphs(launch, retaining, self._updated_inputs, GraphMemory())
         self._machines = machines
         self._launch = launch  # last: calls look for it without a lock
+
+    def _run_by(self, machines: Machines[Machine]) -> Run:
+        launch = _launching(machines, self._placed, self._computed)
+        return _on_callers_stream(launch) if self.target.is_cuda and not self.signature.inputs else launch
 
     def _weights(self) -> list[Any]:
         """The parameters on the device, as generated code takes them."""
