@@ -524,6 +524,7 @@ def _report(
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
         calls=_calls(done, original, imported),
+        activations=done.activations,
     )
 
 

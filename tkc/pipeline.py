@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
+from tkc.activations import activation_plan
 from tkc.compilation import Compilation
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
@@ -206,6 +207,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.LowerAllocTensor(),
             *([RetainMemory(), HostReads()] if target.is_cuda else []),
             transform.KillAfterLastUse(),
+            Step("PlanActivations", _plan_activations),
             transform.LowerRuntimeBuiltin(),
             *([DeviceMemory()] if target.is_cuda else []),
             transform.ComputePrimValue(),
@@ -241,6 +243,10 @@ def _schedule(schedule: ScheduleModule) -> Step:
         return replace(state, module=module, unscheduled=state.module, scheduled=state.scheduled + scheduled)
 
     return Step("ScheduleModule", run)
+
+
+def _plan_activations(state: Compilation) -> Compilation:
+    return replace(state, activations=activation_plan(state.module))
 
 
 def _find_unordered(state: Compilation) -> Compilation:

@@ -165,6 +165,7 @@ def test_explain_and_inspect(model: Path, artifact: Path) -> None:
     assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
     shown = tkc("inspect", artifact).stdout
     assert "features_0" in shown
+    assert "activations" in shown and "where" in shown
     assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == FORMAT
 
 

@@ -78,7 +78,8 @@ def test_each_row_has_the_nodes_that_it_computes(layers: tkc.Executable) -> None
     assert set(rows) == expected
     assert all(row.calls == 1 for row in rows.values())
     add = rows["layers.1.down (linear), layers.1 (add)"].nodes[-1]
-    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "return x + self.down" in text)
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "return x + self.down" in text)
     assert f'test_profile.py", line {line}' in add
     kind = "kernel" if layers.report.uses else "generated"
     assert {row.kind for row in rows.values()} == {kind}
@@ -216,8 +217,9 @@ def test_branches_that_call_one_function_have_the_nodes_of_both() -> None:
         node = helper.make_node("Mul", ["x", scale], [f"{name}_y"], name=name)
         return helper.make_graph([node], name, [], [vector(f"{name}_y", TensorProto.FLOAT, [3])])
 
+    branches = {"then_branch": branch("doubles", "two"), "else_branch": branch("trebles", "three")}
     nodes = [
-        helper.make_node("If", ["c"], ["y"], then_branch=branch("doubles", "two"), else_branch=branch("trebles", "three")),
+        helper.make_node("If", ["c"], ["y"], **branches),
         helper.make_node("Exp", ["y"], ["z"], name="grows"),
     ]
     scales = [helper.make_tensor(n, TensorProto.FLOAT, [1], [v]) for n, v in (("two", 2.0), ("three", 3.0))]
@@ -327,7 +329,7 @@ def test_nodes_are_told_in_short() -> None:
     assert (module_path(split), operator(split)) == ("/layers.0/attn/Split", "Split")
     assert named_nodes([linear, gelu, linear]) == "layers.0.up (linear), layers.0 (gelu)"
     assert named_nodes([linear, gelu], most=1) == "layers.0.up (linear), … 1 more"
-    assert named_nodes(["aten.softmax.int (File \"model.py\", line 1, in forward)"]) == "softmax"
+    assert named_nodes(['aten.softmax.int (File "model.py", line 1, in forward)']) == "softmax"
     assert common_path([linear, gelu]) == "layers.0"
     assert common_path([]) == common_path([linear, "aten.add.Tensor"]) == ""
 

@@ -18,6 +18,7 @@ from tkc.errors import ForkError, InputError, TargetError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
+from tkc.runtime.activations import Activations
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import InputChecks, described
@@ -133,6 +134,8 @@ class Executable(SurvivesFork):
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
         self._placed: Sequence[Any] = ()  # the weights, as generated code takes them
+        self._activations = Activations(report.activations, signature)
+        self._limit: int | None = None
         self._graphs: CudaGraphs | None = None
         self._named: Run | None = None
         self._order: StreamOrder | None = None
@@ -191,6 +194,8 @@ class Executable(SurvivesFork):
     def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
         fitted = self._checked(inputs)
+        if self._limit is not None:
+            self._activations.check(fitted, self._limit)
         if self._order is not None:
             self._order()
             if self.cuda_graphs and self._graphs is not None:
@@ -211,6 +216,8 @@ class Executable(SurvivesFork):
     def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
         fitted = self._checked(inputs)
+        if self._limit is not None:
+            self._activations.check(fitted, self._limit)
         if self._order is not None:
             self._order()
         if self.cuda_graphs and self._graphs is not None:
@@ -291,6 +298,26 @@ class Executable(SurvivesFork):
         from tkc.runtime.profiling import profiled
 
         return profiled(self, inputs, repeat)
+
+    def activation_bytes(self, **sizes: int) -> int:
+        """The bytes that a call of these ``sizes`` allocates at a time at the most, its outputs included.
+
+        ``sizes`` are those of :attr:`Signature.sizes` that it depends on. It is what the plan of the memory says:
+        weights, state and inputs are not in it, nor what a function takes for itself on the way. What is known only in
+        a call (``report.activations.besides`` says what) comes on top. A CUDA graph holds all that a call allocates
+        one after the other. Raises :class:`tkc.UsageError` for a size that is missing, unknown or out of its range, and
+        for an artifact of an earlier release.
+        """
+        return self._activations.bytes(sizes)
+
+    def limit_memory(self, limit: int | None) -> None:
+        """Have calls that would need more than ``limit`` :meth:`activation_bytes` raise :class:`tkc.OutOfMemoryError`.
+
+        They raise before anything is allocated, and name the sizes and what these need. Each call that runs at once
+        may take so much. ``None`` is no limit. Raises :class:`tkc.UsageError` for what is no number of bytes, and for
+        an artifact of an earlier release.
+        """
+        self._limit = self._activations.checked_limit(limit)
 
     def told_run(self, note: Callable[..., int]) -> Run:
         """What runs checked inputs as a call does, by a machine of its own that tells ``note`` of its calls.
@@ -402,7 +429,7 @@ class Executable(SurvivesFork):
             memory=memory,
             shares_weights=self._shares_weights,
         )
-        made.cuda_graphs, made.ranges = self.cuda_graphs, self.ranges
+        made.cuda_graphs, made.ranges, made._limit = self.cuda_graphs, self.ranges, self._limit
         made._loaded = self._loaded
         return made
 

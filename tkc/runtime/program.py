@@ -78,6 +78,16 @@ class Program(Executable):
             + ", ".join(f"exe.{name}.profile(...)" for name in self.entries)
         )
 
+    def activation_bytes(self, **sizes: int) -> int:
+        """Raise :class:`tkc.InputError`: each entry has a plan of its own, ``exe.decode.activation_bytes(...)``."""
+        names = ", ".join(f"exe.{name}.activation_bytes(...)" for name in self.entries)
+        raise InputError(f"this program has several entries; ask one of them: {names}")
+
+    def limit_memory(self, limit: int | None) -> None:
+        """:meth:`Executable.limit_memory` of every entry."""
+        for entry in self.entries.values():
+            entry.limit_memory(limit)
+
     def generate(
         self,
         ids: torch.Tensor,
