@@ -167,6 +167,7 @@ class _Model:
             for root, variables in zip(row.variables, row.replaced, strict=False)
         }
         self._computed = {str(site.variable.name_hint) for graph in graphs for site in graph.sites}
+        self._shown: set[str] = set()
         self._computed |= {name for root in self._computed for name in self._replaced.get(root, ())}
 
     def nodes(self, graph: _Graph) -> list[list[str]]:
@@ -181,12 +182,18 @@ class _Model:
                 if len(shown) == 1:
                     views[variable] = shown[0]
                     names[sites[shown[0]]].append(str(variable.name_hint))
-        found = [self._between(each) for each in names]
+        found = []
+        for each in names:
+            computed = self._between(each)
+            # What several calls need for themselves, a mask or angles, say, is named at the first of them.
+            own = [name for name in computed if name not in self._shown] or computed
+            self._shown.update(computed)
+            found.append(list(dict.fromkeys(self._sources[name] for name in own)))
         self._name_intermediates(graph, sites, views, found)
         return found
 
     def _between(self, names: list[str]) -> list[str]:
-        """The nodes of what is computed on the way to ``names`` from what other calls compute."""
+        """The variables on the way to ``names`` from what other calls compute, in the model's order."""
         roots = [name for each in names for name in self._replaced.get(each, (each,)) if name in self._named]
         seen = dict.fromkeys(roots)
         pending = list(seen)
@@ -195,8 +202,7 @@ class _Model:
                 if read in self._reads and read not in seen and read not in self._computed:
                     seen[read] = None
                     pending.append(read)
-        wanted = sorted((name for name in seen if name in self._sources), key=self._order.__getitem__)
-        return list(dict.fromkeys(self._sources[name] for name in wanted))
+        return sorted((name for name in seen if name in self._sources), key=self._order.__getitem__)
 
     @staticmethod
     def _name_intermediates(

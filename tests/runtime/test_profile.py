@@ -330,6 +330,8 @@ def test_nodes_are_told_in_short() -> None:
     assert named_nodes([linear, gelu, linear]) == "layers.0.up (linear), layers.0 (gelu)"
     assert named_nodes([linear, gelu], most=1) == "layers.0.up (linear), … 1 more"
     assert named_nodes(['aten.softmax.int (File "model.py", line 1, in forward)']) == "softmax"
+    view = "aten.view.default (module 'layers.0', File \"model.py\", line 6, in forward)"
+    assert named_nodes([view, linear]) == "layers.0.up (linear)" and named_nodes([view]) == "layers.0 (view)"
     assert common_path([linear, gelu]) == "layers.0"
     assert common_path([]) == common_path([linear, "aten.add.Tensor"]) == ""
 

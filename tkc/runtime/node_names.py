@@ -8,6 +8,14 @@ from collections.abc import Sequence
 _PATH = re.compile(r"module '([^']*)'")
 _ONNX = re.compile(r"""ONNX node (?P<quote>['"])(?P<name>.*)(?P=quote) \((?P<operator>[^()]*)\)""")
 _MOST = 4
+_MOVES = frozenset(
+    {
+        *("view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "slice", "select"),
+        *("contiguous", "clone", "flatten", "unflatten", "to", "_to_copy", "detach", "alias", "lift_fresh_copy", "t"),
+        *("cast", "identity", "constant", "shape"),
+    }
+)
+"""Operators of PyTorch and ONNX that move elements and compute nothing, in small letters."""
 
 
 def module_path(node: str) -> str:
@@ -28,9 +36,12 @@ def operator(node: str) -> str:
 
 
 def named_nodes(nodes: Sequence[str], most: int = _MOST) -> str:
-    """``layers.0.up (linear), layers.0 (gelu)``; at most so many places."""
+    """``layers.0.up (linear), layers.0 (gelu)``, at most so many places.
+
+    Operators that only move elements are told where there are no others.
+    """
     operators: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in [node for node in nodes if operator(node).lower() not in _MOVES] or nodes:
         operators.setdefault(module_path(node), []).append(operator(node))
     parts = []
     for path, names in operators.items():
