@@ -190,6 +190,23 @@ def test_an_artifact_of_an_earlier_release_cannot_be_limited(sums: tkc.Executabl
     assert torch.equal(old(x), sums(x))
 
 
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("activations", {"sizes": ["__import__('os')"]}),
+        ("activations", {"moments": [[99]]}),
+        ("calls", {"graphs": {"main": {"sites": [{"symbol": "f", "function": "f", "nodes": [7]}]}}, "nodes": []}),
+        ("calls", {"graphs": {"main": {"sites": [], "first": [3]}}}),
+    ],
+)
+def test_what_cannot_be_is_refused(sums: tkc.Executable, part: str, change: dict[str, object]) -> None:
+    """Formulas that are none, and positions that there are not, in a changed artifact."""
+    data = json.loads(json.dumps(sums.report.to_json()))
+    data[part] |= change
+    with pytest.raises(ValueError, match=r"no formula|there is not"):
+        tkc.Report.from_json(data)
+
+
 @pytest.mark.gpu
 def test_a_gpu_holds_so_much() -> None:
     """As PyTorch's allocator counts it, which rounds each tensor up to 512 bytes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import tkc
+from tkc.runtime import profiling
 from tkc.runtime.node_names import common_path, module_path, named_nodes, operator
 from tkc.runtime.profile import HOST, Profile
 
@@ -299,6 +302,18 @@ def test_functions_are_ranges_of_the_profiler_by_the_same_names(layers: tkc.Exec
         assert found == dict.fromkeys(shown, 2)
 
 
+def test_ranges_of_several_threads_are_their_own(layers: tkc.Executable) -> None:
+    """Each call is followed by itself; results are the same."""
+    inputs = [torch.randn(rows, WIDTH) for rows in (1, 9, 33, 60)]
+    expected = [layers(x) for x in inputs]
+    named = copy.copy(layers)
+    named.ranges = True
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            results = threads.map(named, inputs)
+            assert all(map(torch.equal, results, expected))
+
+
 def test_a_range_ends_where_a_function_fails() -> None:
     """The next call's ranges are not inside of it."""
     executable = tkc.compile(nn.Sequential(Fails(), nn.Linear(4, 4)), (torch.eye(4),), database=False)
@@ -334,6 +349,45 @@ def test_nodes_are_told_in_short() -> None:
     assert named_nodes([view, linear]) == "layers.0.up (linear)" and named_nodes([view]) == "layers.0 (view)"
     assert common_path([linear, gelu]) == "layers.0"
     assert common_path([]) == common_path([linear, "aten.add.Tensor"]) == ""
+
+
+class Event:
+    """Stands for CUDA's on a machine without: done when it is recorded."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        """Now."""
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """In milliseconds."""
+        return (end.time - self.time) * 1e3
+
+
+def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is before so many functions at a time, from the second call on, and for as long as the host takes."""
+    waits: list[float] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waits.append(cycles))
+    monkeypatch.setattr(profiling, "_cycles_per_second", lambda _: 1e9)
+    monkeypatch.setattr(profiling._CudaRecorder, "_AHEAD", 4)
+    recorder = profiling._CudaRecorder(layers)
+    x = torch.randn(500, WIDTH)
+    expected = {row.name: row.seconds for row in layers.profile(x, repeat=9).rows if row.kind != HOST}
+    recorder.run([x])
+    assert not waits
+    recorder.run([x])
+    assert len(waits) == 3  # of nine functions
+    host = waits[0] / 1e9 / 4 / profiling._SLACK
+    assert 0 < host < 0.1
+    passed = recorder.passed()
+    assert {called.name: calls for called, calls in passed.calls.items()} == dict.fromkeys(expected, 1)
+    assert all(0 <= seconds < 1 for seconds in passed.seconds.values())
 
 
 @pytest.mark.gpu

@@ -30,6 +30,14 @@ class ActivationPlan:
     besides: tuple[str, ...] = ()
     is_known: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise :class:`ValueError` for sizes that are none, and for positions that there are not."""
+        for size in self.sizes:
+            if isinstance(size, str):
+                Formula(size)
+        if not all(0 <= position < len(self.sizes) for moment in self.moments for position in moment):
+            raise ValueError("something is allocated that there is not")
+
     def peak(self, sizes: Mapping[str, int]) -> int:
         """The bytes that are allocated at a time at the most."""
         held = [size if isinstance(size, int) else max(int(Formula(size)(sizes)), 0) for size in self.sizes]

@@ -49,6 +49,12 @@ class GraphCalls:
     sites: tuple[CallSite, ...] = ()
     first: tuple[int, ...] = (0,)
 
+    def __post_init__(self) -> None:
+        """Raise :class:`ValueError` for positions that there are not."""
+        following = [place for site in self.sites for place in site.following or ()]
+        if not all(0 <= place < max(len(self.sites), 1) for place in (*self.first, *following)):
+            raise ValueError("a call follows that there is not")
+
 
 @dataclass(frozen=True)
 class CallTable:
@@ -59,3 +65,9 @@ class CallTable:
     nodes: tuple[str, ...] = ()
     functions: tuple[FunctionWork, ...] = ()
     graphs: Mapping[str, GraphCalls] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise :class:`ValueError` for nodes that there are not."""
+        nodes = {node for graph in self.graphs.values() for site in graph.sites for node in site.nodes}
+        if not all(0 <= node < len(self.nodes) for node in nodes):
+            raise ValueError("a call computes a node that there is not")

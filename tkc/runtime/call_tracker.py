@@ -16,8 +16,8 @@ from tkc.runtime.node_names import named_nodes
 Kind = Literal["kernel", "generated", "PyTorch", "other"]
 
 _CONVOLUTION = "aten::convolution"
-_SIZES = "shape_func"
-"""How lowering calls the functions that compute sizes on the host."""
+_SIZES = ("shape_func", "compute_symbolic_expr")
+"""How lowering calls the functions that compute sizes on the host, before a number."""
 _NO_WORK = (ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CHECK_SIZES)
 _ENTERED = re.compile(r"ErrorContext\(fn=(\w+), loc=param\[0\]")
 """The machine checks the first parameter of each graph function as the first thing that it does there."""

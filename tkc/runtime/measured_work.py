@@ -41,7 +41,7 @@ def measured_work(work: FunctionWork, symbol: str, arguments: Sequence[Any]) -> 
         if work.flops is None or work.bytes is None:
             return None
         return MeasuredWork(float(Formula(work.flops)(sizes)), float(Formula(work.bytes)(sizes)), dtype)
-    except (KeyError, NameError, ArithmeticError, ValueError, ValidationError):
+    except (KeyError, NameError, ArithmeticError, ValueError, RecursionError, ValidationError):
         return None  # a size that no tensor has, or a kernel of which this release knows no more
 
 

@@ -199,7 +199,7 @@ class _Recorder:
     def _note(self, _: Any, symbol: str, before: bool, __: Any, *arguments: Any) -> int:
         """What the virtual machine calls; a string of TVM's may not outlive the call."""
         if not before:
-            end = self._mark()
+            end = self._mark(self._open[-1][0])
             called, start = self._open.pop()
             self._add(called, start, end)
             self._tracker.leave(str(symbol))
@@ -208,13 +208,13 @@ class _Recorder:
         called = self._tracker.enter(name, arguments)
         if called is not None:
             self._note_work(called, name, arguments)
-        self._open.append((called, self._mark()))
+        self._open.append((called, self._mark(called)))
         return 0
 
-    def _mark(self) -> Any:
+    def _mark(self, _: Called | None) -> Any:
         return time.perf_counter()
 
-    def _add(self, called: Called | None, start: float, end: float) -> None:
+    def _add(self, called: Called | None, start: Any, end: Any) -> None:
         if called is None:
             self._least = min(self._least, end - start)
         else:
@@ -254,38 +254,45 @@ class _CudaRecorder(_Recorder):
     measured_by = "events on the stream, kernels launched one by one"
     _AHEAD = 200
     """Functions that are launched while the GPU waits: streams hold some 1,000 commands, and each has three or more."""
+    _EMPTY = 8
+    """Pairs of events with nothing between them, which tell what is measured of nothing."""
 
     def __init__(self, executable: Executable) -> None:
         super().__init__(executable)
         self._events: list[tuple[Called | None, torch.cuda.Event, torch.cuda.Event]] = []
+        self._empty = self._launched = self._all = self._ahead = 0
         self._host_seconds = 0.0
-        self._launched = self._all = 0
         self._cycles = _cycles_per_second(executable.device)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> None:
         """Call the model with checked inputs."""
-        self._all, self._events, self._launched = self._launched, [], 0
+        self._all, self._launched, self._ahead, self._empty = self._launched, 0, 0, 0
+        self._events = []
         begun = time.perf_counter()
         super().run(inputs)
         # The least of all calls: the first one also loads what it launches, and some wait for the GPU.
         taken = (time.perf_counter() - begun) / max(self._launched, 1)
         self._host_seconds = min(self._host_seconds or taken, taken)
 
-    def _mark(self) -> torch.cuda.Event:
+    def _mark(self, called: Called | None) -> torch.cuda.Event | None:
+        if called is None and self._empty >= self._EMPTY:
+            return None  # of the machine's own calls there are many, and streams hold so many commands
+        in_function = any(each is not None for each, _ in self._open)
+        if self._launched >= self._ahead and not in_function:
+            self._ahead = self._launched + self._AHEAD
+            seconds = _SLACK * self._host_seconds * min(self._AHEAD, self._all)
+            if seconds:
+                torch.cuda._sleep(int(min(seconds, _LONGEST_WAIT) * self._cycles))
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _note(self, function: Any, symbol: str, before: bool, result: Any, *arguments: Any) -> int:
-        """What the virtual machine calls."""
-        if before and not self._open and self._launched % self._AHEAD == 0 and self._host_seconds:
-            seconds = _SLACK * self._host_seconds * min(self._AHEAD, self._all)
-            torch.cuda._sleep(int(min(seconds, _LONGEST_WAIT) * self._cycles))
-        return super()._note(function, symbol, before, result, *arguments)
-
     def _add(self, called: Called | None, start: Any, end: Any) -> None:
         self._launched += called is not None
-        self._events.append((called, start, end))
+        if called is None and start is not None and end is not None:
+            self._empty += 1
+        if start is not None and end is not None:
+            self._events.append((called, start, end))
 
     def passed(self) -> _Pass:
         """The times of the call that was made last, of which the GPU has done everything."""
