@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import CALL_OPERATOR, CONTROL_FLOW, CONVOLVE, MAIN
+from tkc.contracts import AWAIT, CALL_OPERATOR, CONTROL_FLOW, CONVOLVE, MAIN
 from tkc.runtime.activations import ActivationPlan
 
 _ALLOC_STORAGE = Op.get("relax.memory.alloc_storage")
 _KILLS = tuple(Op.get(f"relax.{name}") for name in ("memory.kill_storage", "memory.kill_tensor", "vm.kill_object"))
-_SHARES = tuple(Op.get(f"relax.{name}") for name in ("memory.alloc_tensor", "reshape", "memory.view"))
+_SHARES = tuple(Op.get(f"relax.{name}") for name in ("memory.alloc_tensor", "memory.view", "reshape"))
 """What makes a tensor in memory that there is."""
 _OPERATORS = "what operators of PyTorch's return and need on the way"
 _PARTS = "tensors of branches and loops"
@@ -62,7 +62,7 @@ class _Walk:
             self._allocate(variable, value.args[0])
         elif isinstance(value, relax.Call) and value.op in _KILLS:
             self._held.pop(value.args[0], None)
-        elif not isinstance(value, relax.Call) or value.op in _SHARES:
+        elif not isinstance(value, relax.Call) or value.op in _SHARES or _symbol(value) == AWAIT:
             self._held[variable] = self._kept(relax.analysis.free_vars(value))
         else:
             self._call(value)
@@ -91,7 +91,7 @@ class _Walk:
         self._held[variable] = self._kept(var for result in results for var in relax.analysis.free_vars(result))
 
     def _call(self, value: relax.Call) -> None:
-        symbol = str(value.op.global_symbol) if isinstance(value.op, relax.ExternFunc) else ""
+        symbol = _symbol(value)
         if symbol in CONTROL_FLOW:
             self.besides.add(_PARTS)
         elif symbol in (CALL_OPERATOR, CONVOLVE):
@@ -122,6 +122,10 @@ class _Walk:
         if (name := _CHOICES.get(type(size))) is not None:
             return f"{name}({self._text(size.a)}, {self._text(size.b)})"
         raise _ComputedError
+
+
+def _symbol(value: relax.Call) -> str:
+    return str(value.op.global_symbol) if isinstance(value.op, relax.ExternFunc) else ""
 
 
 class _ComputedError(Exception):

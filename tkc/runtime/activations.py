@@ -115,9 +115,10 @@ class Activations:
             needed = self._known[found] = self._plan.peak(dict(zip(self._axes, found, strict=True)))
         if needed > limit:
             sizes = ", ".join(f"{name}={size}" for name, size in zip(self._axes, found, strict=True))
+            least = "at least " if self._plan.besides else ""
             raise OutOfMemoryError(
-                f"a call{f' with {sizes}' if sizes else ''} needs {needed} bytes for what it computes, and the limit "
-                f"is {limit}; call with smaller sizes, or raise the limit: limit_memory({needed})"
+                f"a call{f' with {sizes}' if sizes else ''} needs {least}{needed} bytes for what it computes, and the "
+                f"limit is {limit}; call with smaller sizes, or raise the limit: limit_memory({needed})"
             )
 
 

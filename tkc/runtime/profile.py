@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from tkc.errors import UsageError
 from tkc.runtime.node_names import common_path, named_nodes
@@ -132,25 +134,27 @@ class Profile:
         return lines
 
     def __rich__(self) -> RenderableType:
-        table = Table(title=f"Profile for {self.target}", title_justify="left")
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in ("function", "nodes") else "right", overflow="fold")
-        shown = [row for row in self.rows if row.kind != HOST][:_MOST_ROWS]
-        for row in shown:
-            table.add_row(*cells(row))
-        rest = [row for row in self.rows if row.kind != HOST][_MOST_ROWS:]
-        if rest:
-            seconds, share = sum(row.seconds for row in rest), sum(row.share for row in rest)
-            more = f"{len(rest)} more rows", "", str(sum(row.calls for row in rest)), told_seconds(seconds)
-            table.add_row(*more, f"{share:.1%}", "", "", "")
+        table = Table(title=f"Profile for {self.target}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("nodes, and the function that computes them", overflow="fold")
+        for column in COLUMNS[2:]:
+            table.add_column(column, justify="right", no_wrap=True)
+        functions = [row for row in self.rows if row.kind != HOST]
+        for row in functions[:_MOST_ROWS]:
+            function, nodes, *numbers = cells(row)
+            # Names of nodes are no markup, whatever stands in them.
+            table.add_row(Text.assemble(nodes, "\n" if nodes else "", (function, "dim")), *numbers)
+        if rest := functions[_MOST_ROWS:]:
+            calls, seconds, share = (sum(getattr(row, name) for row in rest) for name in ("calls", "seconds", "share"))
+            table.add_row(f"{len(rest)} more rows", str(calls), told_seconds(seconds), f"{share:.1%}", "", "", "")
         for row in self.rows:
             if row.kind == HOST:
-                table.add_row(*cells(row))
-        return Group(table, *self.heading())
+                function, _, *numbers = cells(row)
+                table.add_row(function, *numbers)
+        return Group(table, *map(Text, self.heading()))
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=160).print(self)
+        Console(file=text, width=120).print(self)
         return text.getvalue()
 
 
@@ -166,8 +170,8 @@ def cells(row: Row) -> tuple[str, ...]:
         str(row.calls) if row.kind != HOST else "",
         told_seconds(row.seconds),
         f"{row.share:.1%}",
-        "" if row.flops is None else f"{row.flops / 1e9:.4g}",
-        "" if row.bytes is None else f"{row.bytes / 1e6:.4g}",
+        "" if row.flops is None else f"{row.flops / 1e9:.3g}",
+        "" if row.bytes is None else f"{row.bytes / 1e6:.3g}",
         "" if row.roofline is None else f"{row.roofline:.0%}",
     )
 
