@@ -21,6 +21,9 @@ _COMPUTED = "tensors whose sizes the model computes"
 _BINARY = {tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.FloorDiv: "//", tirx.FloorMod: "%"}
 _CHOICES = {tirx.Min: "min", tirx.Max: "max"}
 _Held = frozenset[int]
+_World = dict[relax.Var, _Held]
+_MOST_WORLDS = 8
+"""More ways that branches may have gone are taken together: the plan is an upper bound then."""
 
 
 def activation_plan(module: IRModule) -> ActivationPlan:
@@ -42,13 +45,14 @@ def _symbols(function: relax.Function) -> Iterator[tirx.Var]:
 
 @dataclass
 class _Walk:
-    """Follows a function: ``held`` says which storages each variable keeps, of those that live."""
+    """Follows a function. A world says which storages each variable keeps, of those that live; there is one for each
+    way that branches may have gone."""
 
     known: set[str]
     sizes: list[int | str] = field(default_factory=list)
     moments: list[_Held] = field(default_factory=list)
     besides: set[str] = field(default_factory=set)
-    _held: dict[relax.Var, _Held] = field(default_factory=dict)
+    _worlds: list[_World] = field(default_factory=lambda: [{}])
 
     def visit(self, body: relax.SeqExpr) -> None:
         """Follow the bindings of ``body``, to whose end everything is kept that nothing frees."""
@@ -61,9 +65,10 @@ class _Walk:
         elif isinstance(value, relax.Call) and value.op == _ALLOC_STORAGE:
             self._allocate(variable, value.args[0])
         elif isinstance(value, relax.Call) and value.op in _KILLS:
-            self._held.pop(value.args[0], None)
+            for world in self._worlds:
+                world.pop(value.args[0], None)
         elif not isinstance(value, relax.Call) or value.op in _SHARES or _symbol(value) == AWAIT:
-            self._held[variable] = self._kept(relax.analysis.free_vars(value))
+            self._keep(variable, value)
         else:
             self._call(value)
 
@@ -72,23 +77,24 @@ class _Walk:
         if size is None:
             self.besides.add(_COMPUTED)
             return
-        self._held[variable] = frozenset([len(self.sizes)])
+        for world in self._worlds:
+            world[variable] = frozenset([len(self.sizes)])
+            self.moments.append(_kept(world, world))
         self.sizes.append(size)
-        self.moments.append(self._kept(self._held))
+
+    def _keep(self, variable: relax.Var, value: relax.Expr) -> None:
+        read = relax.analysis.free_vars(value)
+        for world in self._worlds:
+            world[variable] = _kept(world, read)
 
     def _branch(self, variable: relax.Var, value: relax.If) -> None:
-        before, ends = dict(self._held), []
+        before, ends = self._worlds, []
         for branch in (value.true_branch, value.false_branch):
-            self._held = dict(before)
+            self._worlds = [dict(world) for world in before]
             self.visit(branch)
-            ends.append(self._held)
-        # Whichever was taken: what either may keep.
-        self._held = {
-            each: frozenset[int]().union(*(end.get(each, frozenset()) for end in ends))
-            for each in dict.fromkeys(each for end in ends for each in end)
-        }
-        results = [branch.body for branch in (value.true_branch, value.false_branch)]
-        self._held[variable] = self._kept(var for result in results for var in relax.analysis.free_vars(result))
+            self._keep(variable, branch.body)
+            ends += [world for world in self._worlds if world not in ends]
+        self._worlds = ends if len(ends) <= _MOST_WORLDS else [_either(ends)]
 
     def _call(self, value: relax.Call) -> None:
         symbol = _symbol(value)
@@ -96,9 +102,6 @@ class _Walk:
             self.besides.add(_PARTS)
         elif symbol in (CALL_OPERATOR, CONVOLVE):
             self.besides.add(_OPERATORS)
-
-    def _kept(self, variables: Iterable[relax.Var]) -> _Held:
-        return frozenset[int]().union(*(self._held.get(variable, frozenset()) for variable in variables))
 
     def _size(self, shape: relax.Expr) -> int | str | None:
         """The bytes of a storage; ``None`` where they depend on more than the sizes of the inputs."""
@@ -122,6 +125,19 @@ class _Walk:
         if (name := _CHOICES.get(type(size))) is not None:
             return f"{name}({self._text(size.a)}, {self._text(size.b)})"
         raise _ComputedError
+
+
+def _kept(world: _World, variables: Iterable[relax.Var]) -> _Held:
+    return frozenset[int]().union(*(world.get(variable, frozenset()) for variable in variables))
+
+
+def _either(worlds: Iterable[_World]) -> _World:
+    """What may be kept in any of ``worlds``: more than is in each."""
+    either: _World = {}
+    for world in worlds:
+        for variable, held in world.items():
+            either[variable] = either.get(variable, frozenset()) | held
+    return either
 
 
 def _symbol(value: relax.Call) -> str:

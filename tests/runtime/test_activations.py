@@ -6,10 +6,13 @@ import copy
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 import tkc
@@ -112,6 +115,29 @@ def test_sizes_are_checked(sums: tkc.Executable) -> None:
     ):
         with pytest.raises(tkc.UsageError, match=message):
             sums.activation_bytes(**sizes)
+
+
+def test_the_larger_branch_counts() -> None:
+    """And what comes behind it has the result of the one that was taken, not of both."""
+    vector = helper.make_tensor_value_info
+
+    def branch(name: str, operators: int) -> onnx.GraphProto:
+        values = ["x", *(f"{name}_{n}" for n in range(operators))]
+        nodes = [helper.make_node("CumSum", [before, "axis"], [after]) for before, after in pairwise(values)]
+        return helper.make_graph(nodes, name, [], [vector(values[-1], TensorProto.FLOAT, ["rows", 8])])
+
+    branches = {"then_branch": branch("long", 3), "else_branch": branch("short", 1)}
+    graph = helper.make_graph(
+        [helper.make_node("If", ["condition"], ["y"], **branches), helper.make_node("Exp", ["y"], ["z"])],
+        "branches",
+        [vector("condition", TensorProto.BOOL, []), vector("x", TensorProto.FLOAT, ["rows", 8])],
+        [vector("z", TensorProto.FLOAT, ["rows", 8])],
+        [helper.make_tensor("axis", TensorProto.INT64, [], [0])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    plan = tkc.explain(model, target="cuda:sm_90a", database=False).activations
+    assert plan.besides == ()
+    assert plan.peak({"rows": 16}) == 2 * 16 * 8 * 4
 
 
 class Grows(nn.Module):
