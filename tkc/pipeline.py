@@ -194,8 +194,11 @@ def fusion_stages() -> list[PassStage]:
     ]
 
 
-def lowering_stage(target: Target) -> PassStage:
-    """From a graph of scheduled functions to a program for Relax's virtual machine, with its memory planned."""
+def lowering_stage(target: Target, *planned: Step) -> PassStage:
+    """From a graph of scheduled functions to a program for Relax's virtual machine, with its memory planned.
+
+    ``planned`` look at the program where every allocation is one of storage, freed after its last use.
+    """
     return PassStage(
         "lower",
         (
@@ -207,7 +210,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.LowerAllocTensor(),
             *([RetainMemory(), HostReads()] if target.is_cuda else []),
             transform.KillAfterLastUse(),
-            Step("PlanActivations", _plan_activations),
+            *planned,
             transform.LowerRuntimeBuiltin(),
             *([DeviceMemory()] if target.is_cuda else []),
             transform.ComputePrimValue(),
@@ -233,7 +236,7 @@ def generation_stages(
             (_schedule(schedule), Step("UnorderedFunctions", _find_unordered)),
             holds=(WELL_FORMED, SCHEDULED, KERNELS_MARKED, KERNELS_REQUESTED),
         ),
-        lowering_stage(target),
+        lowering_stage(target, Step("PlanActivations", _plan_activations)),
     ]
 
 
