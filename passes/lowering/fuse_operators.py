@@ -8,7 +8,7 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-_PRIMITIVE = "Primitive"
+from tkc.contracts import PRIMITIVE
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseOperators")
@@ -23,7 +23,7 @@ class FuseOperators:
         fused = relax.transform.FuseOps()(module)
         result = IRModule(fused.functions, attrs=fused.attrs, global_infos=fused.global_infos)
         for name, function in fused.functions_items():
-            if not isinstance(function, relax.Function) or _PRIMITIVE in (function.attrs or {}):
+            if not isinstance(function, relax.Function) or PRIMITIVE in (function.attrs or {}):
                 continue
             walk = _SameValues(fused)
             walk.match(function, module[name.name_hint])
@@ -40,7 +40,7 @@ class _SameValues:
         self._bodies = {
             name.name_hint: (function, _values(function.body))
             for name, function in fused.functions_items()
-            if isinstance(function, relax.Function) and _PRIMITIVE in (function.attrs or {})
+            if isinstance(function, relax.Function) and PRIMITIVE in (function.attrs or {})
         }
 
     def match(self, after: relax.Function, before: relax.Function) -> None:

@@ -37,6 +37,7 @@ from tkc.runtime.tensors import from_torch, from_torch_as, narrowed, to_torch
 
 if TYPE_CHECKING:
     from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling import Subject
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"
@@ -297,7 +298,34 @@ class Executable(SurvivesFork):
         """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
         from tkc.runtime.profiling import profiled
 
-        return profiled(self, inputs, repeat)
+        return profiled(self._subject(), inputs, repeat)
+
+    def _subject(self) -> Subject:
+        """This, as profiles measure it."""
+        from tkc.runtime.profiling import Subject
+
+        launch = self._launch or self._load()
+
+        def call(inputs: Sequence[Any]) -> object:
+            # Never by a graph: to set the option would disturb other threads.
+            fitted = self._checked(inputs)
+            if self._order is not None:
+                self._order()
+            return self._flagged(launch, fitted)
+
+        return Subject(
+            target=self.target,
+            device=self._device,
+            signature=self.signature,
+            calls=self.report.calls,
+            state=self.state,
+            updated=self._updated_inputs,
+            in_turn=self._memory.in_turn,
+            check=self._checked,
+            call=call,
+            graph=self.run_flat if self.cuda_graphs and self._graphs is not None else None,
+            told=self.told_run,
+        )
 
     def activation_bytes(self, **sizes: int) -> int:
         """The bytes that a call of these ``sizes`` allocates at a time at the most, its outputs included.

@@ -18,34 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tkc.errors import UsageError
-from tkc.runtime.node_names import common_path, named_nodes
+from tkc.runtime.node_names import common_path
+from tkc.runtime.profile_page import page
+from tkc.runtime.profile_rows import COLUMNS, HOST, Row, cells, told_seconds
 
-HOST = "host"
-"""The kind of the row that has the time of a call that no function takes."""
 _MOST_ROWS = 40
-
-
-@dataclass(frozen=True)
-class Row:
-    """The calls of one function that compute the same ``nodes`` of the model, in one call of the model.
-
-    ``kind`` is ``kernel`` for a prebuilt one, ``generated``, ``PyTorch`` for operators called there, ``other`` for
-    functions of the runtime, and :data:`HOST` for the rest of the model's time. ``seconds`` is the median of the
-    repetitions, ``share`` that of the whole call. ``flops`` and ``bytes`` are the least that has to be computed and
-    moved, ``None`` where that is not known; ``roofline`` is the share of the device's rates that was reached: the time
-    that it would take at them, over ``seconds``. What is in caches may take less than one.
-    """
-
-    name: str
-    function: str
-    kind: str
-    nodes: tuple[str, ...]
-    calls: int
-    seconds: float
-    share: float
-    flops: float | None = None
-    bytes: float | None = None
-    roofline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +82,8 @@ class Profile:
         """
         file = check_profile_path(path)
         if file.suffix == ".html":
-            from tkc.runtime.profile_page import page
-
-            text = page(self)
+            title, total = f"Profile for {self.target}", max(self.call_seconds, self.function_seconds)
+            text = page(title, self.heading(), self.by_module(), self.rows, total)
         else:
             text = json.dumps(self.to_dict(), indent=1)
         try:
@@ -156,29 +132,6 @@ class Profile:
         text = io.StringIO()
         Console(file=text, width=120).print(self)
         return text.getvalue()
-
-
-COLUMNS = ("function", "nodes", "calls", "time", "share", "GFLOP", "MB", "roofline")
-"""Of the table."""
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """A row of the table, by :data:`COLUMNS`."""
-    return (
-        row.name if row.kind == HOST else row.function,
-        named_nodes(row.nodes),
-        str(row.calls) if row.kind != HOST else "",
-        told_seconds(row.seconds),
-        f"{row.share:.1%}",
-        "" if row.flops is None else f"{row.flops / 1e9:.3g}",
-        "" if row.bytes is None else f"{row.bytes / 1e6:.3g}",
-        "" if row.roofline is None else f"{row.roofline:.0%}",
-    )
-
-
-def told_seconds(seconds: float) -> str:
-    """A time in ms, or in us where it is short."""
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
 
 
 def check_profile_path(path: str | os.PathLike[str]) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from tkc.runtime.profile import COLUMNS, HOST, Profile, Row, cells, told_seconds
+from tkc.runtime.profile_rows import COLUMNS, HOST, Row, cells, told_seconds
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2330; }
@@ -21,26 +22,24 @@ _LEAST_SHARE = 0.005
 _TEXTS = ("function", "nodes")
 
 
-def page(profile: Profile) -> str:
-    """``profile`` as HTML: the whole call, modules by their time, and a row for each function and its nodes."""
-    title = f"Profile for {profile.target}"
+def page(title: str, heading: Sequence[str], modules: Mapping[str, float], rows: Sequence[Row], total: float) -> str:
+    """A profile as HTML: the lines of its ``heading``, the seconds of ``modules`` and of ``rows``, out of ``total``."""
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in profile.heading()),
-        _modules(profile),
+        *(f"<p>{escape(line)}</p>" for line in heading),
+        _modules(modules, total),
         "<h2>Functions</h2><table><tr>",
         *(f"<th{_number(column)}>{escape(column)}</th>" for column in COLUMNS),
         "</tr>",
-        *map(_row, profile.rows),
+        *map(_row, rows),
         "</table></html>",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _modules(profile: Profile) -> str:
-    total = max(profile.call_seconds, profile.function_seconds)
-    rows = [(path, seconds) for path, seconds in profile.by_module().items() if seconds >= _LEAST_SHARE * total]
+def _modules(modules: Mapping[str, float], total: float) -> str:
+    rows = [(path, seconds) for path, seconds in modules.items() if seconds >= _LEAST_SHARE * total]
     if not rows:
         return ""
     lines = [

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tkc.errors import UsageError
+from tkc.kernels.target import Target
 from tkc.runtime import device_rates
+from tkc.runtime.call_table import CallTable
 from tkc.runtime.call_tracker import Called, CallTracker
+from tkc.runtime.cuda_graphs import Run
 from tkc.runtime.input_checks import described
 from tkc.runtime.measured_work import MeasuredWork, measured_work
-from tkc.runtime.profile import HOST, Profile, Row
-from tkc.runtime.signature import TensorSpec
+from tkc.runtime.profile import Profile
+from tkc.runtime.profile_rows import HOST, Row
+from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.tensors import to_torch
-
-if TYPE_CHECKING:
-    from tkc.runtime.executable import Executable
 
 _SLACK = 1.5
 """How much longer than the host has taken so far the GPU waits for it."""
@@ -34,15 +34,38 @@ _WARM_UP = 2
 """Calls before those that are timed. The second one records a CUDA graph, if there is to be one."""
 
 
-def profiled(executable: Executable, inputs: Sequence[Any], repeat: int) -> Profile:
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled: an executable, loaded, by what it does with flattened inputs.
+
+    ``check`` gives them as generated code takes them; ``call`` is a whole call whose kernels are launched one by one,
+    ``graph`` one that may be a CUDA graph, if there are such. ``told`` gives what runs checked inputs by a machine that
+    tells of its calls. ``updated`` are the positions of inputs that a call changes; with ``in_turn``, calls of which
+    each finds what the one before changed run one at a time.
+    """
+
+    target: Target
+    device: torch.device
+    signature: Signature
+    calls: CallTable
+    state: Mapping[str, torch.Tensor]
+    updated: Sequence[int]
+    in_turn: AbstractContextManager[Any] | None
+    check: Run
+    call: Callable[[Sequence[Any]], object]
+    graph: Callable[[Sequence[Any]], object] | None
+    told: Callable[[Callable[..., int]], Run]
+
+
+def profiled(subject: Subject, inputs: Sequence[Any], repeat: int) -> Profile:
     """What :meth:`Executable.profile` returns, for flattened inputs."""
     if not isinstance(repeat, int) or isinstance(repeat, bool) or repeat < 1:
         raise UsageError(f"repeat={repeat!r} is no number of calls; give 1 or more")
-    device = executable.device
-    with _alone(executable), _on(device):
-        calls = _Calls(executable, inputs)
+    device = subject.device
+    with _alone(subject), _on(device):
+        calls = _Calls(subject, inputs)
         calls.seconds()  # what is wrong with the inputs or the device shows here
-        recorder = _CudaRecorder(executable) if device.type == "cuda" else _Recorder(executable)
+        recorder = _CudaRecorder(subject) if device.type == "cuda" else _Recorder(subject)
         whole, passes = [], []
         # In turns: how fast the device is, and who else uses it, is the same for both.
         for _ in range(_WARM_UP + repeat):
@@ -57,7 +80,7 @@ def profiled(executable: Executable, inputs: Sequence[Any], repeat: int) -> Prof
     rest = call_seconds - sum(row.seconds for row in rows)
     host = Row("not in any function", "", HOST, (), 0, max(rest, 0.0), max(rest, 0.0) / call_seconds)
     return Profile(
-        target=str(executable.target),
+        target=str(subject.target),
         device=_device_name(device),
         inputs=calls.described,
         repeat=repeat,
@@ -71,18 +94,17 @@ def profiled(executable: Executable, inputs: Sequence[Any], repeat: int) -> Prof
 
 
 @contextmanager
-def _alone(executable: Executable) -> Iterator[None]:
+def _alone(subject: Subject) -> Iterator[None]:
     """Calls of a model that changes something wait; and what it changed is as it was, afterwards."""
-    in_turn = executable._memory.in_turn
-    if in_turn is None:
+    if subject.in_turn is None:
         yield
         return
-    with in_turn:
-        before = {name: tensor.clone() for name, tensor in executable.state.items()}
+    with subject.in_turn:
+        before = {name: tensor.clone() for name, tensor in subject.state.items()}
         try:
             yield
         finally:
-            for name, tensor in executable.state.items():
+            for name, tensor in subject.state.items():
                 tensor.copy_(before[name])
 
 
@@ -96,54 +118,41 @@ def _on(device: torch.device) -> Iterator[None]:
 
 
 class _Calls:
-    """Calls of one executable with the same inputs, which find the state and updated inputs as the first call did."""
+    """Calls with the same inputs, which find the state and updated inputs as the first call did."""
 
-    def __init__(self, executable: Executable, inputs: Sequence[Any]) -> None:
-        self._executable = executable
-        specs = executable.signature.inputs
+    def __init__(self, subject: Subject, inputs: Sequence[Any]) -> None:
+        self._subject = subject
         self._given = list(inputs)
-        updated = executable._updated_inputs
-        self._before = {position: to_torch(inputs[position], "").detach().clone() for position in updated}
-        self._state = {name: tensor.clone() for name, tensor in executable.state.items()}
+        self._before = {position: to_torch(inputs[position], "").detach().clone() for position in subject.updated}
+        self._state = {name: tensor.clone() for name, tensor in subject.state.items()}
         for position, value in self._before.items():
             self._given[position] = value.clone()
         self.described = tuple(
             f"{spec.name} ({described(TensorSpec(spec.name, tuple(to_torch(value, '').shape), spec.dtype))})"
-            for spec, value in zip(specs, inputs, strict=True)
+            for spec, value in zip(subject.signature.inputs, inputs, strict=True)
         )
 
     def _restore(self) -> None:
         for position, value in self._before.items():
             self._given[position].copy_(value)
         for name, value in self._state.items():
-            self._executable.state[name].copy_(value)
+            self._subject.state[name].copy_(value)
 
     def seconds(self) -> float:
         """The time of a whole call, whose kernels are launched one by one."""
-        executable = self._executable
-
-        def call() -> None:
-            # As in a call, but never by a graph: setting the executable's option would disturb other threads.
-            launch = executable._launch or executable._load()
-            fitted = executable._checked(self._given)
-            if executable._order is not None:
-                executable._order()
-            executable._flagged(launch, fitted)
-
-        return self._timed(call)
+        return self._timed(self._subject.call)
 
     def graph_seconds(self, repeat: int) -> float | None:
         """The median time of a call as a CUDA graph; ``None`` where there is none."""
-        if not self._executable.cuda_graphs or self._executable._graphs is None:
+        if (graph := self._subject.graph) is None:
             return None
-        call = functools.partial(self._executable.run_flat, self._given)
-        return statistics.median([self._timed(call) for _ in range(_WARM_UP + repeat)][_WARM_UP:])
+        return statistics.median([self._timed(graph) for _ in range(_WARM_UP + repeat)][_WARM_UP:])
 
-    def _timed(self, call: Callable[[], object]) -> float:
+    def _timed(self, call: Callable[[Sequence[Any]], object]) -> float:
         self._restore()
         self._wait()
         start = time.perf_counter()
-        call()
+        call(self._given)
         self._wait()
         return time.perf_counter() - start
 
@@ -151,11 +160,11 @@ class _Calls:
         """A call of which ``recorder`` is told each function."""
         self._restore()
         self._wait()
-        recorder.run(self._executable._checked(self._given))
+        recorder.run(self._subject.check(self._given))
         self._wait()
 
     def _wait(self) -> None:
-        if self._executable.device.type == "cuda":
+        if self._subject.device.type == "cuda":
             torch.cuda.synchronize()
 
 
@@ -172,10 +181,10 @@ class _Recorder:
 
     measured_by = "the wall clock, one call after the other"
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, subject: Subject) -> None:
         self.works: dict[Called, _Work] = {}
-        self._tracker = CallTracker(executable.report.calls)
-        self._call = executable.told_run(self._note)
+        self._tracker = CallTracker(subject.calls)
+        self._call = subject.told(self._note)
         self._pass = _Pass()
         self._open: list[tuple[Called | None, Any]] = []
         self._least = float("inf")  # the time of a call of the machine's own that does next to nothing
@@ -257,12 +266,12 @@ class _CudaRecorder(_Recorder):
     _EMPTY = 8
     """Pairs of events with nothing between them, which tell what is measured of nothing."""
 
-    def __init__(self, executable: Executable) -> None:
-        super().__init__(executable)
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
         self._events: list[tuple[Called | None, torch.cuda.Event, torch.cuda.Event]] = []
         self._empty = self._launched = self._all = self._ahead = 0
         self._host_seconds = 0.0
-        self._cycles = _cycles_per_second(executable.device)
+        self._cycles = _cycles_per_second(subject.device)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> None:
         """Call the model with checked inputs."""
