@@ -27,13 +27,17 @@ Configure = Callable[[KernelSpec[Any, Any], Any, Target], tuple[KernelChoice[Any
 
 @dataclass(frozen=True)
 class Substitution:
-    """Equal kernel calls that one rule put into one function; ``variables`` name in the graph what they compute."""
+    """Equal kernel calls that one rule put into one function; ``variables`` name in the graph what they compute.
+
+    ``replaced`` has for each of them all the variables whose values the call computes, itself among them.
+    """
 
     rule: str
     kernel: str
     function: str
     parameters: Any
     variables: tuple[str, ...]
+    replaced: tuple[tuple[str, ...], ...] = ()
 
     @property
     def count(self) -> int:
@@ -148,12 +152,16 @@ class _WrittenCall:
 
 def _summary(rule: Rule[Any], function: GlobalVar, calls: Iterable[_WrittenCall]) -> tuple[Substitution, ...]:
     """``calls`` with equal ones taken together, in the function's order."""
-    variables: dict[Any, list[str]] = {}
+    equal: dict[Any, list[_WrittenCall]] = {}
     for call in calls:
-        variables.setdefault(call.parameters, []).insert(0, call.root.name_hint)
+        equal.setdefault(call.parameters, []).insert(0, call)
     return tuple(
-        Substitution(rule.name, rule.kernel, function.name_hint, parameters, tuple(names))
-        for parameters, names in variables.items()
+        Substitution(
+            *(rule.name, rule.kernel, function.name_hint, parameters),
+            variables=tuple(str(call.root.name_hint) for call in found),
+            replaced=tuple(tuple(str(var.name_hint) for var in call.replaced) for call in found),
+        )
+        for parameters, found in equal.items()
     )
 
 
@@ -222,7 +230,7 @@ class _Writer:
                 name = dispatch.spec.dispatch_size
                 return Refusal(f"its {name} is {bound.max_value}, and the kernel pays from {least} on")
             dispatch = dispatch.serving(int(bound.min_value), int(bound.max_value))
-        bindings = self._bindings(call, dispatch, output_types(dispatch, sizes))
+        bindings = self._bindings(root, call, dispatch, output_types(dispatch, sizes))
         made = {binding.var for binding in bindings}
         reads = [var for binding in bindings for var in relax.analysis.free_vars(binding.value) if var not in made]
         replacement = Replacement(tuple(call.replaces), bindings, reads, _sizes((*inputs, bindings[0].var.struct_info)))
@@ -232,16 +240,20 @@ class _Writer:
         return replacement
 
     def _bindings(
-        self, call: KernelCall, dispatch: KernelDispatch, types: list[relax.TensorStructInfo]
+        self, root: relax.Var, call: KernelCall, dispatch: KernelDispatch, types: list[relax.TensorStructInfo]
     ) -> list[relax.Binding]:
         name = dispatch.kernel.replace(".", "_")
         kernel = self.builder.add_func(kernel_prim_func(dispatch), name)
-        result = relax.DataflowVar(name, types[0] if len(types) == 1 else relax.TupleStructInfo(types))
+        # By these names, reports and profiles tell which of the model's nodes the kernel computes.
+        one = relax.TupleStructInfo(types) if len(types) > 1 else types[0]
+        result = relax.DataflowVar(root.name_hint, one)
         called = relax.call_tir(kernel, relax.Tuple(call.inputs), types)
         bindings: list[relax.Binding] = [relax.VarBinding(result, called)]
         outputs: list[relax.Expr] = [result]
         if len(types) > 1:
             outputs = [relax.DataflowVar(f"{name}_{index}", info) for index, info in enumerate(types)]
+            as_they_are = {restore(outputs): var.name_hint for var, restore in call.replaces.items()}
+            outputs = [relax.DataflowVar(as_they_are.get(out, out.name_hint), out.struct_info) for out in outputs]
             bindings += [relax.VarBinding(out, relax.TupleGetItem(result, i)) for i, out in enumerate(outputs)]
         bindings += [relax.VarBinding(var, restore(outputs)) for var, restore in call.replaces.items()]
         return bindings

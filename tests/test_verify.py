@@ -211,7 +211,7 @@ def test_what_fuses_an_opaque_function_is_named() -> None:
     for stage in stages():
         if stage.name == "fuse":
             names = [each.info.name for each in stage.passes]  # type: ignore[union-attr]
-            place = names.index("FuseOps") + 1
+            place = names.index("FuseOperators") + 1
             fused = with_function(make_opaque, lambda f: not is_main(f) and "T_minimum" in f.script())
             stage = replace(stage, passes=(*stage.passes[:place], fused, *stage.passes[place:]))
         planted.append(stage)

@@ -9,6 +9,7 @@ from tvm import IRModule
 from tkc.kernels import KernelDispatch
 from tkc.passes.canonical.join_weights import JoinedWeights
 from tkc.passes.substitute_kernels import SubstitutionReport
+from tkc.runtime.activations import ActivationPlan
 from tkc.schedules.schedule_module import ScheduledFunction
 from tkc.schedules.unordered import UnorderedFunction
 
@@ -19,7 +20,9 @@ class Compilation:
 
     ``joined`` are the weights that the module takes side by side, in the order of their parameters. ``kernels`` are
     those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
-    ``kernels_measured_on`` are the other devices by whose records their configurations were chosen.
+    ``unscheduled`` is the module before its functions were scheduled and its graph lowered. ``activations`` are what
+    the program allocates. ``kernels_measured_on`` are the other devices by whose records their configurations were
+    chosen.
     """
 
     module: IRModule
@@ -27,5 +30,7 @@ class Compilation:
     joined: tuple[JoinedWeights, ...] = ()
     kernels: tuple[KernelDispatch, ...] | None = None
     kernels_measured_on: tuple[str, ...] = ()
+    unscheduled: IRModule | None = None
     scheduled: tuple[ScheduledFunction, ...] = ()
+    activations: ActivationPlan = field(default_factory=ActivationPlan)
     unordered: tuple[UnorderedFunction, ...] = ()

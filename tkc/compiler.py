@@ -27,6 +27,7 @@ from tkc.frontend.exchangeable import model_weights, settle_weights
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json
 from tkc.runtime.artifact import MAIN, Contents, EntryContents
+from tkc.runtime.call_table import CallTable
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.program import Program, check_entry_names, program_of
@@ -278,13 +279,14 @@ def _built_entry(
     """An imported model, compiled to the file ``code``. ``packed`` are weights that other entries packed."""
     runner.dump(imported.module)
     runner.explain_with(imported)
-    front = _substituted(runner, imported.module, target, settings)
+    original = imported.module
+    front = _substituted(runner, original, target, settings)
     runner.run("join weights", lambda: imported.join_weights(front.joined, packed))
     libraries = build([request for kernel in front.kernels or () for request in kernel.requests])
     generated = _generated(runner, front, target, settings)
     runner.run(GENERATE_CODE, lambda: _export_in_child(generated.module, target, code), generated.module)
     built = runner.run("build kernels", libraries.result)
-    report = _report(generated, imported, target, settings, runner)
+    report = _report(generated, original, imported, target, settings, runner)
     return EntryContents(
         signature=dataclasses.replace(imported.signature, checked_at_once=checks),
         parameters=imported.parameters,
@@ -357,9 +359,10 @@ def explained_program(
 def _explained(runner: StageRunner, imported: ImportedModel, target: Target, settings: CompileOptions) -> Report:
     runner.dump(imported.module)
     runner.explain_with(imported)
-    front = _substituted(runner, imported.module, target, settings)
+    original = imported.module
+    front = _substituted(runner, original, target, settings)
     generated = _generated(runner, front, target, settings)
-    return _report(generated, imported, target, settings, runner)
+    return _report(generated, original, imported, target, settings, runner)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
@@ -499,6 +502,7 @@ def _built(module: IRModule, target: Target) -> Any:
 
 def _report(
     done: Compilation,
+    original: IRModule,
     imported: ImportedModel,
     target: Target,
     settings: CompileOptions,
@@ -528,7 +532,17 @@ def _report(
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
+        calls=_calls(done, original, imported),
+        activations=done.activations,
     )
+
+
+def _calls(done: Compilation, original: IRModule, imported: ImportedModel) -> CallTable:
+    """What the calls of the compiled model compute of the imported one."""
+    from tkc.model_calls import call_table
+
+    assert done.unscheduled is not None
+    return call_table(done.unscheduled, original, imported.sources, done.substitutions)
 
 
 def _requirements(operators: Sequence[OperatorUse]) -> Requirements:

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 
+from tkc.activations import activation_plan
 from tkc.compilation import Compilation
 from tkc.kernels import Target
 from tkc.passes.canonical.canonicalize import Canonicalize
@@ -25,6 +26,7 @@ from tkc.passes.lowering.device_memory import DeviceMemory
 from tkc.passes.lowering.distinct_constants import DistinctConstants
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.lowering.expand_functions import ExpandFunctions
+from tkc.passes.lowering.fuse_operators import FuseOperators
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
@@ -169,7 +171,7 @@ def fusion_stages() -> list[PassStage]:
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
-                transform.FuseOps(),
+                FuseOperators(),
                 transform.FuseTIR(),
                 RemoveUnreadBlocks(),
                 ReadRegions(),
@@ -192,8 +194,11 @@ def fusion_stages() -> list[PassStage]:
     ]
 
 
-def lowering_stage(target: Target) -> PassStage:
-    """From a graph of scheduled functions to a program for Relax's virtual machine, with its memory planned."""
+def lowering_stage(target: Target, *planned: Step) -> PassStage:
+    """From a graph of scheduled functions to a program for Relax's virtual machine, with its memory planned.
+
+    ``planned`` look at the program where every allocation is one of storage, freed after its last use.
+    """
     return PassStage(
         "lower",
         (
@@ -205,6 +210,7 @@ def lowering_stage(target: Target) -> PassStage:
             transform.LowerAllocTensor(),
             *([RetainMemory(), HostReads()] if target.is_cuda else []),
             transform.KillAfterLastUse(),
+            *planned,
             transform.LowerRuntimeBuiltin(),
             *([DeviceMemory()] if target.is_cuda else []),
             transform.ComputePrimValue(),
@@ -230,16 +236,20 @@ def generation_stages(
             (_schedule(schedule), Step("UnorderedFunctions", _find_unordered)),
             holds=(WELL_FORMED, SCHEDULED, KERNELS_MARKED, KERNELS_REQUESTED),
         ),
-        lowering_stage(target),
+        lowering_stage(target, Step("PlanActivations", _plan_activations)),
     ]
 
 
 def _schedule(schedule: ScheduleModule) -> Step:
     def run(state: Compilation) -> Compilation:
         module, scheduled = schedule(state.module)
-        return replace(state, module=module, scheduled=state.scheduled + scheduled)
+        return replace(state, module=module, unscheduled=state.module, scheduled=state.scheduled + scheduled)
 
     return Step("ScheduleModule", run)
+
+
+def _plan_activations(state: Compilation) -> Compilation:
+    return replace(state, activations=activation_plan(state.module))
 
 
 def _find_unordered(state: Compilation) -> Compilation:

@@ -146,12 +146,26 @@ def test_run_reads_and_writes_files(artifact: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*outputs)
 
 
+def test_profile_shows_the_time_by_the_models_nodes(artifact: Path, tmp_path: Path) -> None:
+    """As a table, as JSON and as a page; inputs are given as to ``tkc run``."""
+    page = tmp_path / "profile.html"
+    shown = tkc("profile", artifact, "--size", "features_0=9", "--repeat", "2", "--html", page).stdout
+    assert "Roofline" in shown and page.name in shown.replace("\n", "")
+    assert "layers.0 (linear)" in page.read_text()
+    np.savez(tmp_path / "in.npz", features=np.ones((3, 12), np.float32))
+    profile = json.loads(tkc("profile", artifact, "--input", tmp_path / "in.npz", "--json").stdout)
+    assert profile["inputs"] == ["features (float32 [3, 12])"] and profile["repeat"] == 20
+    assert "--size is for random" in tkc("profile", artifact, "-i", "in.npz", "--size", "x=1", code=2).stderr
+    assert "write a profile as" in tkc("profile", artifact, "-o", tmp_path / "profile.txt", code=2).stderr
+
+
 def test_explain_and_inspect(model: Path, artifact: Path) -> None:
     """Both as tables and as JSON; explaining needs no compiler."""
     assert "Generated functions" in tkc("explain", model).stdout
     assert json.loads(tkc("explain", model, "--target", "cuda:sm_90a", "--json").stdout)["target"] == "cuda:sm_90a"
     shown = tkc("inspect", artifact).stdout
     assert "features_0" in shown
+    assert "activations" in shown and "where" in shown
     assert json.loads(tkc("inspect", artifact, "--json").stdout)["format"] == FORMAT
 
 

@@ -33,6 +33,8 @@ print(repr(executable), executable.report)
 inputs = torch.load({inputs!r})
 torch.save(executable(*inputs), {outputs!r})
 assert executable.report.target == "cpu"
+rows = executable.profile(*inputs, repeat=1).rows
+assert any(row.kind == "kernel" and row.nodes and row.flops for row in rows), rows
 """
 
 

@@ -114,6 +114,31 @@ def run(
 
 
 @app.command()
+def profile(
+    artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
+    entry: Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")] = None,
+    inputs: InputOption = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    repeat: Annotated[int, typer.Option(help="Calls of which each time is the median.")] = 20,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--html", "-o", help="Write it as one page (.html) or as .json.")
+    ] = None,
+    modules: ImportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time an artifact function by function, by the model's own nodes."""
+    from tkc.cli.profile import profile_artifact
+
+    result = profile_artifact(artifact, entry, inputs or [], sizes or [], seed, repeat, output)
+    _show(result, result.to_dict(), as_json)
+    if output is not None and not as_json:
+        _out.print(f"wrote {output}")
+
+
+@app.command()
 def inspect(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder.")],
     as_json: JsonOption = False,

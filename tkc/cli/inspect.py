@@ -7,6 +7,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from tkc.runtime.artifact import MAIN, Artifact
+from tkc.runtime.report import Report
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 
 
@@ -24,12 +25,15 @@ def artifact_table(artifact: Artifact) -> RenderableType:
 
     titles = {name: "Signature" if name == MAIN else f"Entry {name}" for name in manifest.entries}
     calls = [_signature_table(titles[name], entry.signature) for name, entry in manifest.entries.items()]
+    for name, entry in manifest.entries.items():
+        plan = Report.from_json(manifest.report if entry.report is None else entry.report).activations
+        head.add_row("activations" if name == MAIN else f"activations of {name}", plan.told())
 
     kernels = Table(title="Kernel libraries", title_justify="left")
     kernels.add_column("kernel")
     kernels.add_column("file")
-    for entry in manifest.kernels:
-        kernels.add_row(str(entry.request["kernel"]), entry.file)
+    for library in manifest.kernels:
+        kernels.add_row(str(library.request["kernel"]), library.file)
     return Group(head, *calls, kernels)
 
 

@@ -79,11 +79,9 @@ def run_artifact(
         raise UsageError(f"--output {output}: write outputs as .npz or .safetensors")
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"--output {output}: there is no folder {output.parent}")
-    if inputs and sizes:
-        raise UsageError("--size is for random inputs; those of --input have sizes of their own")
-    executable = _entry(load(artifact), entry)
+    executable = chosen_entry(load(artifact), entry)
     signature = executable.signature
-    tensors = _read_inputs(inputs, signature) if inputs else random_inputs(signature, parse_sizes(sizes), seed)
+    tensors = chosen_inputs(inputs, sizes, seed, signature)
     # The first call loads code and weights. What it updates, the second finds as it was.
     executable.run_flat([tensor.to(executable.device, copy=True) for tensor in tensors])
     executable.reset()
@@ -107,7 +105,7 @@ def run_artifact(
     return RunResult(tuple(rows), milliseconds, tolerance)
 
 
-def _entry(executable: Executable, name: str | None) -> Executable:
+def chosen_entry(executable: Executable, name: str | None) -> Executable:
     """What runs: ``executable``, or the entry of a program; :class:`UsageError` if it is not said which, or none."""
     if not isinstance(executable, Program):
         if name is not None:
@@ -119,6 +117,13 @@ def _entry(executable: Executable, name: str | None) -> Executable:
     if name not in executable.entries:
         raise UsageError(f"--entry {name}: this artifact has the entries {known}")
     return executable.entries[name]
+
+
+def chosen_inputs(inputs: Sequence[str], sizes: Sequence[str], seed: int, signature: Signature) -> list[torch.Tensor]:
+    """What runs the model: the tensors of ``--input``, or random ones of the sizes of ``--size``, in its order."""
+    if inputs and sizes:
+        raise UsageError("--size is for random inputs; those of --input have sizes of their own")
+    return _read_inputs(inputs, signature) if inputs else random_inputs(signature, parse_sizes(sizes), seed)
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:

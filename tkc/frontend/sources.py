@@ -18,6 +18,7 @@ class SourceBuilder(relax.BlockBuilder):
         """The nodes by the names of their variables, which are unique in the module."""
 
         self._parts = 0
+        self._variables = 0
 
     def part_name(self, base: str) -> str:
         """A name for a function besides ``main``, which no other gets."""
@@ -25,12 +26,19 @@ class SourceBuilder(relax.BlockBuilder):
         return f"part_{self._parts}_{base}"
 
     def emit(self, expr: Any, name_hint: str = "") -> relax.Var:
-        """Bind ``expr`` to a new variable."""
-        return self._noted(super().emit(expr, name_hint))
+        """Bind ``expr`` to a new variable.
+
+        Its name is one that no pass makes: a variable of a later graph with this name holds what this one holds.
+        """
+        return self._noted(super().emit(expr, name_hint or self._name()))
 
     def match_cast(self, value: relax.Expr, struct_info: relax.StructInfo, name_hint: str = "") -> relax.Var:
         """Bind ``value``, of which ``struct_info`` is known, to a new variable."""
-        return self._noted(super().match_cast(value, struct_info, name_hint))
+        return self._noted(super().match_cast(value, struct_info, name_hint or self._name()))
+
+    def _name(self) -> str:
+        self._variables += 1
+        return f"node{self._variables}_"
 
     def _noted(self, variable: relax.Var) -> relax.Var:
         if self.source:

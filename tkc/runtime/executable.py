@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from rich.filesize import decimal
@@ -19,6 +19,7 @@ from tkc.errors import ForkError, InputError, TargetError, UsageError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
+from tkc.runtime.activations import Activations
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.exchange import Exchanging, WeightsInUse, load_weights
 from tkc.runtime.index_flags import IndexFlags
@@ -27,6 +28,7 @@ from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
 from tkc.runtime.memory import DeviceWeights, Memory, set_values
+from tkc.runtime.ranges import NamingMachine, Ranges, is_recording, naming
 from tkc.runtime.report import Report
 from tkc.runtime.requirements import Requirements
 from tkc.runtime.signature import Constant, Signature, TensorSpec
@@ -35,6 +37,10 @@ from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.structures import UnknownClassError, read_structure
 from tkc.runtime.tensors import from_torch, from_torch_as, narrowed, to_torch
 from tkc.runtime.weights import EntryWeights, IncompatibleKeys, ModelWeight
+
+if TYPE_CHECKING:
+    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling import Subject
 
 _NO_CUDA = "CUDA does not work in a child of a process that used it"
 _OTHER_THREAD = "another thread was loading or running a model when this process was forked"
@@ -112,6 +118,10 @@ class Executable(SurvivesFork):
         self.cuda_graphs = target.is_cuda
         """Whether a call with the shapes of an earlier one launches its kernels as one graph, which takes memory
         (see :mod:`tkc.runtime.cuda_graphs`). Set it to ``False`` to have every kernel launched by itself."""
+        self.ranges: bool | None = None
+        """Whether each function is a range, by the name that :meth:`profile` gives it, which profilers show: of
+        ``torch.profiler``, and of NVTX on CUDA. ``None``: while ``torch.profiler`` records in the calling thread;
+        ``True`` is for Nsight. Kernels are launched one by one then, not as a CUDA graph."""
         inputs = [spec.name for spec in signature.inputs]
         self._size_outputs = [(position, Formula(text)) for position, text in signature.size_outputs]
         self._axes = {
@@ -130,13 +140,17 @@ class Executable(SurvivesFork):
         self._updated_inputs = [inputs.index(name) for name in signature.updated_inputs]
         self.is_entry = False
         """Whether it is one of the entries of a program, which share weights and state."""
+        self._computed = len(signature.outputs) - len(self._returned) + bool(signature.index_flags)
         self._loading = threading.RLock()
         self._loaded: LoadedCode | None = None
         self._machines: Machines[Machine] | None = None
         self._launch: Run | None = None
         self._in_use: WeightsInUse | None = None
         self._records = False
+        self._activations = Activations(report.activations, signature)
+        self._limit: int | None = None
         self._graphs: CudaGraphs | None = None
+        self._named: Run | None = None
         self._order: StreamOrder | None = None
         super().__init__()
 
@@ -193,10 +207,14 @@ class Executable(SurvivesFork):
     def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
         fitted = self._checked(inputs)
+        if self._limit is not None:
+            self._activations.check(fitted, self._limit)
         if self._order is not None:
             self._order()
             if self.cuda_graphs and self._graphs is not None:
                 launch = self._graphs
+        if is_recording() if self.ranges is None else self.ranges:
+            launch = self._named or self._naming()
         return self._flagged(launch, fitted)
 
     def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -211,10 +229,14 @@ class Executable(SurvivesFork):
     def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         launch = self._launch or self._load()
         fitted = self._checked(inputs)
+        if self._limit is not None:
+            self._activations.check(fitted, self._limit)
         if self._order is not None:
             self._order()
         if self.cuda_graphs and self._graphs is not None:
             launch = self._graphs
+        if is_recording() if self.ranges is None else self.ranges:
+            launch = self._named or self._naming()
         results = self._flagged(launch, fitted)
         given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
@@ -242,6 +264,7 @@ class Executable(SurvivesFork):
             self._max_concurrency = checked_concurrency(value)
             if self._machines is not None:
                 self._machines.most = self.max_concurrency
+            self._named = None
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -325,8 +348,94 @@ class Executable(SurvivesFork):
             loaded.forget_packed()
             self.parameters, self._in_use = dict(parameters), in_use
             self._launch, self._graphs = running
+            self._named = None  # has the old ones
 
         return apply
+
+    def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
+        """The time of a call with these inputs, function by function, with the model's nodes that each computes.
+
+        Takes what a call takes, and calls ``repeat`` times by a virtual machine of its own: others may call the model
+        meanwhile, which takes its share of the device. State and inputs that the model updates are as they were
+        afterwards. An input of the name ``repeat`` is given by its place. Raises what a call raises, and
+        :class:`tkc.UsageError` for a ``repeat`` that is no positive number.
+        """
+        return self.profile_flat(self._tensors(args, kwargs), repeat)
+
+    def profile_flat(self, inputs: Sequence[Any], repeat: int) -> Profile:
+        """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
+        from tkc.runtime.profiling import profiled
+
+        return profiled(self._subject(), inputs, repeat)
+
+    def _subject(self) -> Subject:
+        """This, as profiles measure it."""
+        from tkc.runtime.profiling import Subject
+
+        launch = self._launch or self._load()
+
+        def call(inputs: Sequence[Any]) -> object:
+            # Never by a graph: to set the option would disturb other threads.
+            fitted = self._checked(inputs)
+            if self._order is not None:
+                self._order()
+            return self._flagged(launch, fitted)
+
+        return Subject(
+            target=self.target,
+            device=self._device,
+            signature=self.signature,
+            calls=self.report.calls,
+            state=self.state,
+            updated=self._updated_inputs,
+            in_turn=self._memory.in_turn,
+            check=self._checked,
+            call=call,
+            graph=self.run_flat if self.cuda_graphs and self._graphs is not None else None,
+            told=self.told_run,
+        )
+
+    def activation_bytes(self, **sizes: int) -> int:
+        """The bytes that a call of these ``sizes`` allocates at a time at the most, its outputs included.
+
+        ``sizes`` are those of :attr:`Signature.sizes` that it depends on. It is what the plan of the memory says:
+        weights, state and inputs are not in it, nor what a function takes for itself on the way. What is known only in
+        a call (``report.activations.besides`` says what) comes on top. A CUDA graph holds all that a call allocates
+        one after the other. Raises :class:`tkc.UsageError` for a size that is missing, unknown or out of its range, and
+        for an artifact of an earlier release.
+        """
+        return self._activations.bytes(sizes)
+
+    def limit_memory(self, limit: int | None) -> None:
+        """Have calls that would need more than ``limit`` :meth:`activation_bytes` raise :class:`tkc.OutOfMemoryError`.
+
+        They raise before anything is allocated, and name the sizes and what these need. Each call that runs at once
+        may take so much. ``None`` is no limit. Raises :class:`tkc.UsageError` for what is no number of bytes, and for
+        an artifact of an earlier release.
+        """
+        self._limit = self._activations.checked_limit(limit)
+
+    def told_run(self, note: Callable[..., int]) -> Run:
+        """What runs checked inputs as a call does, by a machine of its own that tells ``note`` of its calls.
+
+        It is ``note(function, symbol, before, result, *arguments)``, before and after each; one call at a time.
+        """
+        self._launch or self._load()
+        loaded, weights = self._loaded, self._in_use
+        assert loaded is not None and weights is not None
+        return self._run_by(Machines(lambda: loaded.machine(note), 1), weights)
+
+    def _naming(self) -> Run:
+        """What runs checked inputs with a range around each function."""
+
+        def machine() -> NamingMachine:
+            ranges = Ranges(self.report.calls, nvtx=self.target.is_cuda)
+            return NamingMachine(self.told_run(ranges.note), ranges)
+
+        with self._loading:
+            if self._named is None:
+                self._named = naming(Machines(machine, self.max_concurrency))
+            return self._named
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
@@ -418,7 +527,7 @@ class Executable(SurvivesFork):
             shares_weights=self._shares_weights,
             weights=self._model_weights,
         )
-        made.cuda_graphs = self.cuda_graphs
+        made.cuda_graphs, made.ranges, made._limit = self.cuda_graphs, self.ranges, self._limit
         made._loaded = self._loaded
         return made
 
@@ -440,6 +549,7 @@ class Executable(SurvivesFork):
             self._refuse(_OTHER_THREAD)
         elif self._machines is not None:
             self._machines.after_fork()
+        self._named = None
         self._loading = threading.RLock()
         self._memory.after_fork()
 
@@ -489,18 +599,20 @@ class Executable(SurvivesFork):
 
     def _running(self, machines: Machines[Machine], weights: Sequence[Any]) -> tuple[Run, CudaGraphs | None]:
         """What runs a call with ``weights``; and what launches its kernels as a CUDA graph, where that can be."""
-        computed = len(self.signature.outputs) - len(self._returned) + bool(self.signature.index_flags)
-        launch = _launching(machines, weights, computed)
+        launch = self._run_by(machines, weights)
         if not self.target.is_cuda:
             return launch, None
-        launch = launch if self.signature.inputs else _on_callers_stream(launch)
         # Calls on other streams find the weights where this stream put them.
         torch.cuda.current_stream(self._device).synchronize()
         if not self._records:
             return launch, None
-        retaining = _retaining(machines, weights, computed)
+        retaining = _retaining(machines, weights, self._computed)
         in_place = {*self._updated_inputs, *self.static_inputs}
         return launch, CudaGraphs(launch, retaining, in_place, GraphMemory())
+
+    def _run_by(self, machines: Machines[Machine], weights: Sequence[Any]) -> Run:
+        launch = _launching(machines, weights, self._computed)
+        return _on_callers_stream(launch) if self.target.is_cuda and not self.signature.inputs else launch
 
     def _weights(self, parameters: Mapping[str, torch.Tensor], on_device: DeviceWeights) -> WeightsInUse:
         """The parameters on the device, as generated code takes them."""

@@ -78,12 +78,14 @@ class LoadedCode:
         else:
             share_threads(native, with_operators=calls_operators)
 
-    def machine(self) -> Machine:
-        """One more machine."""
+    def machine(self, note: Callable[..., int] | None = None) -> Machine:
+        """One more machine, which tells ``note`` before and after each of its calls, if there is one."""
         from tvm import relax
 
         with explained("load"):
             machine = relax.VirtualMachine(self._module, self._device)
+            if note is not None:
+                machine.set_instrument(note)
             retaining = _entry(machine, RETAINING_MAIN) if self._cuda else None
             return Machine(self._explained(machine[MAIN]), retaining and self._explained(retaining))
 

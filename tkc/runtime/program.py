@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.filesize import decimal
@@ -19,6 +19,9 @@ from tkc.runtime.local_gpu import device_for
 from tkc.runtime.memory import Memory
 from tkc.runtime.report import ProgramReport
 from tkc.runtime.requirements import all_requirements
+
+if TYPE_CHECKING:
+    from tkc.runtime.profile import Profile
 
 
 class Program(Executable):
@@ -70,6 +73,23 @@ class Program(Executable):
     def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Raise :class:`tkc.InputError`: a program is called by its entries."""
         return self(*inputs)  # type: ignore[no-any-return]  # it raises
+
+    def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
+        """Raise :class:`tkc.InputError`: each entry has a profile of its own, ``exe.decode.profile(...)``."""
+        raise InputError(
+            "this program has several entries; profile one of them: "
+            + ", ".join(f"exe.{name}.profile(...)" for name in self.entries)
+        )
+
+    def activation_bytes(self, **sizes: int) -> int:
+        """Raise :class:`tkc.InputError`: each entry has a plan of its own, ``exe.decode.activation_bytes(...)``."""
+        names = ", ".join(f"exe.{name}.activation_bytes(...)" for name in self.entries)
+        raise InputError(f"this program has several entries; ask one of them: {names}")
+
+    def limit_memory(self, limit: int | None) -> None:
+        """:meth:`Executable.limit_memory` of every entry."""
+        for entry in self.entries.values():
+            entry.limit_memory(limit)
 
     def generate(
         self,
@@ -138,6 +158,16 @@ class Program(Executable):
     def cuda_graphs(self, value: bool) -> None:
         for entry in self.entries.values():
             entry.cuda_graphs = value
+
+    @property
+    def ranges(self) -> bool | None:
+        """:attr:`Executable.ranges` of the entries; setting it sets it for every entry."""
+        return next(iter(self.entries.values())).ranges
+
+    @ranges.setter
+    def ranges(self, value: bool | None) -> None:
+        for entry in self.entries.values():
+            entry.ranges = value
 
     @property
     def max_concurrency(self) -> int:

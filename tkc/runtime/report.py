@@ -15,6 +15,8 @@ from rich.table import Table
 
 from tkc.kernels import Target
 from tkc.kernels.devices import KIB
+from tkc.runtime.activations import ActivationPlan
+from tkc.runtime.call_table import CallTable
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Report:
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
     whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place
     for want of a converter, ``library_calls`` those that are called because they are faster than generated code.
-    ``nondeterministic`` is empty unless the same call may not give the same bits twice.
+    ``nondeterministic`` is empty unless the same call may not give the same bits twice. ``calls`` says of which of the
+    model's nodes each call of a function is, ``activations`` what a call allocates.
     """
 
     target: str
@@ -123,6 +126,8 @@ class Report:
     coverage: Coverage = field(default_factory=Coverage)
     stages: tuple[Stage, ...] = ()
     batch_invariant: bool = False
+    calls: CallTable = field(default_factory=CallTable)
+    activations: ActivationPlan = field(default_factory=ActivationPlan)
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-ready values; :meth:`from_json` reads them back."""
@@ -150,6 +155,8 @@ class Report:
             parts += [_scheduled_table(self), _coverage_table(self)]
         if self.stages:
             parts.append(_stages_table(self))
+        if self.activations.is_known:
+            parts.append(f"Memory that a call allocates at a time at the most: {self.activations.told()}.")
         return Group(*parts, f"Verdict: {self.verdict}.")
 
     @property

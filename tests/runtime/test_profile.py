@@ -1,0 +1,408 @@
+"""Profiles: which nodes each function computes, how much work that is, and that their times are those of the call."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+import tkc
+from tkc.runtime import profiling
+from tkc.runtime.node_names import common_path, module_path, named_nodes, operator
+from tkc.runtime.profile import Profile
+from tkc.runtime.profile_rows import HOST
+
+WIDTH = 48
+
+
+class Block(nn.Module):
+    """A feed-forward layer around which its input goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[rows, WIDTH]``."""
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Layers(nn.Module):
+    """Three of them, which share their functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block() for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[rows, WIDTH]``."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(scope="module", params=["none", "all"])
+def layers(request: pytest.FixtureRequest) -> tkc.Executable:
+    """Compiled for any number of rows, with and without kernels."""
+    torch.manual_seed(0)
+    shapes = ({0: torch.export.Dim("rows", max=4096)},)
+    example = (torch.randn(4, WIDTH),)
+    return tkc.compile(Layers().eval(), example, dynamic_shapes=shapes, kernels=request.param, database=False)
+
+
+def functions(profile: Profile) -> dict[str, Any]:
+    """The rows of functions, by the nodes that they compute."""
+    found = {named_nodes(row.nodes): row for row in profile.rows if row.kind != HOST}
+    assert len(found) == len(profile.rows) - 1
+    return found
+
+
+def test_each_row_has_the_nodes_that_it_computes(layers: tkc.Executable) -> None:
+    """Also where layers share a function, and with the lines of the model's own code."""
+    rows = functions(layers.profile(torch.randn(7, WIDTH), repeat=3))
+    expected = {
+        text.format(layer)
+        for layer in range(3)
+        for text in (
+            "layers.{0}.norm (layer_norm)",
+            "layers.{0}.up (linear), layers.{0} (gelu)",
+            "layers.{0}.down (linear), layers.{0} (add)",
+        )
+    }
+    assert set(rows) == expected
+    assert all(row.calls == 1 for row in rows.values())
+    add = rows["layers.1.down (linear), layers.1 (add)"].nodes[-1]
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "return x + self.down" in text)
+    assert f'test_profile.py", line {line}' in add
+    kind = "kernel" if layers.report.uses else "generated"
+    assert {row.kind for row in rows.values()} == {kind}
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_work_is_counted_at_the_sizes_of_the_call(layers: tkc.Executable, rows: int) -> None:
+    """Of products exactly, and what is moved: the tensors that are read and written."""
+    found = functions(layers.profile(torch.randn(rows, WIDTH), repeat=1))
+    down = found["layers.2.down (linear), layers.2 (add)"]
+    products = 2 * rows * 64 * WIDTH
+    assert products <= down.flops <= products + 3 * rows * WIDTH
+    assert down.bytes == 4 * (rows * 64 + 64 * WIDTH + WIDTH + 2 * rows * WIDTH)
+    assert down.roofline > 0
+
+
+def test_the_rows_are_the_time_of_the_call() -> None:
+    """Of a model that takes milliseconds, functions have nearly all, and the host the rest."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).eval()
+    x = torch.randn(512, 512)
+    executable = tkc.compile(model, (x,), database=False)
+    profiles = (executable.profile(x, repeat=9) for _ in range(8))  # other processes have their share of the time
+    profile = next(each for each in profiles if 0.85 < each.function_seconds / each.call_seconds < 1.15)
+    total = sum(row.seconds for row in profile.rows)
+    assert total == pytest.approx(max(profile.call_seconds, profile.function_seconds))
+    assert profile.rows[-1].kind == HOST
+    seconds = [row.seconds for row in profile.rows[:-1]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert [row.share for row in profile.rows] == [row.seconds / profile.call_seconds for row in profile.rows]
+    last = next(row for row in profile.rows if row.name.endswith("[2 (linear)]"))
+    assert profile.by_module() == {"2": last.seconds}  # what is fused over two modules is in neither
+
+
+def test_a_profile_is_written_and_read_back(layers: tkc.Executable, tmp_path: Path) -> None:
+    """As JSON, and as a page that loads nothing."""
+    profile = layers.profile(torch.randn(2, WIDTH), repeat=2)
+    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+    written = json.loads(profile.save(tmp_path / "profile.json").read_text())
+    assert Profile.from_dict(written) == profile
+    page = profile.save(tmp_path / "profile.html").read_text()
+    assert "layers.1.up (linear)" in page and "not in any function" in page
+    assert "http" not in page and "<script" not in page
+    assert "layers.1.up" in str(profile) and "Roofline" in str(profile)
+    for wrong in (tmp_path / "profile.txt", tmp_path / "no" / "profile.html"):
+        with pytest.raises(tkc.UsageError, match=r"profile\.(txt|html)"):
+            profile.save(wrong)
+
+
+def test_a_saved_model_has_its_profile(layers: tkc.Executable, tmp_path: Path) -> None:
+    """Names and work stand in the artifact."""
+    x = torch.randn(5, WIDTH)
+    loaded = tkc.load(layers.save(tmp_path / "layers.tkc"))
+    rows, expected = functions(loaded.profile(x, repeat=1)), functions(layers.profile(x, repeat=1))
+    assert {key: (row.flops, row.bytes) for key, row in rows.items()} == {
+        key: (row.flops, row.bytes) for key, row in expected.items()
+    }
+
+
+def test_an_artifact_of_an_earlier_release_has_functions_without_nodes(layers: tkc.Executable) -> None:
+    """And is profiled by their names."""
+    data = layers.report.to_json()
+    del data["calls"]
+    old = copy.copy(layers)
+    old.report = tkc.Report.from_json(data)
+    rows = [row for row in old.profile(torch.randn(5, WIDTH), repeat=1).rows if row.kind != HOST]
+    assert sum(row.calls for row in rows) == 9
+    assert all(not row.nodes and row.flops is None and row.roofline is None for row in rows)
+
+
+class Counts(nn.Module):
+    """Adds its input to a buffer, and sorts it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[6, 6]``."""
+        self.sums.add_(x)
+        x.mul_(2.0)
+        return torch.sort(self.sums, dim=-1)[0] @ torch.linalg.pinv(self.sums)
+
+
+def test_what_a_model_changes_is_as_it_was() -> None:
+    """State and updated inputs; operators in PyTorch have rows by their names."""
+    executable = tkc.compile(Counts(), (torch.eye(6),), database=False)
+    executable(torch.eye(6))
+    x = torch.eye(6)
+    before = executable.state["sums"].clone()
+    profile = executable.profile(x, repeat=3)
+    assert torch.equal(x, torch.eye(6))
+    assert torch.equal(executable.state["sums"], before)
+    called = [row for row in profile.rows if row.kind == "PyTorch"]
+    assert called and all(row.function.startswith("aten::") and row.nodes for row in called)
+
+
+class Chooses(nn.Module):
+    """A branch of two, and a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[4, WIDTH]``."""
+        from torch._higher_order_ops import while_loop
+
+        def more(i: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return i < 5
+
+        def step(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return i + 1, self.other(x).sigmoid()
+
+        y = torch.cond(x.sum() > 0, lambda x: self.one(x).relu(), lambda x: (x * 2).tanh(), (x,))
+        return while_loop(more, step, (torch.tensor(0), y))[1]
+
+
+def test_branches_and_loops_have_the_rows_that_ran() -> None:
+    """A branch has those of the side that was taken, a loop as many calls as it took steps."""
+    executable = tkc.compile(Chooses().eval(), (torch.ones(4, WIDTH),), database=False)
+    for sign, taken, other in ((1, "relu", "tanh"), (-1, "tanh", "relu")):
+        rows = executable.profile(sign * torch.ones(4, WIDTH), repeat=2).rows
+        operators = {operator(node): row for row in rows for node in row.nodes}
+        assert taken in operators and other not in operators
+        assert operators["sigmoid"].calls == 5
+        assert operators["lt"].calls == 6
+
+
+def test_branches_that_call_one_function_have_the_nodes_of_both() -> None:
+    """What the machine tells cannot say which it was. What follows the branch is known again."""
+    vector = helper.make_tensor_value_info
+
+    def branch(name: str, scale: str) -> onnx.GraphProto:
+        node = helper.make_node("Mul", ["x", scale], [f"{name}_y"], name=name)
+        return helper.make_graph([node], name, [], [vector(f"{name}_y", TensorProto.FLOAT, [3])])
+
+    branches = {"then_branch": branch("doubles", "two"), "else_branch": branch("trebles", "three")}
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], **branches),
+        helper.make_node("Exp", ["y"], ["z"], name="grows"),
+    ]
+    scales = [helper.make_tensor(n, TensorProto.FLOAT, [1], [v]) for n, v in (("two", 2.0), ("three", 3.0))]
+    graph = helper.make_graph(
+        nodes,
+        "chooses",
+        [vector("c", TensorProto.BOOL, []), vector("x", TensorProto.FLOAT, [3])],
+        [vector("z", TensorProto.FLOAT, [3])],
+        scales,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    executable = tkc.compile(model, database=False)
+    rows = executable.profile(torch.tensor(False), torch.ones(3), repeat=1).rows
+    nodes_of = [{module_path(node) for node in row.nodes} for row in rows if row.nodes]
+    assert nodes_of.count({"doubles", "trebles"}) == 1
+    assert sum("grows" in each for each in nodes_of) == 1
+
+
+def test_others_may_call_the_model_meanwhile(layers: tkc.Executable) -> None:
+    """By machines of their own."""
+    x = torch.randn(64, WIDTH)
+    expected = layers(x)
+    wrong: list[int] = []
+    done = threading.Event()
+
+    def call() -> None:
+        while not done.is_set():
+            if not torch.equal(layers(x), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        calls = [row.calls for row in layers.profile(torch.randn(3, WIDTH), repeat=10).rows if row.kind != HOST]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert calls == [1] * 9
+    assert not wrong
+
+
+def test_inputs_are_checked_as_in_a_call(layers: tkc.Executable) -> None:
+    """And so is the number of calls."""
+    with pytest.raises(tkc.InputError, match="expected 48"):
+        layers.profile(torch.randn(3, 4))
+    for repeat in (0, True, 1.5):
+        with pytest.raises(tkc.UsageError, match="repeat="):
+            layers.profile(torch.randn(3, WIDTH), repeat=repeat)  # type: ignore[arg-type]
+
+
+def test_a_program_is_profiled_by_its_entries() -> None:
+    """Whose names the error tells."""
+    x = torch.randn(2, WIDTH)
+    program = tkc.compile(Block().eval(), entries={"decode": tkc.Entry(example_args=(x,))}, database=False)
+    assert isinstance(program, tkc.Program)
+    assert functions(program.entries["decode"].profile(x, repeat=1))
+    with pytest.raises(tkc.InputError, match=r"exe\.decode\.profile"):
+        program.profile(x)
+
+
+def test_functions_are_ranges_of_the_profiler_by_the_same_names(layers: tkc.Executable) -> None:
+    """While it records, and in the order of the rows' calls; never, if that is asked for."""
+    x = torch.randn(4, WIDTH)
+    names = {row.name for row in layers.profile(x, repeat=1).rows if row.kind != HOST}
+    expected = layers(x)
+    for ranges, shown in ((None, names), (True, names), (False, set())):
+        layers.ranges = ranges
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+                results = [layers(x), layers(x)]
+        finally:
+            layers.ranges = None
+        assert all(torch.equal(result, expected) for result in results)
+        found = {event.key: event.count for event in recorded.key_averages() if "layers." in event.key}
+        assert found == dict.fromkeys(shown, 2)
+
+
+def test_ranges_of_several_threads_are_their_own(layers: tkc.Executable) -> None:
+    """Each call is followed by itself; results are the same."""
+    inputs = [torch.randn(rows, WIDTH) for rows in (1, 9, 33, 60)]
+    expected = [layers(x) for x in inputs]
+    named = copy.copy(layers)
+    named.ranges = True
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(20):
+            results = threads.map(named, inputs)
+            assert all(map(torch.equal, results, expected))
+
+
+def test_a_range_ends_where_a_function_fails() -> None:
+    """The next call's ranges are not inside of it."""
+    executable = tkc.compile(nn.Sequential(Fails(), nn.Linear(4, 4)), (torch.eye(4),), database=False)
+    executable.ranges = True
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        with pytest.raises(tkc.Error):
+            executable(torch.zeros(4, 4))
+        executable(torch.eye(4))
+    calls = [event for event in recorded.events() if event.name.startswith("aten::linalg") and "[" in event.name]
+    assert len(calls) == 2
+    assert all(event.cpu_parent is None or "[" not in event.cpu_parent.name for event in calls)
+
+
+class Fails(nn.Module):
+    """Raises for matrices that are not positive definite."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[4, 4]``."""
+        return torch.linalg.cholesky(x)
+
+
+def test_nodes_are_told_in_short() -> None:
+    """By their module's path and operator."""
+    linear = "aten.linear.default (module 'layers.0.up', File \"model.py\", line 3, in forward)"
+    gelu = "aten.gelu.default (module 'layers.0', File \"model.py\", line 6, in forward)"
+    split = "ONNX node '/layers.0/attn/Split' (Split)"
+    assert (module_path(linear), operator(linear)) == ("layers.0.up", "linear")
+    assert (module_path(split), operator(split)) == ("/layers.0/attn/Split", "Split")
+    assert named_nodes([linear, gelu, linear]) == "layers.0.up (linear), layers.0 (gelu)"
+    assert named_nodes([linear, gelu], most=1) == "layers.0.up (linear), … 1 more"
+    assert named_nodes(['aten.softmax.int (File "model.py", line 1, in forward)']) == "softmax"
+    view = "aten.view.default (module 'layers.0', File \"model.py\", line 6, in forward)"
+    assert named_nodes([view, linear]) == "layers.0.up (linear)" and named_nodes([view]) == "layers.0 (view)"
+    assert common_path([linear, gelu]) == "layers.0"
+    assert common_path([]) == common_path([linear, "aten.add.Tensor"]) == ""
+
+
+class Event:
+    """Stands for CUDA's on a machine without: done when it is recorded."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        """Now."""
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """In milliseconds."""
+        return (end.time - self.time) * 1e3
+
+
+def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is before so many functions at a time, from the second call on, and for as long as the host takes."""
+    waits: list[float] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waits.append(cycles))
+    monkeypatch.setattr(profiling, "_cycles_per_second", lambda _: 1e9)
+    monkeypatch.setattr(profiling._CudaRecorder, "_AHEAD", 4)
+    recorder = profiling._CudaRecorder(layers._subject())
+    x = torch.randn(500, WIDTH)
+    expected = {row.name: row.seconds for row in layers.profile(x, repeat=9).rows if row.kind != HOST}
+    recorder.run([x])
+    assert not waits
+    recorder.run([x])
+    assert len(waits) == 3  # of nine functions
+    host = waits[0] / 1e9 / 4 / profiling._SLACK
+    assert 0 < host < 0.1
+    passed = recorder.passed()
+    assert {called.name: calls for called, calls in passed.calls.items()} == dict.fromkeys(expected, 1)
+    assert all(0 <= seconds < 1 for seconds in passed.seconds.values())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_are_the_time_of_its_kernels() -> None:
+    """Measured by events; a range for each function, and no graph while they are shown."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 4096)).eval().cuda().bfloat16()
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    executable = tkc.compile(model, (x,), target="cuda", database=False)
+    profile = executable.profile(x)
+    assert 0.8 * profile.call_seconds < profile.function_seconds < 1.2 * profile.call_seconds
+    assert profile.graph_seconds is not None
+    assert all(row.roofline is not None and row.roofline < 1.2 for row in profile.rows if row.kind == "kernel")
+    with torch.profiler.profile() as recorded:
+        executable(x)
+        torch.cuda.synchronize()
+    assert {row.name for row in profile.rows if row.kind != HOST} <= {event.key for event in recorded.key_averages()}

@@ -1,0 +1,30 @@
+"""A profile of an artifact, with inputs from files or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tkc.cli.run import chosen_entry, chosen_inputs
+from tkc.runtime.loading import load
+from tkc.runtime.profile import Profile, check_profile_path
+
+
+def profile_artifact(
+    artifact: Path,
+    entry: str | None,
+    inputs: Sequence[str],
+    sizes: Sequence[str],
+    seed: int,
+    repeat: int,
+    output: Path | None,
+) -> Profile:
+    """The profile of ``artifact`` or its ``entry``, also written to ``output``, if that is given."""
+    if output is not None:
+        check_profile_path(output)
+    executable = chosen_entry(load(artifact), entry)
+    tensors = chosen_inputs(inputs, sizes, seed, executable.signature)
+    profile = executable.profile_flat([tensor.to(executable.device) for tensor in tensors], repeat)
+    if output is not None:
+        profile.save(output)
+    return profile
