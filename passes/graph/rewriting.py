@@ -9,13 +9,19 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator
 
+from tkc.passes.graph.names import with_names_of_readers
+
 
 def rewritten(module: IRModule, mutator: Callable[[IRModule], PyExprMutator]) -> IRModule:
-    """``module`` with each of its Relax functions as ``mutator`` makes it, and what that adds to the module."""
+    """``module`` with each of its Relax functions as ``mutator`` makes it, and what that adds to the module.
+
+    New variables have the names of those that read them (:mod:`tkc.passes.graph.names`).
+    """
     rewriting = mutator(module)
     for name, function in module.functions_items():
         if isinstance(function, relax.Function):
-            rewriting.builder_.update_func(name, rewriting.visit_expr(function))
+            changed = with_names_of_readers(module, rewriting.visit_expr(function), function)
+            rewriting.builder_.update_func(name, changed)
     return rewriting.builder_.get()
 
 

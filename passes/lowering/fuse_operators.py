@@ -6,9 +6,9 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import PRIMITIVE
+from tkc.passes.graph.names import name_of, renamed
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseOperators")
@@ -27,7 +27,7 @@ class FuseOperators:
                 continue
             walk = _SameValues(fused)
             walk.match(function, module[name.name_hint])
-            result[name] = _Renamed(fused, walk.names).visit_expr(function)
+            result[name] = renamed(fused, function, walk.names)
         return result
 
 
@@ -54,7 +54,7 @@ class _SameValues:
                 if (one, other) in seen or one not in values:
                     continue
                 seen.add((one, other))
-                self.names.setdefault(one, str(other.name_hint))
+                self.names.setdefault(one, name_of(other, earlier))
                 pending += self._through(one, other, values, earlier)
             else:
                 pending += _operands(one, other)
@@ -143,26 +143,3 @@ def _values(body: relax.SeqExpr) -> dict[relax.Var, relax.Expr]:
 
     relax.analysis.post_order_visit(body, visit)
     return values
-
-
-@mutator
-class _Renamed(PyExprMutator):
-    """Gives variables other names."""
-
-    def __init__(self, module: IRModule, names: dict[relax.Var, str]) -> None:
-        super().__init__(module)
-        self._names = names
-
-    def visit_var_def_(self, var: relax.Var) -> relax.Var:
-        return self._named(var, relax.Var)
-
-    def visit_dataflow_var_def_(self, var: relax.DataflowVar) -> relax.Var:
-        return self._named(var, relax.DataflowVar)
-
-    def _named(self, var: relax.Var, kind: type[relax.Var]) -> relax.Var:
-        name = self._names.get(var, var.name_hint)
-        if name == var.name_hint:
-            return var
-        renamed = kind(name, var.struct_info)
-        self.set_var_remap(var.vid, renamed)
-        return renamed
