@@ -300,6 +300,21 @@ def test_images_of_symbolic_size_are_resized_by_whole_factors(mode: str) -> None
     assert output.shape[2:] == ("h * 2", "w * 3")
 
 
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "align_corners"])
+def test_pixels_of_images_of_symbolic_size_are_repeated(coordinates: str, rounding: str) -> None:
+    """By factors that are even and odd, where the rounding gives each element the pixel that it lies in, and elsewhere."""
+    graph = f"""g (float[N, 2, h, w] x) => (float[N, 4, a, b] y) {{
+        scales = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()
+        y = Resize<mode = "nearest", nearest_mode = "{rounding}",
+                   coordinate_transformation_mode = "{coordinates}">(x, , scales)
+    }}"""
+    call = compiled(graph)
+    for shape in ((1, 2, 4, 5), (2, 2, 1, 3)):
+        image = np.random.default_rng(0).random(shape, dtype="float32")
+        np.testing.assert_array_equal(call(image)[0], reference(graph, image))
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("float", "float32"), ("float16", "float16")])
 def test_quantization_takes_the_types_asked_for(kind: str, dtype: str) -> None:
     """Codes of the type of ``output_dtype``, numbers of the type of their scale; halves round to even."""

@@ -69,3 +69,10 @@ def test_what_the_data_decides_is_not_judged() -> None:
     for count in (0, 1, 2, 7):
         x = torch.randn(count, 4)
         same(executable(x), chosen(x))
+
+
+def test_pytorch_tells_nothing_of_sizes_that_an_operator_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    """It logs each with its traceback, of a model that compiles."""
+    model, x = torch.nn.Upsample(scale_factor=2), torch.randn(1, 3, 4, 5)
+    tkc.compile(model, (x,), kernels="none", dynamic_shapes={"input": {2: Dim("h"), 3: Dim("w")}})
+    assert not [record for record in caplog.records if "fake_tensor" in record.name]

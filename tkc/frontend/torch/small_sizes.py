@@ -8,7 +8,10 @@ and 0, and what comes out is compared with the formulas. What the model itself a
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -77,9 +80,24 @@ def _usual_sizes(program: ExportedProgram, dimensions: Dimensions) -> dict[sympy
 def _holds(program: ExportedProgram, sizes: Assignment) -> bool:
     """Whether every formula of a size is right at ``sizes``, as far as that can be told."""
     run = _AtSizes(program.graph_module, sizes)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _untold():
         run.run(*(run.like(node.meta.get("val")) for node in program.graph.find_nodes(op="placeholder")))
     return run.holds
+
+
+@contextmanager
+def _untold() -> Iterator[None]:
+    """A block in which PyTorch does not log, with tracebacks, the operators that refuse a size: here they may."""
+    logger, here = logging.getLogger(torch._subclasses.fake_tensor.__name__), threading.get_ident()
+
+    def told(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    logger.addFilter(told)
+    try:
+        yield
+    finally:
+        logger.removeFilter(told)
 
 
 class _AtSizes(fx.Interpreter):

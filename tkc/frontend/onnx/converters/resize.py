@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te
 
 from tkc.frontend.onnx.converters.run_time_resize import SUPPORT, Options, resized
 from tkc.frontend.onnx.converters.shared import (
@@ -238,11 +239,34 @@ def _is_constant(node: Node) -> bool:
     )
 
 
+def _repeats_pixels(node: Node, scales: np.ndarray) -> bool:
+    """Whether element ``i`` of the result is ``i // scale`` of the image, on all axes."""
+    if node.attribute("mode", "nearest") != "nearest" or (scales != np.floor(scales)).any() or (scales < 1).any():
+        return False
+    rounding = _option(node, "nearest_mode", "round_prefer_floor")
+    match _option(node, "coordinate_transformation_mode", "half_pixel"):
+        case "asymmetric":
+            return rounding == "floor"
+        case "half_pixel":  # (i + 0.5) / scale - 0.5 never lies in the middle between two
+            return rounding in ("round_prefer_floor", "round_prefer_ceil")
+    return False
+
+
+def _repeated(factors: Sequence[int], image: te.Tensor) -> te.Tensor:
+    shape = [size * factor for size, factor in zip(image.shape, factors, strict=True)]
+    return te.compute(
+        shape, lambda *at: image(*(i if factor == 1 else i // factor for i, factor in zip(at, factors, strict=True)))
+    )
+
+
 def _resize_at_run_time(node: Node) -> Converted:
-    """By whole factors TVM's own operators serve an image of symbolic size."""
+    """By whole factors pixels are repeated, or TVM's own operators serve an image of symbolic size."""
     coordinates = _option(node, "coordinate_transformation_mode", "half_pixel")
     scales = _scales(node) if _is_constant(node) else None
     special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0) or node.has(3)
+    if scales is not None and "axes" not in node.attributes and _repeats_pixels(node, scales):
+        factors = [int(scale) for scale in scales]
+        return node.builder.emit_te(partial(_repeated, factors), node.tensor(0), primfunc_name_hint="repeat_pixels")
     usual = not special and coordinates in _STOCK_COORDINATES
     if usual and scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all():
         # In whole numbers, so that the sizes are too.
