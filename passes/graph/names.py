@@ -47,12 +47,13 @@ def with_names_of_readers(module: IRModule, after: relax.Function, before: relax
     """
     if after.same_as(before):
         return after
-    known = {var for var, _ in _bindings(before)}
+    known, bindings = {var for var, _ in _bindings(before)}, list(_bindings(after))
+    new = {var for var, _ in bindings} - known
     names: dict[relax.Var, str] = {}
-    for var, value in reversed(list(_bindings(after))):
-        name = names.get(var) if var not in known else str(var.name_hint)
+    for var, value in reversed(bindings):
+        name = str(var.name_hint) if var in known else names.get(var)
         if name is not None:
-            names.update({read: name for read in relax.analysis.free_vars(value) if read not in known})
+            names.update({read: name for read in relax.analysis.free_vars(value) if read in new})
     return renamed(module, after, names)
 
 

@@ -303,7 +303,7 @@ def test_images_of_symbolic_size_are_resized_by_whole_factors(mode: str) -> None
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "align_corners"])
 def test_pixels_of_images_of_symbolic_size_are_repeated(coordinates: str, rounding: str) -> None:
-    """By factors that are even and odd, where the rounding gives each element the pixel that it lies in, and elsewhere."""
+    """By even and odd factors, where the rounding gives each element the pixel that it lies in, and elsewhere."""
     graph = f"""g (float[N, 2, h, w] x) => (float[N, 4, a, b] y) {{
         scales = Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>()
         y = Resize<mode = "nearest", nearest_mode = "{rounding}",

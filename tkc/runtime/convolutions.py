@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,17 +21,61 @@ from torch.utils.dlpack import from_dlpack
 from tkc.errors import OutOfMemoryError
 from tkc.runtime.input_checks import aligned
 
-Packed = dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]]
-"""Weights as oneDNN wants them, by the description and the address of the weight, which is kept beside it: nothing else
-can have its address meanwhile."""
-
 _Convolution = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+MOST_SHAPES = 8
+"""Of images, for which a weight is packed at a time."""
+
+_REMEMBERED = 64  # shapes that came once
+
+
+class PackedWeight:
+    """A weight as oneDNN wants it for images of several shapes: for most, its layout is another one.
+
+    With a weight that was packed for another shape, a convolution brings it to the right layout in each call, which
+    takes up to thirty times as long as the convolution. So each shape has its own, from its second call on, and the
+    first one at once. Of more than :data:`MOST_SHAPES` that which was packed first goes.
+    """
+
+    def __init__(self, plain: torch.Tensor) -> None:
+        self.plain = plain
+        """As the model has it. It is kept, so that nothing else has its address."""
+        self._packed: dict[tuple[int, ...], torch.Tensor] = {}
+        self._seen: dict[tuple[int, ...], None] = {}
+        self._packing = threading.Lock()
+
+    def of(self, image: torch.Tensor, pack: _Convolution) -> torch.Tensor | None:
+        """The weight for ``image``, ``[batch, channels, ...]``; ``None`` for one whose shape may not come again."""
+        shape = image.shape[2:]
+        found = self._packed.get(shape)
+        if found is not None:
+            return found
+        with self._packing:
+            if self._packed and shape not in self._seen:
+                self._seen[shape] = None
+                _keep_latest(self._seen, _REMEMBERED)
+                return None
+            packed = pack(image, self.plain)
+            layout = _layout(packed)
+            packed = next((each for each in self._packed.values() if torch.equal(_layout(each), layout)), packed)
+            self._packed[shape] = packed
+            _keep_latest(self._packed, MOST_SHAPES)
+        return packed
+
+
+def _keep_latest(values: dict[tuple[int, ...], Any], most: int) -> None:
+    if len(values) > most:
+        del values[next(iter(values))]
+
+
+Packed = dict[tuple[str, int], PackedWeight]
+"""Weights by the description and their address."""
 
 
 def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -> torch.Tensor:
     """What the description says of ``image`` and ``weight``.
 
-    Weights are packed once, in ``packed``, where they cannot change; ``None`` stands for weights that their owner may
+    Weights are packed, in ``packed``, where they cannot change; ``None`` stands for weights that their owner may
     change. Raises :class:`OutOfMemoryError`.
     """
     plain, fast, is_constant = _prepared(description)
@@ -42,9 +87,10 @@ def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -
                 return aligned(plain(second, given).movedim(1, -1))
             key = description, given.data_ptr()
             pack, packed_convolution = fast
-            if key not in packed:
-                packed[key] = pack(second, given), given
-            return aligned(packed_convolution(second, packed[key][0]).movedim(1, -1))
+            held = packed.get(key) or packed.setdefault(key, PackedWeight(given))
+            fitting = held.of(second, pack)
+            found = plain(second, given) if fitting is None else packed_convolution(second, fitting)
+            return aligned(found.movedim(1, -1))
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"there is not enough memory for a convolution: {error}") from error
 
@@ -75,6 +121,12 @@ def _prepared(description: str) -> tuple[_Convolution, tuple[_Convolution, _Conv
     return plain, fast, bool(call["is_constant"])
 
 
+def _layout(packed: torch.Tensor) -> torch.Tensor:
+    """oneDNN's description of a packed weight, in bytes."""
+    found: torch.Tensor = _onednn()._get_mkldnn_serialized_md(packed)
+    return found
+
+
 def _onednn() -> Any:
     return torch.ops.mkldnn
 
@@ -82,5 +134,5 @@ def _onednn() -> Any:
 @functools.cache
 def _has_onednn() -> bool:
     """Whether PyTorch has the operators that its own compiler calls for frozen weights."""
-    names = ("_reorder_convolution_weight", "_convolution_pointwise")
+    names = ("_reorder_convolution_weight", "_convolution_pointwise", "_get_mkldnn_serialized_md")
     return torch.backends.mkldnn.is_available() and all(hasattr(_onednn(), name) for name in names)

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from tvm import relax, te
 
+from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN
 from tkc.frontend.onnx.converters.run_time_resize import SUPPORT, Options, resized
 from tkc.frontend.onnx.converters.shared import (
     EXACT,
@@ -253,6 +254,7 @@ def _repeats_pixels(node: Node, scales: np.ndarray) -> bool:
 
 
 def _repeated(factors: Sequence[int], image: te.Tensor) -> te.Tensor:
+    # Fused with nothing: TVM does not see that the sizes of a result are those that its reader writes otherwise.
     shape = [size * factor for size, factor in zip(image.shape, factors, strict=True)]
     return te.compute(
         shape, lambda *at: image(*(i if factor == 1 else i // factor for i, factor in zip(at, factors, strict=True)))
@@ -266,7 +268,12 @@ def _resize_at_run_time(node: Node) -> Converted:
     special = _is_legacy(node) or "axes" in node.attributes or node.attribute("antialias", 0) or node.has(3)
     if scales is not None and "axes" not in node.attributes and _repeats_pixels(node, scales):
         factors = [int(scale) for scale in scales]
-        return node.builder.emit_te(partial(_repeated, factors), node.tensor(0), primfunc_name_hint="repeat_pixels")
+        return node.builder.emit_te(
+            partial(_repeated, factors),
+            node.tensor(0),
+            primfunc_name_hint="repeat_pixels",
+            primfunc_attrs={OP_PATTERN: OPAQUE_PATTERN},
+        )
     usual = not special and coordinates in _STOCK_COORDINATES
     if usual and scales is not None and (scales == np.floor(scales)).all() and (scales[:2] == 1).all():
         # In whole numbers, so that the sizes are too.
