@@ -296,4 +296,4 @@ def _run(
     signature = Signature((), tuple(TensorSpec(f"value_{i}", (), "float32") for i in range(outputs)), {})
     part = ImportedModel(module, parameters, signature, sources=imported.sources)
     executable = compile(part, kernels=kernels)
-    return executable._load()([aligned(argument.detach()) for argument in arguments])
+    return executable._running.load()([aligned(argument.detach()) for argument in arguments])
