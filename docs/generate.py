@@ -275,8 +275,8 @@ def _columns(names: Iterable[str]) -> str:
 def onnx_operators() -> str:
     """The ONNX operators, and whose converter each has."""
     from tkc.frontend.onnx.converters import CONVERTERS
+    from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
     from tkc.frontend.onnx.expansion import CONTROL_FLOW, expandable_operators
-    from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
     from tkc.frontend.onnx.sequences import OPERATORS as SEQUENCES
 
     parts = [

@@ -15,17 +15,19 @@ from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.onnx import sequences
+from tkc.frontend.onnx.branches import BRANCHES
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.graph import GraphImporter, Value, Weight
+from tkc.frontend.onnx.graph import GraphImporter
 from tkc.frontend.onnx.initializers import to_torch
 from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
 from tkc.frontend.onnx.value_types import narrow_types
+from tkc.frontend.onnx.values import Value, Weight
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag, IndexBound
 
-_VALUE_CONVERTERS = {**LOOPS, **dict.fromkeys(sequences.OPERATORS, sequences.converted)}
+_VALUE_CONVERTERS = {**BRANCHES, **LOOPS, **dict.fromkeys(sequences.OPERATORS, sequences.converted)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import onnx.shape_inference
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.onnx import sequences
 from tkc.frontend.onnx.converters import CONVERTERS
-from tkc.frontend.onnx.graph import describe, stock_converters
+from tkc.frontend.onnx.domains import describe, stock_converters
 from tkc.frontend.onnx.initializers import read_tensor
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, LimitError, nodes_of, told, within_limits

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tkc.frontend.onnx.graph import STANDARD_DOMAINS
+from tkc.frontend.onnx.domains import STANDARD_DOMAINS
 from tkc.frontend.onnx.untrusted import nodes_of
 
 _CALCULATES = frozenset(

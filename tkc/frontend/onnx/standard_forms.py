@@ -6,7 +6,7 @@ import logging
 
 import onnx
 
-from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN, STANDARD_DOMAINS
+from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN, STANDARD_DOMAINS
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.untrusted import nodes_of
 
