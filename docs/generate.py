@@ -275,8 +275,8 @@ def _columns(names: Iterable[str]) -> str:
 def onnx_operators() -> str:
     """The ONNX operators, and whose converter each has."""
     from tkc.frontend.onnx.converters import CONVERTERS
-    from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
-    from tkc.frontend.onnx.importer import _CONTROL_FLOW, _expandable_operators
+    from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN, stock_converters
+    from tkc.frontend.onnx.expansion import CONTROL_FLOW, expandable_operators
     from tkc.frontend.onnx.sequences import OPERATORS as SEQUENCES
 
     parts = [
@@ -286,11 +286,11 @@ def onnx_operators() -> str:
         "[A run of ONNX's backend tests](../conformance/onnx.md) says which of their cases are right. An operator "
         "that is not listed is refused by name.\n",
     ]
-    functions = _expandable_operators()
+    functions = expandable_operators()
     for domain, title in (("", "ai.onnx"), (ML_DOMAIN, ML_DOMAIN), (MICROSOFT_DOMAIN, MICROSOFT_DOMAIN)):
         own = {name for other, name in CONVERTERS if other == domain}
         if domain == "":
-            own |= _CONTROL_FLOW | SEQUENCES
+            own |= CONTROL_FLOW | SEQUENCES
         expanded = {name for other, name in functions if other == domain}
         known = own | expanded | set(stock_converters(domain))
         rows = [

@@ -16,7 +16,8 @@ from onnx.backend.test.runner import Runner
 
 from tests.frontend.onnx_execution import EVERY_CASE, compiled, evaluated, parsed
 from tkc.errors import UnsupportedModelError, UsageError
-from tkc.frontend.onnx.importer import ALIGNMENT, import_onnx
+from tkc.frontend.onnx.importer import import_onnx
+from tkc.frontend.onnx.initializers import ALIGNMENT
 from tkc.runtime.signature import SizeRange, TensorSpec
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

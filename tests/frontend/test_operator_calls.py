@@ -332,7 +332,7 @@ def test_no_update_is_lost_where_pytorch_cannot_decompose(
     def fails(*_: object) -> None:
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
 
-    monkeypatch.setattr("tkc.frontend.torch.importer._decomposed", fails)
+    monkeypatch.setattr("tkc.frontend.torch.simplification._decomposed", fails)
     with pytest.raises(tkc.UnsupportedModelError, match="Cannot re-initialize CUDA"):
         compiled(function, torch.ones(3, 4))
 

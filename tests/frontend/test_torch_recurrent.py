@@ -14,7 +14,8 @@ from torch.export import Dim
 import tkc
 from tests.frontend.execution import executable, relative_error
 from tkc.errors import InputError, UnsupportedModelError
-from tkc.frontend.torch.importer import exported, import_torch
+from tkc.frontend.torch.exporting import exported
+from tkc.frontend.torch.importer import import_torch
 
 FEATURES, HIDDEN = 3, 5
 MAKES: dict[str, Callable[..., nn.RNNBase]] = {

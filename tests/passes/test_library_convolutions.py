@@ -150,7 +150,7 @@ def test_an_onnx_models_weights_are_packed() -> None:
         x = torch.randn(2, 32, size, size + 2)
         expected = F.conv2d(x.double(), weight.double()).relu()
         assert (executable(x) - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert executable._loaded is not None and len(executable._loaded._packed or ()) == 1
+    assert executable._running._loaded is not None and len(executable._running._loaded._packed or ()) == 1
 
 
 class OfGivenWeights(nn.Module):

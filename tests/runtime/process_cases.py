@@ -109,7 +109,7 @@ def forks_during_calls(path: str) -> None:
     check(executable)
 
     # Surely in the middle of one, and also for what the child loads itself.
-    machines = executable._machines
+    machines = executable._running._machines
     assert machines is not None
     held = machines.take()
     begun = time.monotonic()
@@ -126,7 +126,7 @@ def forks_during_loading(path: str) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with executable._loading:
+        with executable._running.loading:
             inside.set()
             leave.wait(SECONDS)
 

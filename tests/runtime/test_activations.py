@@ -48,7 +48,7 @@ def allocated(executable: tkc.Executable, *inputs: torch.Tensor) -> list[int]:
             found.extend(int(size) for size in arguments[1])  # type: ignore[attr-defined]  # a shape
         return 0
 
-    executable.told_run(note)(list(inputs))
+    executable._running.told_run(note)(list(inputs))
     return found
 
 

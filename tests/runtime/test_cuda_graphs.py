@@ -175,7 +175,8 @@ def test_a_call_that_needs_too_much_memory_is_launched(
     x = inputs(64)
     first, second, third = (executable(x)[0] for _ in range(3))
     assert torch.equal(first, second) and torch.equal(second, third)
-    assert all(recorded is None or recorded.graph is None for recorded in executable._graphs._recorded.values())
+    graphs = executable._running._graphs
+    assert all(recorded is None or recorded.graph is None for recorded in graphs._recorded.values())
 
 
 @pytest.mark.gpu
@@ -190,7 +191,7 @@ def test_what_cannot_be_recorded_is_launched_with_a_warning(
         torch.cuda.current_stream().synchronize()
         return [], 0, None
 
-    monkeypatch.setattr(executable._graphs, "_retaining", synchronizing)
+    monkeypatch.setattr(executable._running._graphs, "_retaining", synchronizing)
     with pytest.warns(UserWarning, match="launched one by one"):
         second = executable(x)[0]
     assert torch.equal(first, second) and torch.equal(executable(x)[0], first)

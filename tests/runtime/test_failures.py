@@ -191,7 +191,7 @@ def test_a_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("planted")
 
-    loaded = outer._loaded
+    loaded = outer._running._loaded
     assert isinstance(loaded, LoadedCode)
     with pytest.raises(tkc.InternalError, match="stage 'call' failed: RuntimeError: planted") as caught:
         loaded._explained(fail)(x)

@@ -377,7 +377,7 @@ def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatc
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waits.append(cycles))
     monkeypatch.setattr(profiling, "_cycles_per_second", lambda _: 1e9)
     monkeypatch.setattr(profiling._CudaRecorder, "_AHEAD", 4)
-    recorder = profiling._CudaRecorder(layers._subject())
+    recorder = profiling._CudaRecorder(layers._running.subject(layers.report.calls))
     x = torch.randn(500, WIDTH)
     expected = {row.name: row.seconds for row in layers.profile(x, repeat=9).rows if row.kind != HOST}
     recorder.run([x])

@@ -75,7 +75,7 @@ def test_each_thread_gets_what_it_asked_for(executable: tkc.Executable, expected
             torch.testing.assert_close(fresh(inputs(index)), expected[index], atol=1e-4, rtol=1e-4)
 
     in_threads(THREADS, work)
-    assert fresh._machines is not None and fresh._machines.lent == 0
+    assert fresh._running._machines is not None and fresh._running._machines.lent == 0
 
 
 def test_generated_code_alone_serves_threads(expected: list[torch.Tensor]) -> None:
@@ -118,7 +118,7 @@ def test_an_error_in_one_thread_is_its_own(executable: tkc.Executable, expected:
                 torch.testing.assert_close(executable(inputs(index)), expected[index], atol=1e-4, rtol=1e-4)
 
     in_threads(4, work)
-    assert executable._machines is not None and executable._machines.lent == 0
+    assert executable._running._machines is not None and executable._running._machines.lent == 0
 
 
 def test_max_concurrency_may_change_while_calls_run(executable: tkc.Executable, expected: list[torch.Tensor]) -> None:
@@ -133,8 +133,8 @@ def test_max_concurrency_may_change_while_calls_run(executable: tkc.Executable, 
     in_threads(THREADS, work)
     executable.max_concurrency = 2
     in_threads(2, lambda thread: concurrency.check(executable, thread))
-    assert executable._machines is not None
-    assert len(executable._machines._all) <= 2 and executable._machines.lent == 0
+    assert executable._running._machines is not None
+    assert len(executable._running._machines._all) <= 2 and executable._running._machines.lent == 0
     for bad in (0, -1, 1.5, True, "2"):
         with pytest.raises(UsageError, match="max_concurrency"):
             executable.max_concurrency = bad  # type: ignore[assignment]
@@ -171,7 +171,7 @@ def test_no_lock_is_held_while_computing(executable: tkc.Executable) -> None:
     """While one call runs, others begin and end, also those of the same executable."""
     executable.max_concurrency = 4
     concurrency.check(executable)
-    machines = executable._machines
+    machines = executable._running._machines
     assert machines is not None
     held = machines.take()
     try:

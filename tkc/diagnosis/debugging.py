@@ -103,7 +103,7 @@ def _run_source(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, sizes: Mapping[str, int], seed: int
 ) -> _Source:
     if isinstance(model, torch.nn.Module):
-        from tkc.frontend.torch.importer import exported
+        from tkc.frontend.torch.exporting import exported
 
         program = exported(model, args, kwargs, dynamic_shapes)
         return _run_program(program, (args, kwargs), sizes, seed)
@@ -118,7 +118,8 @@ def _run_source(
 
 
 def _run_program(program: ExportedProgram, example: Any, sizes: Mapping[str, int], seed: int) -> _Source:
-    from tkc.frontend.torch.importer import exported_signature, simplified
+    from tkc.frontend.torch.signature import exported_signature
+    from tkc.frontend.torch.simplification import simplified
     from tkc.runtime.random_inputs import random_inputs
 
     program = simplified(program)
@@ -296,4 +297,4 @@ def _run(
     signature = Signature((), tuple(TensorSpec(f"value_{i}", (), "float32") for i in range(outputs)), {})
     part = ImportedModel(module, parameters, signature, sources=imported.sources)
     executable = compile(part, kernels=kernels)
-    return executable._load()([aligned(argument.detach()) for argument in arguments])
+    return executable._running.load()([aligned(argument.detach()) for argument in arguments])

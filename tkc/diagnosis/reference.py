@@ -26,7 +26,7 @@ def run_source(model: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
 
 
 def _run_exported(program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    from tkc.frontend.torch.importer import exported_signature
+    from tkc.frontend.torch.signature import exported_signature
 
     remaining = iter(inputs)
     signature = exported_signature(program)

@@ -33,7 +33,7 @@ class WeightsInUse(list[Any]):
 
 
 class Exchanging(Protocol):
-    """An executable, or an entry of a program."""
+    """What runs an executable, or an entry of a program."""
 
     target: Target
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tkc.errors import InputError, UsageError
 from tkc.runtime import artifact
+from tkc.runtime.exchange import Exchanging
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.generate import LogitsProcessor, StoppingCriterion, generated
 from tkc.runtime.local_gpu import device_for
@@ -144,7 +145,7 @@ class Program(Executable):
         return generated(self.entries, self._memory.in_turn, self.reset, ids, max_new_tokens, **options)
 
     @property
-    def parameters(self) -> Mapping[str, torch.Tensor]:  # type: ignore[override]  # not to be assigned
+    def parameters(self) -> Mapping[str, torch.Tensor]:
         """The weights of all entries, and the initial values of the state, each once."""
         weights, _ = artifact.named_weights(self._contents().entries)
         return weights
@@ -190,8 +191,8 @@ class Program(Executable):
             self.target, {name: entry.entry_contents() for name, entry in self.entries.items()}, None
         )
 
-    def _exchanging(self) -> Mapping[str, Executable]:
-        return self.entries
+    def _exchanging(self) -> Mapping[str, Exchanging]:
+        return {name: entry._running for name, entry in self.entries.items()}
 
     def _calls(self) -> str:
         return ", ".join(f"exe.{name}(...)" for name in self.entries)

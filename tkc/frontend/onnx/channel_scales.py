@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from tkc.frontend.onnx.domains import STANDARD_DOMAINS
 from tkc.frontend.onnx.folding import read_by, separated
-from tkc.frontend.onnx.graph import STANDARD_DOMAINS
 
 _CHANNELS = {"Conv": 0, "ConvTranspose": 1}
 """Where the channels of a result lie in a weight."""

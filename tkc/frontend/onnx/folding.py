@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from tkc.frontend.onnx.graph import STANDARD_DOMAINS
+from tkc.frontend.onnx.domains import STANDARD_DOMAINS
 from tkc.frontend.onnx.untrusted import nodes_of
 
 _CALCULATES = frozenset(
@@ -103,7 +103,10 @@ class _Constants:
         """A constant as an array of numbers."""
         value = self.made.get(name, self._weights.get(name))
         if value is None and name in self._tensors:
-            value = onnx.numpy_helper.to_array(self._tensors[name])
+            try:
+                value = onnx.numpy_helper.to_array(self._tensors[name])
+            except KeyError:  # of a type that there is not: refused where its node is converted
+                return None
         return value if value is not None and value.dtype.isbuiltin == 1 and value.dtype.kind in "fiub" else None
 
     def _computed(self, node: onnx.NodeProto, given: list[np.ndarray]) -> np.ndarray | None:

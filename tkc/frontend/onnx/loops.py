@@ -16,8 +16,9 @@ import onnx
 from tvm import relax, tirx
 
 from tkc.contracts import GLOBAL_SYMBOL, WHILE
-from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Known, Size, UndecidedError, pack_sizes
+from tkc.frontend.onnx.values import ConversionError, Value, expression_of, shape_of
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag
 

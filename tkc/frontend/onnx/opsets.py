@@ -9,7 +9,7 @@ import onnx.shape_inference
 import onnx.version_converter
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.onnx.graph import describe
+from tkc.frontend.onnx.domains import describe
 from tkc.frontend.onnx.untrusted import told, within_limits
 
 # Operators older than this broadcast by attributes; onnx converts such models upwards.

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tkc.errors import UsageError
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.converters.shared import Converter
-from tkc.frontend.onnx.graph import STANDARD_DOMAINS, stock_converters
+from tkc.frontend.onnx.domains import STANDARD_DOMAINS, stock_converters
 from tkc.frontend.registered import check_function, note
 
 C = TypeVar("C", bound=Converter)
@@ -24,9 +24,9 @@ def onnx_converter(name: str, *, replace: bool = False) -> Callable[[C], C]:
         name: the operator's domain and type, ``"com.acme::Op"``; those of the standard are ``"ai.onnx::Op"``.
         replace: whether the function may take the place of a converter that is there, TKC's own among them.
 
-    The function takes a :class:`~tkc.frontend.onnx.graph.Node`, which has the node's inputs, attributes and opset, and
+    The function takes a :class:`~tkc.frontend.onnx.node.Node`, which has the node's inputs, attributes and opset, and
     the Relax builder. It returns a Relax expression, or a sequence of them for several outputs. A
-    :class:`~tkc.frontend.onnx.graph.ConversionError` of it says, after the node's name, what it cannot express.
+    :class:`~tkc.frontend.onnx.values.ConversionError` of it says, after the node's name, what it cannot express.
 
     Raises:
         UsageError: ``name`` is no operator's name, the operator has a converter already and ``replace`` is not given,

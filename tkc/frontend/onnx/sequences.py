@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from tkc.frontend.onnx.graph import ConversionError, Value, expression_of, shape_of
 from tkc.frontend.onnx.sizes import Known
+from tkc.frontend.onnx.values import ConversionError, Value, expression_of, shape_of
 
 if TYPE_CHECKING:
     from tkc.frontend.onnx.graph import GraphImporter

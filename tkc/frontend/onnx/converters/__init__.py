@@ -31,7 +31,7 @@ from tkc.frontend.onnx.converters import (
     windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
-from tkc.frontend.onnx.graph import MICROSOFT_DOMAIN, ML_DOMAIN
+from tkc.frontend.onnx.domains import MICROSOFT_DOMAIN, ML_DOMAIN
 
 CONVERTERS: dict[tuple[str, str], Converter] = {
     ("", name): converter

@@ -16,8 +16,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
 def _attention(node: Node) -> Converted:

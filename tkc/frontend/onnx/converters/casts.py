@@ -6,9 +6,10 @@ import onnx
 from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, narrowed, saturated, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Known
+from tkc.frontend.onnx.values import ConversionError
 
 
 def _cast(node: Node) -> Converted:

@@ -10,7 +10,8 @@ from tvm import relax
 from tkc.frontend.onnx.converters.indexing import trilu
 from tkc.frontend.onnx.converters.normalization import layer_normalization
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, standard
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
 def _with_bias(node: Node, position: int) -> relax.Expr:

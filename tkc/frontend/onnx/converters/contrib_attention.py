@@ -9,8 +9,9 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.shared import Converted, Converter, is_number, scalar, size_scalar
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
+from tkc.frontend.onnx.values import ConversionError, shape_of
 from tkc.frontend.pixels import bounded
 
 

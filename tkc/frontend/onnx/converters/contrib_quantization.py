@@ -30,7 +30,8 @@ from tkc.frontend.onnx.converters.quantization import (
     to_int32,
 )
 from tkc.frontend.onnx.converters.shared import Converted, Converter, normalized_axis, scalar, size_scalar, standard
-from tkc.frontend.onnx.graph import Node, Value
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import Value
 
 
 def _qlinear_add(node: Node) -> Converted:

@@ -16,10 +16,11 @@ from tkc.frontend.onnx.converters.shared import (
     normalized_axis,
     scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import WIDENED
 from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS
+from tkc.frontend.onnx.values import ConversionError
 
 # TVM counts them out while it compiles.
 MOST_CLASSES = 1 << 24

@@ -16,7 +16,9 @@ from tkc.frontend.onnx.converters.shared import (
     at_run_time,
     scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, describe
+from tkc.frontend.onnx.domains import describe
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError
 from tkc.passes.lowering import number_functions
 
 

@@ -7,7 +7,8 @@ import onnx
 from tvm import relax
 
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError
 
 
 def _as_float(node: Node, position: int = 0) -> relax.Expr:

@@ -6,7 +6,8 @@ from tvm import relax, te
 
 from tkc.frontend.grid_sampling import Mode, Padding, sampled
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError
 
 _MODES = {
     **dict.fromkeys(("linear", "bilinear"), Mode.LINEAR),

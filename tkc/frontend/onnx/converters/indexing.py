@@ -21,8 +21,9 @@ from tkc.frontend.onnx.converters.shared import (
     size_vector,
     with_inputs,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, Value
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError, Value
 from tkc.frontend.pixels import extents, read_within
 
 

@@ -8,8 +8,9 @@ from tvm import relax, te, tirx
 
 from tkc.frontend.linear_attention import LinearAttention, emit_linear_attention
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import extents, reduction
 
 # Whether each rule multiplies the state by a decay, and whether it corrects what it writes.

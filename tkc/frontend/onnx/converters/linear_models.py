@@ -15,7 +15,8 @@ from tkc.frontend.onnx.converters.machine_learning import (
     transformed,
 )
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
 def _array(node: Node, name: str) -> np.ndarray:

@@ -6,7 +6,8 @@ import numpy as np
 from tvm import relax
 
 from tkc.frontend.onnx.converters.shared import scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError
 
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 

@@ -13,7 +13,8 @@ from tkc.frontend.onnx.converters.shared import (
     normalized_axis,
     scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError
 
 
 def _batch_normalization(node: Node) -> Converted:

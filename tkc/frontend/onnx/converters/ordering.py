@@ -19,8 +19,9 @@ from tkc.frontend.onnx.converters.shared import (
     size_scalar,
     size_vector,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 _FIRST_OPSET_OF_ONE_AXIS = 13
 

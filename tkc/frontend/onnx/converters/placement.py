@@ -9,9 +9,10 @@ from tvm import DataType, relax, te, tirx
 
 from tkc.frontend.onnx.converters.run_time_shapes import center_cropped
 from tkc.frontend.onnx.converters.shared import Converted, Converter, fixed_length, normalized_axis, scalar, size_vector
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import bounded, extents, read_within
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar, with_inputs
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import read_within, reduction
 
 _AVG_POOL = {1: relax.op.nn.avg_pool1d, 2: relax.op.nn.avg_pool2d, 3: relax.op.nn.avg_pool3d}

@@ -24,8 +24,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     standard,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, Value, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
+from tkc.frontend.onnx.values import ConversionError, Value, shape_of
 
 _EXACT_BELOW = 1 << 24
 """Whole numbers up to here, and their sums, are exact in float32."""

@@ -8,8 +8,9 @@ from tvm import relax
 from tkc.frontend.onnx.converters.quantization import as_type, dynamically_quantized, looked_at, summed_in
 from tkc.frontend.onnx.converters.recurrent import PEEPHOLES, first_state, recurrent_cell, recurrent_lengths
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, size_scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.quantized_recurrence import emit_quantized_recurrence
 from tkc.frontend.recurrence import Cell
 

@@ -9,8 +9,9 @@ from typing import Any
 from tvm import relax, tirx
 
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.recurrence import GATES, ONNX_ORDER, Activation, Cell, Kind, Number, Operands, emit_recurrence
 
 _DEFAULTS: dict[Kind, tuple[str, ...]] = {

@@ -20,8 +20,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_scalar,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
+from tkc.frontend.onnx.values import ConversionError
 
 Reduction = Callable[[relax.Expr, list[int], bool], relax.Expr]
 """Reduces a tensor over axes, which it keeps with size 1 or leaves out."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node, describe
+from tkc.frontend.onnx.domains import describe
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import bounded, extents, reduction
 
 _FIRST_OPSET_WITH_MODE_OF_PIXELS = 16

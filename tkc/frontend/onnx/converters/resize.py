@@ -20,8 +20,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     with_inputs,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 
 # What the operators did before attributes told it.
 _LEGACY = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

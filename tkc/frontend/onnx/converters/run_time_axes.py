@@ -13,8 +13,9 @@ from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.run_time_shapes import without
 from tkc.frontend.onnx.converters.shared import fixed_length, scalar, size_vector
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.kernels import reducers
 
 _Prepare = Callable[[tirx.PrimExpr], tirx.PrimExpr]

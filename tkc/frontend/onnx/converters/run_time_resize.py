@@ -23,8 +23,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_vector,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 
 SUPPORT = {"linear": 1, "cubic": 2}
 """How many elements on either side of a point are interpolated, where an axis does not shrink."""

@@ -18,8 +18,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_vector,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import bounded, extents, read_within
 
 MIRRORED = {"edge", "reflect", "wrap"}

@@ -19,8 +19,9 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
     size_vector,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
+from tkc.frontend.onnx.values import ConversionError
 
 
 def _shape(node: Node) -> Converted:

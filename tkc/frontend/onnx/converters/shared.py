@@ -10,9 +10,10 @@ import ml_dtypes
 import onnx
 from tvm import relax
 
-from tkc.frontend.onnx.graph import ConversionError, Node, Value, expression_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import WIDENED
 from tkc.frontend.onnx.sizes import Known, Size, pack_sizes
+from tkc.frontend.onnx.values import ConversionError, Value, expression_of
 
 Converted: TypeAlias = relax.Expr | Sequence[relax.Expr] | Known
 Converter: TypeAlias = Callable[[Node], Converted]

@@ -22,8 +22,9 @@ from tkc.frontend.onnx.converters.shared import (
     size_scalar,
     size_vector,
 )
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError, shape_of
 from tkc.frontend.pixels import extents
 
 _FIRST_OPSET_WITH_AXIS_INPUT = 20

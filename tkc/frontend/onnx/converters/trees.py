@@ -18,7 +18,8 @@ from tkc.frontend.onnx.converters.machine_learning import (
     transformed,
 )
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
-from tkc.frontend.onnx.graph import ConversionError, Node, shape_of
+from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 _EQUAL, _MEMBER = 4, 6

@@ -9,8 +9,9 @@ from tvm import relax, te, tirx
 
 from tkc.frontend.onnx.converters.run_time_shapes import as_int64
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter, fixed_length, scalar, size_vector
-from tkc.frontend.onnx.graph import ConversionError, Node
+from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import extents, read_within, reduction
 
 

@@ -1,0 +1,139 @@
+"""The walk over an exported graph, which emits what each node's converter makes of it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from tvm import relax
+from tvm.runtime import from_dlpack
+
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.checks import converter_of, has_no_converter
+from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
+from tkc.frontend.torch.converters import CHECKS
+from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
+from tkc.frontend.torch.mutation import is_in_place
+from tkc.frontend.torch.operator_calls import READS_ELEMENT, OperatorCalls, can_be_called, reads_float
+from tkc.frontend.torch.refusals import Refusals
+from tkc.frontend.torch.state import program_updates
+from tkc.runtime.signature import TensorSpec
+
+
+def translated(
+    program: ExportedProgram,
+    emitter: Emitter,
+    calls: OperatorCalls | None,
+    bound: Mapping[str, relax.Expr],
+    outputs: Sequence[TensorSpec],
+) -> tuple[list[relax.Expr], list[relax.Expr]]:
+    """Emit every node; the values of ``outputs``, and the new ones of what the program updates."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in bound:
+            emitter.bind(node, bound[node.name])
+    _translate_graph(emitter, calls, program.graph)
+    values = {node.name: value for node, value in emitter.env.items()}
+    changes = program_updates(program)
+    updated = [*changes.inputs.values(), *changes.state.values()]
+    returned = [
+        values[spec.name] if spec.shape or "complex" in spec.dtype else emitter.tensor(values[spec.name], spec.dtype)
+        for spec in outputs
+        if spec.name not in updated
+    ]
+    new = [values[name] for name in updated]
+    if calls is not None:
+        checked = calls.checked([*returned, *new])
+        returned, new = checked[: len(returned)], checked[len(returned) :]
+    return returned, new
+
+
+def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
+    """Emit every node of a graph whose placeholders are bound; one error names all nodes that are refused."""
+    refusals = Refusals()
+    with refusals.collected():
+        for node in graph.nodes:
+            if has_no_converter(node, fallback=calls is not None):
+                emitter.stand_in(node)  # check_operators has refused it
+            elif node.op == "call_function" and str(node.target) not in CHECKS:
+                with refusals.kept():
+                    _emit(emitter, calls, node)
+                    continue
+                if is_control_flow(node):
+                    break  # the Relax function of its branch or body is left half made
+                emitter.stand_in(node)
+            elif (tensor := held_tensor(node)) is not None:
+                emitter.env[node] = relax.Constant(from_dlpack(tensor.to_dense().contiguous().clone()))
+
+
+def _check_results(node: fx.Node, results: Any) -> None:
+    """Refuse a node of which the model uses a result that its converter leaves out, as one for a backward pass."""
+    for user in node.users if isinstance(results, list) else ():
+        if user.target is operator.getitem and user.users and results[user.args[1]] is None:
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): the model uses result {user.args[1]}, which is not supported. "
+                "Compute it with other operators."
+            )
+
+
+def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+    value = node.meta.get("val")
+    arguments: Any = node.args
+    if is_control_flow(node):
+        ControlFlow(emitter, calls, _translate_graph).emit(node)
+    elif node.target is operator.getitem:
+        source, position = arguments
+        emitter.env[node] = emitter.env[source][position]
+    elif reads_float(node):
+        assert calls is not None  # or check_operators would have refused it
+        calls.read_float(node)
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and str(node.target) not in READS_ELEMENT:
+        if isinstance(value, torch.SymBool) and all(str(user.target) in CHECKS for user in node.users):
+            return  # what is asserted is checked where its numbers are read
+        number = emitter.symbols.size(value)
+        if isinstance(value, torch.SymInt) and emitter.depends_on_read_float(number):
+            assert calls is not None
+            calls.read_integer(node)
+        else:
+            emitter.env[node] = number
+    elif isinstance(value, int | float):
+        emitter.env[node] = value
+    else:
+        _convert(emitter, calls, node)
+        if is_in_place(node):
+            emitter.env[arguments[0]] = emitter.env[node]
+
+
+def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+    """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
+    converter = converter_of(node)
+    if converter is None:
+        assert calls is not None  # or check_operators would have refused it
+        calls.emit(node, "TKC has no converter of it")
+        return
+    if calls is not None and calls.takes_read_float(node):
+        if not can_be_called(node):
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a number that is read out of a tensor is no argument of it; hand "
+                "it the tensor."
+            )
+        calls.emit(node, "one of its numbers is read out of a tensor")
+        return
+    if calls is not None and calls.defines_sizes(node) and can_be_called(node):
+        calls.emit(node, "the size of its result depends on data")
+        return
+    if calls is not None and calls.mixes_sizes(node) and can_be_called(node):
+        calls.emit(node, "its operands have several sizes that depend on data")
+        return
+    try:
+        emitter.convert(node, converter)
+        _check_results(node, emitter.env[node])
+    except FaultyModelError:
+        raise
+    except UnsupportedModelError as error:
+        if calls is None or not can_be_called(node):
+            raise
+        calls.emit(node, str(error))

@@ -1,0 +1,134 @@
+"""The structure of a call: from a model's arguments to flattened tensors, and from flattened outputs to its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tkc.errors import InputError
+from tkc.runtime.input_checks import described
+from tkc.runtime.signature import Constant, Signature, TensorSpec
+from tkc.runtime.sizes import Formula
+from tkc.runtime.structures import UnknownClassError, read_structure
+from tkc.runtime.tensors import from_torch, from_torch_as, narrowed
+
+
+class CallStructure:
+    """How the arguments of a call are flattened, and how its flattened outputs become what the model returns."""
+
+    def __init__(
+        self, signature: Signature, in_spec: pytree.TreeSpec | None = None, out_spec: pytree.TreeSpec | None = None
+    ) -> None:
+        """``in_spec`` and ``out_spec`` are the structures where ``signature`` has no written form of them."""
+        self.in_spec = read_structure(signature.in_spec) if signature.in_spec else in_spec
+        self.out_spec = out_spec or _load_spec(signature.out_spec)
+        self._signature = signature
+        self._size_outputs = [(position, Formula(text)) for position, text in signature.size_outputs]
+        self._axes = {
+            size: (position, axis)
+            for position, spec in enumerate(signature.inputs)
+            for axis, size in enumerate(spec.shape)
+            if isinstance(size, str) and self._size_outputs
+        }
+        self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
+        self._numbers = frozenset(signature.number_outputs)
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
+        leaves = self._signature.leaves
+        if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
+            return list(args)
+        if self.in_spec is None:
+            flat = self._by_name(args, kwargs)
+        else:
+            flat, spec = pytree.tree_flatten((args, kwargs))
+            if spec != self.in_spec:
+                flat = self._reordered(args, kwargs)
+        tensors = []
+        for leaf, value in zip(leaves, flat, strict=True):
+            if isinstance(leaf, TensorSpec):
+                tensors.append(value)
+            elif leaf.value != value:
+                raise InputError(
+                    f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {value!r}"
+                )
+        return tensors
+
+    def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Any:
+        """The flattened ``outputs`` that were computed, as tensors of the first input's kind, with those that are not
+        computed, in the model's structure.
+        """
+        restore = from_torch_as(inputs[0]) if inputs else from_torch
+        results = [
+            output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
+        ]
+        for position, dtype in self._narrow.items():
+            results[position] = narrowed(results[position], dtype)
+        others = [(position, constant.value) for position, constant in self._signature.constant_outputs]
+        if self._size_outputs:
+            sizes = {name: int(inputs[position].shape[axis]) for name, (position, axis) in self._axes.items()}
+            others += [(position, formula(sizes)) for position, formula in self._size_outputs]
+        for position, value in sorted(others, key=lambda other: other[0]):
+            results.insert(position, value)
+        if self.out_spec is not None:
+            return pytree.tree_unflatten(results, self.out_spec)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a model that has no structure but their order and their names, as ONNX models have none."""
+        leaves = self._signature.leaves
+        names = [leaf.name for leaf in leaves]
+        positional = dict(zip(names, args, strict=False))
+        given = {leaf.name: leaf.value for leaf in leaves if isinstance(leaf, Constant)} | positional | kwargs
+        wrong = {
+            "missing": [name for name in names if name not in given],
+            "unknown": [name for name in kwargs if name not in names],
+            "given twice": [name for name in kwargs if name in positional],
+        }
+        faults = [f"{what}: {', '.join(map(repr, found))}" for what, found in wrong.items() if found]
+        if len(args) > len(names):
+            faults.insert(0, f"found {len(args)} positional inputs")
+        if faults:
+            raise InputError(f"the model takes {listed(leaves)}, in this order or by name; {'; '.join(faults)}")
+        return [given[name] for name in names]
+
+    def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call whose named inputs come in another order, or leave out constants."""
+        assert self.in_spec is not None
+        children = self.in_spec.children() if hasattr(self.in_spec, "children") else self.in_spec.children_specs
+        kwargs_spec = children[1]
+        names = list(kwargs_spec.context or [])
+        constants = {leaf.name: leaf.value for leaf in self._signature.leaves if isinstance(leaf, Constant)}
+        complete = {name: kwargs.get(name, constants.get(name)) for name in names}
+        flat, spec = pytree.tree_flatten((args, complete))
+        unknown = sorted(set(kwargs) - set(names))
+        if spec != self.in_spec or unknown:
+            extra = f"; unknown: {', '.join(unknown)}" if unknown else ""
+            raise InputError(
+                f"the model takes {listed(self._signature.leaves)}; found another structure of inputs{extra}"
+            )
+        return flat
+
+
+def listed(leaves: Sequence[TensorSpec | Constant]) -> str:
+    """Inputs or outputs in words: each one's name, with its dtype and shape, or its value."""
+    return ", ".join(
+        f"{leaf.name} ({described(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
+    )
+
+
+def _load_spec(text: str | None) -> pytree.TreeSpec | None:
+    if text is None:
+        return None
+    try:
+        return read_structure(text)
+    except UnknownClassError:
+        # The result's class belongs to a package that is not imported here: a flat tuple it is.
+        return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or hasattr(value, "__dlpack__")

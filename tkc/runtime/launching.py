@@ -1,0 +1,57 @@
+"""How checked inputs become outputs: what takes a virtual machine for a call, and calls one of its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from tkc.runtime.cuda_graphs import Retaining, Run
+from tkc.runtime.loaded_code import Machine
+from tkc.runtime.machines import Machines
+
+
+def launching(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Run:
+    """How checked inputs become outputs, kernel by kernel. There are ``computed`` ones; behind them come updates."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        machine = machines.take()
+        try:
+            outputs = machine.main(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
+        return [_torch(output) for output in outputs[:computed]]
+
+    return run
+
+
+def retaining(machines: Machines[Machine], weights: Sequence[Any], computed: int) -> Retaining:
+    """The same by the entry that also returns the memory it computed in."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int, Any]:
+        machine = machines.take()
+        try:
+            assert machine.retaining is not None
+            outputs, sizes, storages = machine.retaining(*inputs, *weights)
+        finally:
+            machines.give_back(machine)
+        return [_torch(output) for output in outputs[:computed]], sum(sizes), storages
+
+    return run
+
+
+def on_callers_stream(run: Run) -> Run:
+    """``run`` of a model without inputs, which are what tells other models' code its caller's stream."""
+    import tvm_ffi
+
+    def on_stream(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with tvm_ffi.use_torch_stream():
+            return run(inputs)
+
+    return on_stream
+
+
+def _torch(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else from_dlpack(output)
