@@ -51,11 +51,13 @@ _OFFSET = 2**62
 @dataclass(frozen=True)
 class Given:
     """An input of the program: the tensor at ``position`` of the graph's own; or, with an ``offset``, a tensor without
-    elements of shape ``[offset + sign * integer, 0]``, for the integer that is there."""
+    elements of shape ``[offset + sign * integer, 0]``, for the integer that is there. A tensor that is ``moved`` is on
+    another device than the program."""
 
     position: int
     offset: int | None = None
     sign: int = 1
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProg
         module.graph.erase_node(copied)
     module.graph.eliminate_dead_code()
     constants = _lift_constants(module)
-    given = dict(_over_tensors(module.graph, positions, updates.in_place))
+    given = dict(_over_tensors(module.graph, positions, updates.in_place, device))
     for node in placeholders:
         if node not in given:
             module.graph.erase_node(node)
@@ -191,7 +193,7 @@ def _lift_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 def _over_tensors(
-    graph: fx.Graph, positions: dict[fx.Node, int], updated: Collection[fx.Node]
+    graph: fx.Graph, positions: dict[fx.Node, int], updated: Collection[fx.Node], device: torch.device
 ) -> list[tuple[fx.Node, Given]]:
     """The graph's inputs that are read or ``updated``, integers replaced by sizes of tensors."""
     inputs: list[tuple[fx.Node, Given]] = []
@@ -202,7 +204,7 @@ def _over_tensors(
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized:
                 raise UnsupportedModelError(f"the input {node.name} is a {value.layout} tensor; only dense ones can be")
-            inputs.append((node, Given(position)))
+            inputs.append((node, Given(position, moved=value.device != device)))
             for axis, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     sized.setdefault(size.node.expr, (node, axis))

@@ -20,10 +20,11 @@ from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
 from tkc.runtime.activations import Activations
+from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Retaining, Run
 from tkc.runtime.exchange import Exchanging, WeightsInUse, load_weights
 from tkc.runtime.index_flags import IndexFlags
-from tkc.runtime.input_checks import InputChecks, described
+from tkc.runtime.input_checks import BoundChecks, InputChecks, described
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import device_for, runs_here
 from tkc.runtime.machines import Machines, SurvivesFork, checked_concurrency, forked_while_busy
@@ -150,6 +151,8 @@ class Executable(SurvivesFork):
         self._activations = Activations(report.activations, signature)
         self._limit: int | None = None
         self._graphs: CudaGraphs | None = None
+        self._graph_memory = GraphMemory()
+        self._refuses = False
         self._named: Run | None = None
         self._order: StreamOrder | None = None
         super().__init__()
@@ -170,9 +173,30 @@ class Executable(SurvivesFork):
         """
         return self.call_flat(self._tensors(args, kwargs))
 
-    def call_flat(self, values: Sequence[Any]) -> Any:
-        """What a call returns, for the flattened tensor inputs in the signature's order."""
-        outputs = self.run_flat(values)
+    def bind(self, values: Sequence[Any], positions: Collection[int]) -> BoundInputs:
+        """The flattened inputs ``values`` at ``positions``, to be handed to :meth:`call_flat` with further calls of
+        these tensors. They must keep their memory, shapes, strides and dtypes; what is written into them is seen.
+
+        At least one input must not be among them. One whose memory generated code cannot take as it is, because it is
+        not contiguous or not aligned, is not bound. Raises what a call raises.
+        """
+        self._launch or self._load()
+        checks = BoundChecks(self.signature, self._device, values, positions)
+        with self._loading:
+            machines, weights = self._machines, self._in_use
+            assert machines is not None and weights is not None
+            return BoundInputs(
+                checks,
+                _launching(machines, weights, self._computed),
+                weights,
+                retaining=None if self._graphs is None else _retaining(machines, weights, self._computed),
+                in_place={*self._updated_inputs, *self.static_inputs},
+                memory=self._graph_memory,
+            )
+
+    def call_flat(self, values: Sequence[Any], bound: BoundInputs | None = None) -> Any:
+        """What a call returns, for the flattened tensor inputs in the signature's order; some may be ``bound``."""
+        outputs = self.run_flat(values, bound)
         restore = from_torch_as(values[0]) if values else from_torch
         results = [
             output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
@@ -181,18 +205,18 @@ class Executable(SurvivesFork):
             results[position] = narrowed(results[position], dtype)
         return self._result(results, values)
 
-    def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def run_flat(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
         if self._is_elsewhere():
             # PyTorch's streams, allocations and recordings are the current device's.
             with torch.cuda.device(self._device):
-                return self.run_flat(inputs)
+                return self.run_flat(inputs, bound)
         in_turn = self._memory.in_turn
         if in_turn is None:
-            results = self._run(inputs)
+            results = self._run(inputs, bound)
         else:
             with in_turn:
-                results = self._run_updating(inputs)
+                results = self._run_updating(inputs, bound)
         for position in self._complex:
             if not results[position].is_complex():
                 results[position] = torch.view_as_complex(results[position])
@@ -204,8 +228,10 @@ class Executable(SurvivesFork):
             return False
         return torch.cuda.current_device() != self._device.index
 
-    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def _run(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         launch = self._launch or self._load()
+        if bound is not None and self._takes(bound):
+            return self._run_bound(inputs, bound)[0]
         fitted = self._checked(inputs)
         if self._limit is not None:
             self._activations.check(fitted, self._limit)
@@ -217,6 +243,21 @@ class Executable(SurvivesFork):
             launch = self._named or self._naming()
         return self._flagged(launch, fitted)
 
+    def _takes(self, bound: BoundInputs) -> bool:
+        """Whether a call needs no more than the moving inputs, and has the weights that they were bound with."""
+        recording = is_recording() if self.ranges is None else self.ranges
+        return not recording and self._limit is None and bound.weights is self._in_use and not self._refuses
+
+    def _run_bound(
+        self, inputs: Sequence[Any], bound: BoundInputs
+    ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+        """The outputs, and the moving inputs as generated code found them."""
+        moving = bound.checked(inputs)
+        if self._order is not None:
+            self._order()
+        launch = bound.graphs if self.cuda_graphs and bound.graphs is not None else bound.launch
+        return self._flagged(launch, moving), moving
+
     def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What ``launch`` computes, after earlier calls' bad indices were raised for, and without its own."""
         if self._index_flags is None:
@@ -226,19 +267,23 @@ class Executable(SurvivesFork):
         self._index_flags.add(results.pop())
         return results
 
-    def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def _run_updating(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         launch = self._launch or self._load()
-        fitted = self._checked(inputs)
-        if self._limit is not None:
-            self._activations.check(fitted, self._limit)
-        if self._order is not None:
-            self._order()
-        if self.cuda_graphs and self._graphs is not None:
-            launch = self._graphs
-        if is_recording() if self.ranges is None else self.ranges:
-            launch = self._named or self._naming()
-        results = self._flagged(launch, fitted)
-        given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
+        if bound is not None and self._takes(bound):
+            results, moving = self._run_bound(inputs, bound)
+            given = [_updated(inputs[i], bound.fitted(i, inputs[i], moving)) for i in self._updated_inputs]
+        else:
+            fitted = self._checked(inputs)
+            if self._limit is not None:
+                self._activations.check(fitted, self._limit)
+            if self._order is not None:
+                self._order()
+            if self.cuda_graphs and self._graphs is not None:
+                launch = self._graphs
+            if is_recording() if self.ranges is None else self.ranges:
+                launch = self._named or self._naming()
+            results = self._flagged(launch, fitted)
+            given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
         updated = [*given, *(self.state[spec.name] for spec in self.signature.state)]
@@ -556,6 +601,7 @@ class Executable(SurvivesFork):
     def _refuse(self, reason: str) -> None:
         # Before inputs are looked at: where they are is not what is wrong.
         self._checked = self._launch = _refusing(reason)
+        self._refuses = True
 
     def _check_device(self) -> None:
         if self.target.is_cuda and torch.cuda._is_in_bad_fork():
@@ -608,7 +654,8 @@ class Executable(SurvivesFork):
             return launch, None
         retaining = _retaining(machines, weights, self._computed)
         in_place = {*self._updated_inputs, *self.static_inputs}
-        return launch, CudaGraphs(launch, retaining, in_place, GraphMemory())
+        self._graph_memory = GraphMemory()
+        return launch, CudaGraphs(launch, retaining, in_place, self._graph_memory)
 
     def _run_by(self, machines: Machines[Machine], weights: Sequence[Any]) -> Run:
         launch = _launching(machines, weights, self._computed)
