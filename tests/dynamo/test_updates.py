@@ -78,6 +78,13 @@ def _exchanged(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return x.copy_(y), y.copy_(old)
 
 
+def _of_one_value(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    value = x + y
+    x.copy_(value)
+    y.copy_(value)
+    return value.sum()
+
+
 def _turned(x: torch.Tensor) -> torch.Tensor:
     return x.copy_(x.t() + 1).sum()
 
@@ -114,6 +121,7 @@ ARGUMENTS: list[Any] = [
     pytest.param(_both, lambda: (lambda z: [z[0:2], z[1:3]])(torch.ones(3, 4)), 1, id="overlapping parts"),
     pytest.param(_both, lambda: list(torch.ones(4, 2).unbind(1)), 1, id="interleaved parts"),
     pytest.param(_exchanged, lambda: [torch.ones(3), torch.zeros(3)], 2, id="exchanged"),
+    pytest.param(_of_one_value, lambda: [torch.ones(3), torch.ones(3)], 2, id="one value for two"),
     pytest.param(_turned, lambda: [torch.arange(1089.0).view(33, 33)], 1, id="reads all of itself"),
     pytest.param(_of_another_dtype, lambda: [torch.ones(4, 3), torch.zeros(3, dtype=torch.float64)], 1, id="converted"),
     pytest.param(_drawn, lambda: [torch.zeros(2)], 1, id="random"),

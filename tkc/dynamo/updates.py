@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from tkc.dynamo.layout import is_contiguous
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.mutation import is_in_place
+from tkc.frontend.torch.mutation import written_memory
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -35,7 +35,7 @@ def take_updates(graph: fx.Graph, device: torch.device, *, in_place: bool) -> Up
 
     Raises :class:`UnsupportedModelError` where the graph writes otherwise than by one ``copy_`` behind all reads.
     """
-    written = [node for node in graph.nodes if is_in_place(node) and _writes_input(node)]
+    written = [node for node in graph.nodes if any(memory.op == "placeholder" for memory in written_memory(node))]
     places = {node: place for place, node in enumerate(graph.nodes)}
     updates: dict[fx.Node, fx.Node] = {}
     copies: list[fx.Node] = []
@@ -59,10 +59,6 @@ def take_updates(graph: fx.Graph, device: torch.device, *, in_place: bool) -> Up
             kept.meta = dict(value.meta)
             node.replace_input_with(value, kept)
     return Updates(updates, tuple(copies))
-
-
-def _writes_input(node: fx.Node) -> bool:
-    return any(argument.op == "placeholder" for argument in node.all_input_nodes)
 
 
 def _checked(node: fx.Node, places: Mapping[fx.Node, int]) -> tuple[fx.Node, fx.Node]:
