@@ -148,6 +148,30 @@ def test_inputs_end_as_in_eager(
     assert len(names) == in_place
 
 
+def _of_sizes_that_guards_relate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.copy_(y[1:].t())
+    return x + y.sum()
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        pytest.param(_both, lambda: (lambda z: [z[1:5], z[2:6]])(torch.ones(9, 4)), id="overlapping parts"),
+        pytest.param(
+            _of_sizes_that_guards_relate, lambda: [torch.ones(4, 3), torch.ones(4, 4)], id="sizes written otherwise"
+        ),
+    ],
+)
+def test_inputs_of_symbolic_sizes(function: Callable[..., Any], arguments: Arguments) -> None:
+    """As in eager, too."""
+    given, expected = arguments(), arguments()
+    compiled = torch.compile(function, backend=backend.tkc, dynamic=True)
+    with torch.no_grad():
+        check_same(function(*expected), compiled(*given))
+    check_same([_whole(each) for each in expected], [_whole(each) for each in given])
+
+
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
 
