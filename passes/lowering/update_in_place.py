@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
+from tvm_ffi import structural_equal
 
 from tkc.passes.graph.copies import copy_of
 from tkc.passes.graph.updates import returned, updates
@@ -67,7 +68,9 @@ class _Updater:
             return self._written(binding, place)
         if (target := self._computed_into.get(binding.var)) is not None:
             self._memory[binding.var] = target
-            return [relax.VarBinding(binding.var, _into(value, target))]
+            casts: list[relax.Binding] = []
+            into = _into(value, self._shaped(target, value.sinfo_args[0], casts))
+            return [*casts, relax.VarBinding(binding.var, into)]
         source = value.args[0] if _is_call(value, "relax.reshape") else value
         if isinstance(source, relax.Var) and source in self._memory:
             self._memory[binding.var] = self._memory[source]
@@ -126,10 +129,24 @@ class _Updater:
         for target, (position, value) in missing.items():
             if self._updated_memory(value) in missing:  # where another copy may come first
                 value = self._copied(value, kept)
-            result = relax.DataflowVar("updated", target.struct_info)
-            copied.append(relax.VarBinding(result, _into(copy_of(self._builder, value), target)))
+            copy = copy_of(self._builder, value)
+            into = self._shaped(target, copy.sinfo_args[0], copied)
+            result = relax.DataflowVar("updated", into.struct_info)
+            copied.append(relax.VarBinding(result, _into(copy, into)))
             results[position] = result
         return [*kept, *copied, relax.VarBinding(binding.var, relax.Tuple(results))]
+
+    def _shaped(self, target: relax.Var, struct_info: relax.StructInfo, bindings: list[relax.Binding]) -> relax.Var:
+        """``target`` with its sizes written as in ``struct_info``; a cast, if they are not, joins ``bindings``.
+
+        A model that was exported under a condition such as ``n == m + 1`` has both in place of the same size.
+        """
+        if structural_equal(target.struct_info, struct_info):
+            return target
+        cast = relax.DataflowVar("shaped", struct_info)
+        bindings.append(relax.MatchCast(cast, target, struct_info))
+        self._memory[cast] = self._memory[target]
+        return cast
 
     def _updated_memory(self, value: relax.Expr) -> relax.Var | None:
         """The updated parameter whose memory ``value`` is, if it is one's."""

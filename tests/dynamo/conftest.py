@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.dynamo.graphs import Graphs
+from tkc.dynamo import backend
+
 LOGGER = "tkc.dynamo"
 _NEWER = ", which has more."  # what an older PyTorch's complex numbers are refused with
 
@@ -46,3 +49,11 @@ def nothing_refused(request: pytest.FixtureRequest, warned: list[str]) -> Iterat
     yield
     if "warned" not in request.function.__code__.co_varnames:
         assert [text for text in warned if _NEWER not in text] == []
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    """The graphs that are compiled."""
+    noted = Graphs()
+    monkeypatch.setattr(backend, "CompiledGraph", noted.noting())
+    return noted

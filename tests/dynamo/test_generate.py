@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from tests.dynamo.graphs import Graphs
 from tkc.dynamo.backend import tkc
 
 SHAPE = {
@@ -51,20 +52,38 @@ def check_tokens(model: Any, monkeypatch: pytest.MonkeyPatch, dynamic: bool | No
     assert torch.equal(model.generate(prompt, **options), expected)
 
 
+def check_in_place(graphs: Graphs, rows: int) -> None:
+    """Assert that the last graph returns logits alone, and writes keys and values of ``rows`` where they are."""
+    executable = graphs.made[-1].executable
+    assert executable is not None
+    shapes = {spec.name: spec.shape for spec in executable.signature.inputs}
+    updated = [shapes[name] for name in executable.signature.updated_inputs]
+    assert [shape for shape in updated if shape] == [(2, 2, rows, 16)] * 2
+    assert [spec.shape for spec in executable.signature.outputs] == [(2, 1, 200)]
+
+
 @pytest.mark.daily(2)
 @pytest.mark.parametrize(("dynamic", "cache"), [(True, None), (None, "static")], ids=["dynamic", "static"])
-def test_tokens_are_those_of_eager(monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None) -> None:
+def test_tokens_are_those_of_eager(
+    monkeypatch: pytest.MonkeyPatch, graphs: Graphs, dynamic: bool | None, cache: str | None
+) -> None:
     """With left padding, by one forward pass for prompts and steps of all lengths; sampled from the likeliest."""
     sampling = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9}
     check_tokens(language_model("Llama"), monkeypatch, dynamic, cache_implementation=cache, **sampling)
+    if cache == "static":
+        check_in_place(graphs, 15)
 
 
 @pytest.mark.daily(4)
 @pytest.mark.parametrize(("dynamic", "cache"), [(True, None), (None, "static")], ids=["dynamic", "static"])
-def test_sliding_windows(monkeypatch: pytest.MonkeyPatch, dynamic: bool | None, cache: str | None) -> None:
+def test_sliding_windows(
+    monkeypatch: pytest.MonkeyPatch, graphs: Graphs, dynamic: bool | None, cache: str | None
+) -> None:
     """Whose caches, shorter than the prompt, roll."""
     model = language_model("Mistral", sliding_window=5)
     check_tokens(model, monkeypatch, dynamic, cache_implementation=cache)
+    if cache == "static":
+        check_in_place(graphs, 5)
 
 
 @pytest.mark.daily(4)

@@ -60,7 +60,9 @@ def tkc(
         f"{kind}_compiler": functools.partial(compiled_graph, settings=settings, kind=kind)
         for kind in ("fw", "bw", "inference")
     }
-    aot = aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
+    aot = aot_autograd(
+        partition_fn=min_cut_rematerialization_partition, keep_inference_input_mutations=True, **compilers
+    )
     return aot(module, example_inputs)
 
 
@@ -75,7 +77,9 @@ def compiled_graph(
         # The compiler computes with real tensors, in its own dtypes. A backward graph is compiled when it first runs,
         # which another thread may be tracing beside: what PyTorch's tracer notes is the process's, not the thread's.
         with _disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), compile_lock:
-            graph = graph_program(module)
+            # Where inputs of a forward graph share memory, AOTAutograd has it write into one base of them. What was
+            # saved for a backward graph may be views of one another.
+            graph = graph_program(module, in_place=kind != "bw")
             executable = _executable(graph, settings)
             if executable is not None and kind != "bw":
                 executable.static_inputs = _static_inputs(graph)

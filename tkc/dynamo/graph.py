@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from tkc.dynamo.program import Given, GraphProgram
+from tkc.dynamo.static_arguments import StaticArguments
 from tkc.errors import UsageError
+from tkc.runtime.bound_inputs import BoundInputs, addresses
 from tkc.runtime.executable import Executable
 
 
@@ -21,36 +24,42 @@ class CompiledGraph:
 
     def __init__(self, graph: GraphProgram, executable: Executable | None) -> None:
         self.executable = executable
-        self._inputs, self._tail, self._device = graph.inputs, graph.tail, graph.device
+        self._tail, self._device = graph.tail, graph.device
         self._outputs = tuple(zip(graph.layouts, graph.places, strict=True))
+        self._positions = tuple(given.position for given in graph.inputs)
+        self._made = tuple(
+            (i, given) for i, given in enumerate(graph.inputs) if given.offset is not None or given.moved
+        )
+        self._static = None if executable is None else StaticArguments(executable)
 
     def __call__(self, arguments: list[Any]) -> list[Any]:
         """Run the graph. Raises :class:`~tkc.UsageError` under forward-mode automatic differentiation."""
         if forward_ad._current_level >= 0:
             _check_tangents(arguments)
-        tensors = [self._tensor(given, arguments[given.position]) for given in self._inputs]
+        tensors = [arguments[position] for position in self._positions]
+        for place, given in self._made:
+            tensors[place] = self._tensor(given, tensors[place])
         passed = [arguments[position] for position in self._tail.given]
         arguments.clear()
-        if self.executable is None:
-            computed: Sequence[Any] = ()
-        elif self._device.type == "cuda":
-            with torch.cuda.device(self._device):
-                computed = self.executable(*tensors)
-        else:
-            computed = self.executable(*tensors)
-        return list(self._tail.run(*self._own(computed, tensors), *passed))
+        computed: Sequence[Any] = ()
+        bound: BoundInputs | None = None
+        if self.executable is not None and self._static is not None:
+            with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+                bound = self._static.bound(tensors)
+                computed = self.executable.call_flat(tensors, bound)
+        return list(self._tail.run(*self._own(computed, tensors, bound), *passed))
 
     def _tensor(self, given: Given, argument: Any) -> torch.Tensor:
         if given.offset is not None:
             return torch.empty((given.sign * int(argument) + given.offset, 0), device=self._device)
-        if argument.device != self._device:
-            return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
-        return argument  # type: ignore[no-any-return]  # a tensor
+        return argument.to(self._device)  # type: ignore[no-any-return]  # a tensor
 
-    def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def _own(self, computed: Sequence[Any], tensors: Sequence[torch.Tensor], bound: BoundInputs | None) -> list[Any]:
         """What was computed in its place and layout, each in memory of its own: what shares some is left to the
         tail."""
-        taken = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
+        moving = tensors if bound is None else [tensors[place] for place in bound.moving]
+        taken = {address for tensor in moving if tensor.numel() for address in addresses(tensor)}
+        kept = frozenset[int]() if bound is None else bound.addresses
         results = []
         for value, (layout, place) in zip(computed, self._outputs, strict=True):
             if isinstance(value, torch.Tensor):
@@ -60,7 +69,7 @@ class CompiledGraph:
                     value = value.new_empty(value.shape)
                 elif layout is not None:
                     value = layout.of(value)
-                elif value.untyped_storage().data_ptr() in taken:
+                elif (address := value.untyped_storage().data_ptr()) in taken or address in kept:
                     value = value.clone(memory_format=torch.contiguous_format)
                 taken.add(value.untyped_storage().data_ptr())
             results.append(value)

@@ -27,7 +27,7 @@ class Layout:
 
 def layout_of(value: torch.Tensor) -> Layout | None:
     """The layout of a (fake) tensor; ``None`` if it is contiguous, or of sizes that only data decides."""
-    shape, strides = [_hint(size) for size in value.shape], [_hint(stride) for stride in value.stride()]
+    shape, strides = [size_hint(size) for size in value.shape], [size_hint(stride) for stride in value.stride()]
     if None in shape or None in strides or 0 in shape:
         return None
     # With symbolic sizes an axis of one element is one at other sizes, too: dynamo makes sizes of one known.
@@ -41,7 +41,19 @@ def layout_of(value: torch.Tensor) -> Layout | None:
     return Layout(order, expanded)
 
 
-def _hint(size: int | torch.SymInt) -> int | None:
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a (fake) tensor is contiguous at the sizes that it was traced with."""
+    shape, strides = [size_hint(size) for size in tensor.shape], [size_hint(stride) for stride in tensor.stride()]
+    if None in shape or None in strides:
+        return False
+    wanted = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]  # type: ignore[arg-type]  # none is None
+    return 0 in shape or all(
+        size == 1 or stride == expected for size, stride, expected in zip(shape, strides, wanted, strict=True)
+    )
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """A size at tracing; ``None`` where only data decides it."""
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else None
     return size

@@ -1,14 +1,15 @@
 """A graph of AOTAutograd as an exported program, which the importer of PyTorch models reads.
 
-Such a graph is functional, over ATen operators with fake tensors as values; parameters, buffers and inputs alike are
-its placeholders, and so are sizes. An exported program takes tensors only.
+Such a graph is functional but for the last values of inputs that it changes, over ATen operators with fake tensors as
+values; parameters, buffers and inputs alike are its placeholders, and so are sizes. An exported program takes tensors
+only, and names the inputs that it changes in its signature.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,7 @@ from tkc.dynamo.attention import restore_attention
 from tkc.dynamo.layout import Layout, layout_of
 from tkc.dynamo.random import draw_in_order
 from tkc.dynamo.tail import Tail, tail_of
+from tkc.dynamo.updates import take_updates
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.flex_attention import forget_blocks
 
@@ -49,11 +51,13 @@ _OFFSET = 2**62
 @dataclass(frozen=True)
 class Given:
     """An input of the program: the tensor at ``position`` of the graph's own; or, with an ``offset``, a tensor without
-    elements of shape ``[offset + sign * integer, 0]``, for the integer that is there."""
+    elements of shape ``[offset + sign * integer, 0]``, for the integer that is there. A tensor that is ``moved`` is on
+    another device than the program."""
 
     position: int
     offset: int | None = None
     sign: int = 1
+    moved: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class GraphProgram:
     of the program.
 
     ``layouts`` are where the elements of the program's outputs are to lie, ``None`` for contiguous ones and for
-    numbers, and ``places`` the devices that they are to be on; ``tail`` makes the graph's outputs of them. ``device``
-    is where the program runs.
+    numbers, and ``places`` the devices that they are to be on; ``tail`` makes the graph's outputs of them. The program
+    writes new values of inputs where these stand, but for those that ``tail`` copies. ``device`` is where it runs.
     """
 
     program: ExportedProgram | None
@@ -74,13 +78,14 @@ class GraphProgram:
     device: torch.device
 
 
-def graph_program(module: fx.GraphModule) -> GraphProgram:
+def graph_program(module: fx.GraphModule, *, in_place: bool = True) -> GraphProgram:
     """The program of a graph of AOTAutograd, which stays as it is.
 
-    What a graph on a GPU computes on the CPU beside is computed on the GPU, too.
+    What a graph on a GPU computes on the CPU beside is computed on the GPU, too. The program writes ``in_place`` where
+    the inputs that it changes share no memory with others.
 
-    Raises :class:`UnsupportedModelError` for a graph on several GPUs, or on a device that TKC does not compile for, and
-    for inputs that are neither dense tensors nor integers.
+    Raises :class:`UnsupportedModelError` for a graph on several GPUs, or on a device that TKC does not compile for, for
+    inputs that are neither dense tensors nor integers, and for inputs that are read after they were written into.
     """
     device = _device(module.graph)
     module = fx.GraphModule(module, copy.deepcopy(module.graph))
@@ -91,12 +96,15 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     restore_attention(module.graph)
     forget_blocks(module.graph)
     draw_in_order(module.graph)
-    tail = tail_of(module.graph, positions)
+    updates = take_updates(module.graph, device, in_place=in_place)
+    tail = tail_of(module.graph, positions, updates.copies)
     (end,) = module.graph.find_nodes(op="output")
-    end.args = (tail.computed,)
+    end.args = ((*updates.in_place.values(), *tail.computed),)
+    for copied in updates.copies:
+        module.graph.erase_node(copied)
     module.graph.eliminate_dead_code()
     constants = _lift_constants(module)
-    given = dict(_over_tensors(module.graph, positions))
+    given = dict(_over_tensors(module.graph, positions, updates.in_place, device))
     for node in placeholders:
         if node not in given:
             module.graph.erase_node(node)
@@ -104,7 +112,14 @@ def graph_program(module: fx.GraphModule) -> GraphProgram:
     values = [node.meta["val"] for node in tail.computed]
     layouts = tuple(layout_of(value) if isinstance(value, torch.Tensor) else None for value in values)
     places = tuple(value.device if isinstance(value, torch.Tensor) else None for value in values)
-    program = _program(module, constants, tail.computed) if tail.computed else None
+    results = [
+        *(
+            OutputSpec(OutputKind.USER_INPUT_MUTATION, _argument(value), target.name)
+            for target, value in updates.in_place.items()
+        ),
+        *(OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in tail.computed),
+    ]
+    program = _program(module, constants, results) if results else None
     return GraphProgram(program, inputs, layouts, places, tail, device)
 
 
@@ -177,17 +192,19 @@ def _lift_constants(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     return constants
 
 
-def _over_tensors(graph: fx.Graph, positions: dict[fx.Node, int]) -> list[tuple[fx.Node, Given]]:
-    """The graph's inputs that are used, integers replaced by sizes of tensors."""
+def _over_tensors(
+    graph: fx.Graph, positions: dict[fx.Node, int], updated: Collection[fx.Node], device: torch.device
+) -> list[tuple[fx.Node, Given]]:
+    """The graph's inputs that are read or ``updated``, integers replaced by sizes of tensors."""
     inputs: list[tuple[fx.Node, Given]] = []
     sized: dict[sympy.Expr, tuple[fx.Node, int]] = {}
-    used = [(node, position) for node, position in positions.items() if node.users]
+    used = [(node, position) for node, position in positions.items() if node.users or node in updated]
     for node, position in used:
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if value.layout != torch.strided or value.is_quantized:
                 raise UnsupportedModelError(f"the input {node.name} is a {value.layout} tensor; only dense ones can be")
-            inputs.append((node, Given(position)))
+            inputs.append((node, Given(position, moved=value.device != device)))
             for axis, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     sized.setdefault(size.node.expr, (node, axis))
@@ -249,19 +266,16 @@ def _fake_mode(graph: fx.Graph) -> FakeTensorMode:
     raise UnsupportedModelError("the graph computes with numbers alone, and with no tensor")
 
 
-def _program(
-    module: fx.GraphModule, constants: dict[str, torch.Tensor], computed: Sequence[fx.Node]
-) -> ExportedProgram:
+def _program(module: fx.GraphModule, constants: dict[str, torch.Tensor], outputs: list[OutputSpec]) -> ExportedProgram:
     inputs = [
         InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), node.name)
         if node.name in constants
         else InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None)
         for node in module.graph.find_nodes(op="placeholder")
     ]
-    outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in computed]
     leaves = [0 for spec in inputs if spec.kind == InputKind.USER_INPUT]
     in_spec = pytree.tree_structure((tuple(leaves), {}))
-    out_spec = pytree.tree_structure(tuple(0 for _ in outputs))
+    out_spec = pytree.tree_structure(tuple(0 for spec in outputs if spec.kind == OutputKind.USER_OUTPUT))
     module.recompile()
     with unset_fake_temporarily():
         return ExportedProgram(

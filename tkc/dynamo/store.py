@@ -96,11 +96,12 @@ def _write(executable: Executable, entry: Path) -> None:
 def graph_key(program: ExportedProgram, target: Target, options: Mapping[str, Any]) -> str:
     """The hash of a graph, its constants, the bounds of its sizes, the target, the options and the tools.
 
-    Two graphs have one key if they differ in no operator, argument, shape, stride, dtype or device.
+    Two graphs have one key if they differ in no operator, argument, shape, stride, dtype, device or updated input.
     """
     database = options.get("database")
     content = [
         list(_described(program.graph_module)),
+        [[spec.kind.name, spec.arg.name, spec.target] for spec in program.graph_signature.output_specs],
         {name: _hash_of_tensor(value) for name, value in program.constants.items() if isinstance(value, torch.Tensor)},
         {str(symbol): str(bounds) for symbol, bounds in program.range_constraints.items()},
         str(target),

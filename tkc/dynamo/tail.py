@@ -1,4 +1,5 @@
-"""What is left of a graph to be done in PyTorch when its tensors are computed: views of them, and integers.
+"""What is left of a graph to be done in PyTorch when its tensors are computed: views of them, integers, and copies
+into inputs.
 
 Views share memory, also among outputs; generated code returns tensors that do not.
 """
@@ -14,6 +15,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from tkc.dynamo.layout import is_contiguous, size_hint
+
 
 @dataclass(frozen=True)
 class Tail:
@@ -25,18 +28,18 @@ class Tail:
     given: tuple[int, ...]
 
 
-def tail_of(graph: fx.Graph, positions: Mapping[fx.Node, int]) -> Tail:
-    """The tail of ``graph``, whose placeholders have these ``positions``."""
+def tail_of(graph: fx.Graph, positions: Mapping[fx.Node, int], copies: Sequence[fx.Node] = ()) -> Tail:
+    """The tail of ``graph``, whose placeholders have these ``positions``. It does the ``copies``, ``copy_`` nodes."""
     (end,) = graph.find_nodes(op="output")
     leaves: list[fx.Node] = []
     done: set[fx.Node] = set()
-    waiting = list(reversed(end.all_input_nodes))
+    waiting = list(reversed([*end.all_input_nodes, *copies]))
     while waiting:
         node = waiting.pop()
         if node in done:
             continue
         done.add(node)
-        if node not in positions and _is_left(node, positions):
+        if node in copies or (node not in positions and _is_left(node, positions)):
             waiting += reversed(node.all_input_nodes)
         else:
             leaves.append(node)
@@ -63,7 +66,17 @@ def _is_left(node: fx.Node, positions: Mapping[fx.Node, int]) -> bool:
         # A size of an input, or computed from numbers; not what is read out of a tensor.
         is_size = node.target is torch.ops.aten.sym_size.int
         return all(_is_number(given) or (is_size and given in positions) for given in node.all_input_nodes)
+    if node.target is torch.ops.aten.as_strided.default:
+        return _lies_as_traced(node.all_input_nodes[0], positions)
     return isinstance(node.target, OpOverload) and _is_view(node.target)
+
+
+def _lies_as_traced(node: fx.Node, positions: Mapping[fx.Node, int]) -> bool:
+    """Whether the tail has ``node`` where it lay when it was traced: strides and offsets count from there."""
+    while node not in positions and _is_left(node, positions):
+        node = node.all_input_nodes[0]
+    value = node.meta["val"]
+    return node in positions or (is_contiguous(value) and size_hint(value.storage_offset()) == 0)
 
 
 def _is_number(node: fx.Node) -> bool:

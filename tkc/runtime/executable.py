@@ -16,6 +16,7 @@ from tkc.errors import UsageError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import artifact
+from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_structure import CallStructure, listed
 from tkc.runtime.exchange import Exchanging, load_weights
 from tkc.runtime.local_gpu import device_for
@@ -113,13 +114,22 @@ class Executable:
         """
         return self.call_flat(self._structure.tensors(args, kwargs))
 
-    def call_flat(self, values: Sequence[Any]) -> Any:
-        """What a call returns, for the flattened tensor inputs in the signature's order."""
-        return self._structure.result(self.run_flat(values), values)
+    def bind(self, values: Sequence[Any], positions: Collection[int]) -> BoundInputs:
+        """The flattened inputs ``values`` at ``positions``, to be handed to :meth:`call_flat` with further calls of
+        these tensors. They must keep their memory, shapes, strides and dtypes; what is written into them is seen.
 
-    def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        At least one input must not be among them. One whose memory generated code cannot take as it is, because it is
+        not contiguous or not aligned, is not bound. Raises what a call raises.
+        """
+        return self._running.bind(values, positions)
+
+    def call_flat(self, values: Sequence[Any], bound: BoundInputs | None = None) -> Any:
+        """What a call returns, for the flattened tensor inputs in the signature's order; some may be ``bound``."""
+        return self._structure.result(self.run_flat(values, bound), values)
+
+    def run_flat(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
         """The flattened outputs for the flattened tensor inputs, in the signature's order. Checks as a call does."""
-        return self._running(inputs)
+        return self._running(inputs, bound)
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,11 @@ class InputChecks:
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         if self._overlaps is not None:
             self._overlaps([to_torch(value, each.spec.name) for value, each in zip(values, self._tensors, strict=True)])
+        self._check_together(tensors, sizes)
+        return tensors
+
+    def _check_together(self, tensors: Sequence[torch.Tensor], sizes: dict[str, tuple[int, str]]) -> None:
+        """Raise :class:`InputError` for fitted ``tensors`` of which each by itself is right."""
         named = {name: size for name, (size, _) in sizes.items()}
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]
@@ -61,7 +66,6 @@ class InputChecks:
                 self._accepted = shapes
         for check in self._indices:
             check(tensors[check.position], named)
-        return tensors
 
     def _check_plain(self, values: Sequence[Any]) -> None:
         """Raise :class:`InputError` for tensors that PyTorch transforms: what they carry would be dropped."""
@@ -92,6 +96,55 @@ class InputChecks:
                 raise InputError(
                     f"the model was exported for sizes with {condition.text}; found {_values(condition, sizes)}"
                 )
+
+
+class BoundChecks(InputChecks):
+    """The checks of calls in which some inputs are the same tensors as when this was made, which are checked then."""
+
+    def __init__(
+        self, signature: Signature, device: torch.device, values: Sequence[Any], positions: Collection[int]
+    ) -> None:
+        """``values`` are the inputs of a call; those at ``positions`` are bound, but for those that generated code does
+        not read where they are. Raises :class:`InputError` for one that does not fit."""
+        super().__init__(signature, device)
+        self._sizes: dict[str, tuple[int, str]] = {}
+        self.bound: dict[int, torch.Tensor] = {}
+        """The tensors that are bound, as generated code takes them, by their positions."""
+        for position in sorted(positions):
+            check, value = self._tensors[position], values[position]
+            if isinstance(value, torch.Tensor) and check.spec.held == check.spec.dtype:
+                tensor = check(value, self._sizes)
+                if _is_where(tensor, value):
+                    self.bound[position] = tensor
+        self.number = len(values)
+        """How many inputs there are."""
+        self.moving = tuple(position for position in range(self.number) if position not in self.bound)
+        """The positions of the others."""
+        self._moving_checks = [(position, self._tensors[position]) for position in self.moving]
+        self._complete: list[Any] = [self.bound.get(position) for position in range(self.number)]
+
+    def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The moving ones of all inputs ``values``, as generated code takes them."""
+        if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+            self._check_plain(values)
+        sizes = self._sizes.copy()
+        moving = [check(values[position], sizes) for position, check in self._moving_checks]
+        if self._overlaps is not None:
+            given = list(values)
+            for position, check in self._moving_checks:
+                given[position] = to_torch(values[position], check.spec.name)
+            self._overlaps(given, self.moving)
+        if self._conditions or self._dependent or self._indices:
+            complete = self._complete.copy()
+            for position, tensor in zip(self.moving, moving, strict=True):
+                complete[position] = tensor
+            self._check_together(complete, sizes)
+        return moving
+
+
+def _is_where(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether ``tensor``, made of ``value``, is its memory and no copy."""
+    return tensor.data_ptr() == value.data_ptr() != 0 and not value.is_conj() and not value.is_neg()
 
 
 def _values(formula: Formula, sizes: dict[str, int]) -> str:

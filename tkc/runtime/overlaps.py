@@ -23,11 +23,15 @@ class OverlapCheck:
         self._updated = [name in updated for name in names]
         self._accepted: list[_Place] = []  # of the last call; caches are the same ones for many calls
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises :class:`InputError` for inputs that overlap; ``tensors`` are the inputs as they were handed over."""
-        places = [(t.data_ptr(), t.shape, t.stride(), t.element_size()) for t in tensors]
-        if places == self._accepted:
+    def __call__(self, tensors: Sequence[torch.Tensor], moving: Sequence[int] | None = None) -> None:
+        """Raises :class:`InputError` for inputs that overlap; ``tensors`` are the inputs as they were handed over.
+
+        Only those at ``moving`` may be elsewhere than in the last call, where that is given.
+        """
+        looked_at = [_place(tensor) for tensor in (tensors if moving is None else map(tensors.__getitem__, moving))]
+        if looked_at == self._accepted:
             return
+        places = looked_at if moving is None else [_place(tensor) for tensor in tensors]
         spans = sorted((place[0], _end(place), position) for position, place in enumerate(places) if 0 not in place[1])
         open_ones: list[tuple[int, int]] = []
         for start, end, position in spans:
@@ -36,7 +40,7 @@ class OverlapCheck:
                 if (self._updated[position] or self._updated[other]) and _overlap(places[position], places[other]):
                     self._refuse(position, other)
             open_ones.append((end, position))
-        self._accepted = places
+        self._accepted = looked_at
 
     def _refuse(self, one: int, other: int) -> None:
         updated = self._names[one if self._updated[one] else other]
@@ -44,6 +48,10 @@ class OverlapCheck:
         raise InputError(
             f"inputs '{first}' and '{second}' overlap in memory, and the model updates '{updated}'; pass a copy of one"
         )
+
+
+def _place(tensor: torch.Tensor) -> _Place:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
 def _end(place: _Place) -> int:

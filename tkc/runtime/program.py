@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tkc.errors import InputError, UsageError
 from tkc.runtime import artifact
+from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.exchange import Exchanging
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.generate import LogitsProcessor, StoppingCriterion, generated
@@ -71,9 +72,13 @@ class Program(Executable):
         """Raise :class:`tkc.InputError`: a program is called by its entries."""
         raise InputError(f"this program has several entries; call one of them: {self._calls()}")
 
-    def run_flat(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def run_flat(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
         """Raise :class:`tkc.InputError`: a program is called by its entries."""
         return self(*inputs)  # type: ignore[no-any-return]  # it raises
+
+    def bind(self, values: Sequence[Any], positions: Collection[int]) -> BoundInputs:
+        """Raise :class:`tkc.InputError`: a program is called by its entries."""
+        return self(*values)  # type: ignore[no-any-return]  # it raises
 
     def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
         """Raise :class:`tkc.InputError`: each entry has a profile of its own, ``exe.decode.profile(...)``."""

@@ -12,11 +12,12 @@ from tkc.errors import ForkError, TargetError
 from tkc.kernels.target import Target
 from tkc.runtime.activations import Activations
 from tkc.runtime.artifact import EntryContents
+from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_table import CallTable
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Run
 from tkc.runtime.exchange import WeightsInUse
 from tkc.runtime.index_flags import IndexFlags
-from tkc.runtime.input_checks import InputChecks
+from tkc.runtime.input_checks import BoundChecks, InputChecks
 from tkc.runtime.launching import launching, on_callers_stream, retaining
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.local_gpu import runs_here
@@ -91,22 +92,24 @@ class Running(SurvivesFork):
         self._in_use: WeightsInUse | None = None
         self._records = False
         self._graphs: CudaGraphs | None = None
+        self._graph_memory = GraphMemory()
+        self._refuses = False
         self._named: Run | None = None
         self._order: StreamOrder | None = None
         super().__init__()
 
-    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def __call__(self, inputs: Sequence[Any], bound: BoundInputs | None = None) -> list[torch.Tensor]:
         """:meth:`tkc.Executable.run_flat`."""
         if self._on_gpu and self._is_elsewhere():
             # PyTorch's streams, allocations and recordings are the current device's.
             with torch.cuda.device(self.device):
-                return self(inputs)
+                return self(inputs, bound)
         in_turn = self._memory.in_turn
         if in_turn is None:
-            results = self._run(inputs)
+            results = self._run(inputs, bound)
         else:
             with in_turn:
-                results = self._run_updating(inputs)
+                results = self._run_updating(inputs, bound)
         for position in self._complex:
             if not results[position].is_complex():
                 results[position] = torch.view_as_complex(results[position])
@@ -116,8 +119,26 @@ class Running(SurvivesFork):
         """Whether the current GPU is another one than the executable's."""
         return not torch.cuda._is_in_bad_fork() and torch.cuda.current_device() != self.device.index
 
-    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def bind(self, values: Sequence[Any], positions: Collection[int]) -> BoundInputs:
+        """:meth:`tkc.Executable.bind`."""
+        self._launch or self.load()
+        checks = BoundChecks(self._signature, self.device, values, positions)
+        with self.loading:
+            machines, weights = self._machines, self._in_use
+            assert machines is not None and weights is not None
+            return BoundInputs(
+                checks,
+                launching(machines, weights, self._computed),
+                weights,
+                retaining=None if self._graphs is None else retaining(machines, weights, self._computed),
+                in_place={*self._updated_inputs, *self.static_inputs},
+                memory=self._graph_memory,
+            )
+
+    def _run(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         launch = self._launch or self.load()
+        if bound is not None and self._takes(bound):
+            return self._run_bound(inputs, bound)[0]
         fitted = self._checked(inputs)
         if self.limit is not None:
             self.activations.check(fitted, self.limit)
@@ -129,6 +150,21 @@ class Running(SurvivesFork):
             launch = self._named or self._naming()
         return self._flagged(launch, fitted)
 
+    def _takes(self, bound: BoundInputs) -> bool:
+        """Whether a call needs no more than the moving inputs, and has the weights that they were bound with."""
+        recording = is_recording() if self.ranges is None else self.ranges
+        return not recording and self.limit is None and bound.weights is self._in_use and not self._refuses
+
+    def _run_bound(
+        self, inputs: Sequence[Any], bound: BoundInputs
+    ) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+        """The outputs, and the moving inputs as generated code found them."""
+        moving = bound.checked(inputs)
+        if self._order is not None:
+            self._order()
+        launch = bound.graphs if self.cuda_graphs and bound.graphs is not None else bound.launch
+        return self._flagged(launch, moving), moving
+
     def _flagged(self, launch: Run, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What ``launch`` computes, after earlier calls' bad indices were raised for, and without its own."""
         if self._index_flags is None:
@@ -138,19 +174,23 @@ class Running(SurvivesFork):
         self._index_flags.add(results.pop())
         return results
 
-    def _run_updating(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    def _run_updating(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         launch = self._launch or self.load()
-        fitted = self._checked(inputs)
-        if self.limit is not None:
-            self.activations.check(fitted, self.limit)
-        if self._order is not None:
-            self._order()
-        if self.cuda_graphs and self._graphs is not None:
-            launch = self._graphs
-        if is_recording() if self.ranges is None else self.ranges:
-            launch = self._named or self._naming()
-        results = self._flagged(launch, fitted)
-        given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
+        if bound is not None and self._takes(bound):
+            results, moving = self._run_bound(inputs, bound)
+            given = [_updated(inputs[i], bound.fitted(i, inputs[i], moving)) for i in self._updated_inputs]
+        else:
+            fitted = self._checked(inputs)
+            if self.limit is not None:
+                self.activations.check(fitted, self.limit)
+            if self._order is not None:
+                self._order()
+            if self.cuda_graphs and self._graphs is not None:
+                launch = self._graphs
+            if is_recording() if self.ranges is None else self.ranges:
+                launch = self._named or self._naming()
+            results = self._flagged(launch, fitted)
+            given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
         updated = [*given, *(self._state[spec.name] for spec in self._signature.state)]
@@ -234,7 +274,8 @@ class Running(SurvivesFork):
             return launch, None
         recorded = retaining(machines, weights, self._computed)
         in_place = {*self._updated_inputs, *self.static_inputs}
-        return launch, CudaGraphs(launch, recorded, in_place, GraphMemory())
+        self._graph_memory = GraphMemory()
+        return launch, CudaGraphs(launch, recorded, in_place, self._graph_memory)
 
     def _run_by(self, machines: Machines[Machine], weights: Sequence[Any]) -> Run:
         launch = launching(machines, weights, self._computed)
@@ -346,6 +387,7 @@ class Running(SurvivesFork):
     def _refuse(self, reason: str) -> None:
         # Before inputs are looked at: where they are is not what is wrong.
         self._checked = self._launch = _refusing(reason)
+        self._refuses = True
 
     def _check_device(self) -> None:
         check_can_run(self.target)

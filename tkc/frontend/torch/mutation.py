@@ -36,9 +36,12 @@ def is_unobserved(node: fx.Node) -> bool:
 
 def changed_placeholders(graph: fx.Graph) -> set[str]:
     """The names of the graph's placeholders that its operators write into, directly or through views."""
-    return {
-        written.name for node in graph.nodes for written in map(_origin, _written(node)) if written.op == "placeholder"
-    }
+    return {written.name for node in graph.nodes for written in written_memory(node) if written.op == "placeholder"}
+
+
+def written_memory(node: fx.Node) -> list[fx.Node]:
+    """The nodes into whose memory the node's operator writes, directly or through views."""
+    return [_origin(written) for written in _written(node)]
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -103,7 +103,7 @@ def as_strided(b: Emitter, x: relax.Expr, size: list[Size], stride: list[Size], 
 
 def strided_positions(b: Emitter, size: Sequence[Size], stride: Sequence[Size], offset: Size | None) -> relax.Expr:
     """Where the elements of a view by strides lie in the memory that it is of, int64 of ``size``."""
-    position: relax.Expr = b.tensor(offset or 0, "int64")
+    position: relax.Expr = b.tensor(0 if offset is None else offset, "int64")
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         steps = b.emit(op.multiply(b.emit(op.arange(extent, dtype="int64")), b.tensor(step, "int64")))
         shape = [extent if i == axis else 1 for i in range(len(size))]
