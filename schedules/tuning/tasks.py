@@ -77,7 +77,7 @@ def extract(
     """The functions of ``module`` that have no schedule yet, and the tasks that they make.
 
     ``ranges`` bound the symbolic sizes by name, ``shapes`` names those at which to tune. Raises :class:`ValueError` for
-    a size in ``shapes`` that is outside its range, or that no function has.
+    a size in ``shapes`` that is outside its range, or that the model has not.
     """
     functions: dict[str, Function] = {}
     skipped: list[Skipped] = []
@@ -97,6 +97,7 @@ def extract(
         key = exact_key(workload)
         known = functions.get(key)
         functions[key] = function if known is None else replace(known, calls=known.calls + function.calls)
+    names.update(ranges or {})  # kernels may have sizes that no function has
     unknown = sorted(set(shapes or {}) - names)
     if unknown:
         raise ValueError(
