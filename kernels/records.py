@@ -182,9 +182,7 @@ class RecordedChoices:
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
     ) -> Any:
         """The configuration that a call with these run-time sizes gets."""
-        choices = self(spec, parameters, target)
-        size = sizes.get(spec.dispatch_size or "", 0)
-        return next(choice.configuration for choice in choices if choice.most is None or size <= choice.most)
+        return _serving(self(spec, parameters, target), sizes.get(spec.dispatch_size or "", 0))
 
     def chosen(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]) -> Chosen:
         """What :meth:`configuration` returns, and what it was chosen by. Raises :class:`LookupError` where nothing is.
@@ -280,16 +278,52 @@ def _choices(
     """What the records that were ``found`` make of it, the nearest first; the first that is ``offered`` if none was."""
     if not found:
         return (Choice(offered[0]),)
+    singles = [entry for entry in found if entry[0].single]
+    table = [entry for entry in found if not entry[0].single]
     if spec.dispatch_size is None:
-        newest = next((entry for entry in found if entry[0].single), None)
-        largest = newest or max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
+        if singles:
+            return (Choice(singles[0][1]),)
+        largest = max(table, key=lambda entry: math.prod(entry[0].sizes.values()))
         return (Choice(largest[1]),)
-    best = {record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(found)}
-    if all(record.single for record, _ in found):
-        # The default serves what no table tells of: limits lie midway, so that single ones reach to both sides.
-        beyond = (min(best) // _REACH**2, max(best) * _REACH**2)
-        best |= dict.fromkeys(filter(None, beyond), offered[0])
-    return _by_size(best)
+    best, single = (
+        {record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(entries)}
+        for entries in (table, singles)
+    )
+    return _with_singles(_by_size(best) if best else (Choice(offered[0]),), best, single)
+
+
+def _with_singles(
+    choices: tuple[Choice[Any], ...], measured: Iterable[int], singles: Mapping[int, Any]
+) -> tuple[Choice[Any], ...]:
+    """``choices``, of a table that ``measured`` these sizes, but around those of ``singles`` their configurations.
+
+    They reach midway (by ratio) to the next size that was measured, and no farther than a factor of 8. What agrees with
+    the table changes nothing.
+    """
+    if not singles:
+        return choices
+    sizes = sorted({*measured, *singles})
+    changed: list[tuple[int, int, Any]] = []
+    for at, size in enumerate(sizes):
+        if size in singles and singles[size] != _serving(choices, size):
+            below = math.isqrt(sizes[at - 1] * size) if at else 0
+            above = math.isqrt(size * sizes[at + 1]) if at + 1 < len(sizes) else size * _REACH
+            changed.append((max(below, size // _REACH - 1), min(above, size * _REACH), singles[size]))
+    limits = {choice.most for choice in choices if choice.most is not None}
+    limits |= {limit for below, above, _ in changed for limit in (below, above)}
+    pieces: list[Choice[Any]] = []
+    for most in (*sorted(limits - {0}), None):
+        inside = (c for below, above, c in changed if most is not None and below < most <= above)
+        configuration = next(inside, None) or _serving(choices, most)
+        if pieces and pieces[-1].configuration == configuration:
+            pieces.pop()
+        pieces.append(Choice(configuration, most))
+    return tuple(pieces)
+
+
+def _serving(choices: Sequence[Choice[Any]], size: int | None) -> Any:
+    """The configuration for a size; for ``None``, that of the largest."""
+    return next(c.configuration for c in choices if c.most is None or (size is not None and size <= c.most))
 
 
 def _ratio(sizes: Mapping[str, int], measured: Mapping[str, int]) -> float:

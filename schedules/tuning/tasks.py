@@ -16,6 +16,9 @@ from tkc.schedules.schedule_module import calls_of_functions
 from tkc.schedules.sizes import representative_sizes, size_variables, specialize
 from tkc.schedules.sizes.representative import Range
 
+PREBUILT = "a prebuilt kernel"
+"""Why a function that calls a kernel is skipped."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -131,7 +134,7 @@ def _tasks(functions: Iterable[Function]) -> dict[str, Task]:
 def _nothing_to_tune(func: tirx.PrimFunc) -> str | None:
     attributes = func.attrs or {}
     if KERNEL in attributes:
-        return "a prebuilt kernel"
+        return PREBUILT
     if attributes.get(IS_SCHEDULED):
         return "scheduled by the pass that made it"
     if calls_host(func):
