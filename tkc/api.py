@@ -293,8 +293,8 @@ def tune(
         until_gain: Stop when the last 64 candidates gained less of the model's time. 0.02 is 2 %.
         shapes: Sizes at which to tune what has symbolic sizes, instead of some spread over each declared range.
             ``{"seq": [128, 2048]}``, for example.
-        rpc: Measure on the servers of this TVM RPC tracker (``host:port``) instead of this machine. Functions alone are:
-            kernels are measured on this machine only, and left out then.
+        rpc: Measure on the servers of this TVM RPC tracker (``host:port``) instead of this machine. Kernels are left
+            out then, because they are measured on this machine only.
         device_key: The key by which those servers registered.
         resume: Go on with the job that the same call began: what it spent counts.
         measure_kernels: Which kernels to measure: ``"new"`` those without a record of their own of this version and

@@ -128,7 +128,7 @@ class Progress:
 
     def share_of_all(self, kernel: KernelGain) -> float:
         """The part that ``kernel`` takes now of the time of all kernels and tasks that were measured."""
-        total = sum(each.seconds for each in (*self.kernels, *self.tasks))
+        total = sum(each.seconds for each in self.kernels) + sum(each.seconds for each in self.tasks)
         return kernel.seconds / total if total else 0.0
 
 

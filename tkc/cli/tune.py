@@ -60,7 +60,10 @@ def model(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Measure MODEL's kernels, then search schedules for its functions. Interrupt it whenever you like, and go on with --resume."""
+    """Measure the kernels that MODEL calls, then search schedules for its functions.
+
+    Interrupt it whenever you like, and go on with --resume.
+    """
     import tkc
     from tkc.cli.tuning_plot import draw
 
@@ -105,7 +108,7 @@ def model(
         out.print(result.progress.kernels_note, markup=False, highlight=False, soft_wrap=True)
     if result.progress.kernels:
         out.print(
-            f"kernels {result.kernel_gain:.2f} times as fast as before, with the functions {result.total_gain:.2f} times",
+            f"kernels {result.kernel_gain:.2f} times as fast as before, with functions {result.total_gain:.2f} times",
             highlight=False,
         )
     out.print(

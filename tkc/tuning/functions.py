@@ -228,8 +228,8 @@ class _Job:
         if not called or measure == "none":
             return progress
         if self.endpoint is not None:
-            note = "the kernels that the model calls are measured on this machine alone, and not over RPC"
-            return dataclasses.replace(progress, kernels_note=f"{note}; run the same command there, without --rpc")
+            reason = "the kernels that the model calls are not measured over RPC"
+            return dataclasses.replace(progress, kernels_note=f"{reason}; tune there, without an RPC tracker")
         choices = kernel_choices(self.root if self.root.is_dir() else False, self.target)
         job: KernelJob | None = None
 
@@ -284,8 +284,8 @@ class _Job:
         except (NothingToTuneError, TimeIsUpError) as error:
             if not kernels.kernels:
                 raise
-            stopped = "there are no other functions to tune" if not extraction.tasks else str(error)
-            stopped = self.budget.over if isinstance(error, TimeIsUpError) else f"the kernels are measured; {stopped}"
+            reason = str(error) if extraction.tasks else "there are no other functions to tune"
+            stopped = self.budget.over if isinstance(error, TimeIsUpError) else f"the kernels are measured; {reason}"
             last = dataclasses.replace(self._progress("done"), skipped=extraction.skipped, stopped=stopped)
             observer(last)
             done = both(last)
