@@ -139,6 +139,7 @@ class RecordedChoices:
     ) -> None:
         self._device = device
         self._batch_invariant = batch_invariant
+        self._decisions: dict[Any, tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]] = {}
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
             try:
@@ -152,14 +153,23 @@ class RecordedChoices:
 
         Nothing where all must reduce a row in one order, whatever the batch, and none does.
         """
-        offered = self._offered(spec, parameters, target)
-        return _choices(spec, self._nearest(spec, parameters, target, offered), offered) if offered else ()
+        return self._decision(spec, parameters, target)[1]
 
     def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
         """The other devices whose records the kernel's configurations are chosen by."""
-        offered = self._offered(spec, parameters, target)
-        found = self._nearest(spec, parameters, target, offered) if offered else []
+        found, _ = self._decision(spec, parameters, target)
         return frozenset(record.device for record, _ in found) - {self._device}
+
+    def _decision(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target
+    ) -> tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]:
+        """The records that decide, and what they do."""
+        key = (spec.name, parameters, target)
+        if key not in self._decisions:
+            offered = self._offered(spec, parameters, target)
+            found = self._nearest(spec, parameters, target, offered) if offered else []
+            self._decisions[key] = found, _choices(spec, found, offered) if offered else ()
+        return self._decisions[key]
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
         offered = spec.configurations(parameters, target)
@@ -185,12 +195,12 @@ class RecordedChoices:
         return _serving(self(spec, parameters, target), sizes.get(spec.dispatch_size or "", 0))
 
     def chosen(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]) -> Chosen:
-        """What :meth:`configuration` returns, and what it was chosen by. Raises :class:`LookupError` where nothing is.
+        """What :meth:`configuration` returns, and what it was chosen by.
 
         A record is a call's own if its parameters and all of its sizes are the call's.
         """
         configuration = self.configuration(spec, parameters, target, sizes)
-        found = self._nearest(spec, parameters, target, self._offered(spec, parameters, target))
+        found, _ = self._decision(spec, parameters, target)
         by_it = [record for record, chosen in found if chosen == configuration]
         for record in by_it:
             if record.request.parameters == parameters and all(

@@ -33,7 +33,7 @@ _LEAST_SHARE = 0.005
 # likest records.
 _PROMISING = 6
 _LEAST = 0.99  # of the present choice's time: by less, measurements differ, and what is chosen stays
-_BATCH_SECONDS = 20.0  # that a GPU's kernels take to be built, before any were
+_BATCH_SECONDS = 10.0  # that a GPU's kernels take to be built, before any were
 
 
 @dataclass(frozen=True)
