@@ -85,19 +85,19 @@ def test_what_promises_most_is_measured_first(job: Callable[..., KernelJob]) -> 
     """By its estimated time and by what its configuration was chosen by; little is left out by name."""
     near, unknown, known, little = (
         _called(64, 2.0),
-        _called(64, 1.0, 4096),
+        _called(64, 1.0, 1 << 14),
         _called(64, 9.0, 512),
         _called(1, 0.001, 64),
     )
     records = [_record(_called(32, 1.0), FIRST), _record(known, FIRST)]
     measured = job([near, unknown, known, little], _second_is_faster, records=records)
-    assert [parameters.n for _, parameters in measured.order] == [4096, 24]
+    assert [parameters.n for _, parameters in measured.order] == [1 << 14, 24]
     assert [gain.tried for gain in measured.gains] == [0]
     assert [(each.function, each.reason) for each in measured.skipped] == [
         ("matmul n=64 k=32 [m=1]", "less than 0.5% of the kernels' estimated time")
     ]
     again = job([near, unknown, known, little], _second_is_faster, records=records, again=True)
-    assert [parameters.n for _, parameters in again.order] == [4096, 512, 24]
+    assert [parameters.n for _, parameters in again.order] == [1 << 14, 512, 24]
 
 
 def test_records_of_other_versions_are_measured_again(job: Callable[..., KernelJob]) -> None:
@@ -173,12 +173,12 @@ def test_one_configuration_serves_all_that_calls_do_not_tell_apart() -> None:
     short = {"now": (1.0,) * 3, better: (1.0,) * 3, mixed: (2.0,) * 3, lucky: (0.9,) * 3}
     assert faster([long, short], [1.0, 1.0], "now", 0.99) == better
     assert faster([long], [1.0], "now", 0.99) == mixed
-    assert faster([short], [1.0], "now", 0.99) == "now" or short[lucky] < short["now"]
+    assert faster([{**short, lucky: (0.5, 0.5, 1.1)}], [1.0], "now", 0.99) == "now"
     assert faster([{"now": (1.0,) * 3, "far": (0.1,)}], [1.0], "now", 0.99) == "now"
 
 
 class Products(torch.nn.Module):
-    """Two products, of which a kernel is made where all are asked for."""
+    """A product, of which a kernel is made where all are asked for, and a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Products(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[rows, 32]`` to ``[rows, 24]``."""
-        return torch.cumsum(self.first(x), 0)
+        return torch.softmax(self.first(x), -1)
 
 
 def test_a_models_kernels_and_functions_in_one_job(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_models_kernels_and_functions_in_one_job(tmp_path: Path) -> None:
     result = tkc.tune(model, (x,), trials=1, **options)
     (gain,) = result.progress.kernels
     assert dict(gain.sizes) == {"m": 64} and gain.tried == 2 and gain.speedup >= 1
-    assert result.progress.trials == 1 or not result.progress.tasks
+    assert result.progress.trials == 1 and result.progress.tasks
     assert result.total_gain >= 1 and result.to_json()["kernels"][0]["kernel"] == "matmul"
     after = tkc.explain(model, (x,), **options)
     assert after.kernel_coverage.own == 1.0 and [each.origin for each in after.uses[0].chosen_by] == ["own"]

@@ -37,7 +37,8 @@ class ChosenBy:
 class KernelCoverage:
     """Shares of the time of a model's kernels, estimated, by what chose their configurations.
 
-    They add up to one, or are all zero for a model without kernels that have a choice. ``tkc tune`` measures ``near`` and ``default``.
+    They add up to one, or are all zero for a model without kernels that have a choice. What is ``near`` or ``default``
+    is what ``tkc tune`` measures.
     """
 
     own: float = 0.0
