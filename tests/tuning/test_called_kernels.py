@@ -19,7 +19,10 @@ from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.records import KernelRecord, RecordedChoices, read_records
 from tkc.schedules.database import this_device
 from tkc.schedules.tuning.background import Background
-from tkc.tuning import called_kernels
+from tkc.schedules.tuning.budget import Budget
+from tkc.schedules.tuning.remote import Endpoint
+from tkc.schedules.tuning.tasks import Extraction
+from tkc.tuning import called_kernels, functions
 from tkc.tuning.called_kernels import KernelJob
 from tkc.tuning.case_times import Times, faster
 from tkc.tuning.kernels import kernel_record
@@ -177,41 +180,67 @@ def test_one_configuration_serves_all_that_calls_do_not_tell_apart() -> None:
     assert faster([{"now": (1.0,) * 3, "far": (0.1,)}], [1.0], "now", 0.99) == "now"
 
 
-class Products(torch.nn.Module):
-    """A product, of which a kernel is made where all are asked for, and a softmax."""
+class Product(torch.nn.Module):
+    """A product, of which a kernel is made where all are asked for; and a softmax, if it is ``followed``."""
 
-    def __init__(self) -> None:
+    def __init__(self, followed: bool = False) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(32, 24)
+        self.linear = torch.nn.Linear(32, 24)
+        self.followed = followed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[rows, 32]`` to ``[rows, 24]``."""
-        return torch.softmax(self.first(x), -1)
+        y = self.linear(x)
+        return torch.softmax(y, -1) if self.followed else y
 
 
-def test_a_models_kernels_and_functions_in_one_job(tmp_path: Path) -> None:
-    """Really measured: the report then says that the kernel goes by its own record, and nothing is measured twice."""
-    model, x = Products().eval(), torch.randn(64, 32)
+def test_a_models_kernel_is_measured_once(tmp_path: Path) -> None:
+    """Really measured: the report says that the kernel goes by its own record, which the next job takes as it is."""
+    model, x = Product().eval(), torch.randn(64, 32)
     options: dict[str, Any] = {"database": tmp_path, "kernels": "all"}
-    before = tkc.explain(model, (x,), **options)
-    assert before.kernel_coverage.default == 1.0
     result = tkc.tune(model, (x,), trials=1, **options)
     (gain,) = result.progress.kernels
     assert dict(gain.sizes) == {"m": 64} and gain.tried == 2 and gain.speedup >= 1
-    assert result.progress.trials == 1 and result.progress.tasks
-    assert result.total_gain >= 1 and result.to_json()["kernels"][0]["kernel"] == "matmul"
-    after = tkc.explain(model, (x,), **options)
-    assert after.kernel_coverage.own == 1.0 and [each.origin for each in after.uses[0].chosen_by] == ["own"]
-    assert "records of their own shape 100.0%" in " ".join(str(after).split())
+    assert result.progress.stopped == "the kernels are measured; there are no other functions to tune"
+    assert result.total_gain == result.kernel_gain >= 1 and result.to_json()["kernels"][0]["kernel"] == "matmul"
+    report = tkc.explain(model, (x,), **options)
+    assert report.kernel_coverage.own == 1.0 and [each.origin for each in report.uses[0].chosen_by] == ["own"]
+    assert "records of their own shape 100.0%" in " ".join(str(report).split())
+    other = tkc.explain(model, (torch.randn(65, 32),), **options)
+    assert other.uses[0].chosen_by[0].origin == "near" and "m=64" in str(other.uses[0].chosen_by[0].record)
     records = read_records(tmp_path / "cpu")
     again = tkc.tune(model, (x,), trials=1, **options)
     assert [gain.tried for gain in again.progress.kernels] == [0]
     assert read_records(tmp_path / "cpu") == records
-    left_out = tkc.tune(model, (x,), trials=1, measure_kernels="none", **options)
-    assert left_out.progress.kernels == ()
+    with pytest.raises(UsageError, match="nothing to tune: 1 × a prebuilt kernel"):
+        tkc.tune(model, (x,), trials=1, measure_kernels="none", **options)
+
+
+def test_kernels_are_not_measured_over_rpc(tmp_path: Path) -> None:
+    """Which is said, with what to do."""
+    job = functions._Job(CPU, tmp_path, Budget(1), Endpoint("host", 1, "key"), False, None, 0.0, Background())
+    progress = job._kernels(Extraction((), {}, ()), [_called(64, 1.0)], "new", 0.0)
+    assert progress.kernels == () and "are not measured over RPC; tune there" in str(progress.kernels_note)
+
+
+@pytest.mark.daily(1)
+def test_kernels_and_functions_in_one_job(tmp_path: Path) -> None:
+    """One result of both."""
+    seen: list[Any] = []
+    result = tkc.tune(
+        Product(followed=True).eval(),
+        (torch.randn(64, 32),),
+        trials=1,
+        database=tmp_path,
+        kernels="all",
+        observer=seen.append,
+    )
+    assert len(result.progress.kernels) == 1 and result.progress.trials == 1 and result.progress.tasks
+    assert seen[-1].kernels == result.progress.kernels
+    assert all(each.reason != "a prebuilt kernel" for each in result.progress.skipped)
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     """By name."""
     with pytest.raises(UsageError, match="measure_kernels is new, again, none, and not 'all'"):
-        tkc.tune(Products(), (torch.randn(4, 32),), trials=1, database=tmp_path, measure_kernels="all")  # type: ignore[arg-type]
+        tkc.tune(Product(), (torch.randn(4, 32),), trials=1, database=tmp_path, measure_kernels="all")  # type: ignore[arg-type]
