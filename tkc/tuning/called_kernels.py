@@ -198,8 +198,8 @@ class KernelJob:
         """What is not tried, beside the present choice and what is fastest so far."""
         tried = self._tried.get(group.key)
         offered = group.spec.configurations(group.parameters, self._target)
-        untried = [each for each in offered if tried is not None and each not in tried]
-        if tried is None or not untried:
+        untried = [each for each in offered if tried and each not in tried]
+        if not tried or not untried:
             return []
         return list(dict.fromkeys((group.configuration, next(iter(tried)), *untried)))
 

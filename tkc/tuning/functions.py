@@ -230,7 +230,7 @@ class _Job:
         if self.endpoint is not None:
             reason = "the kernels that the model calls are not measured over RPC"
             return dataclasses.replace(progress, kernels_note=f"{reason}; tune there, without an RPC tracker")
-        choices = kernel_choices(self.root if self.root.is_dir() else False, self.target)
+        choices = kernel_choices(self.root, self.target)
         job: KernelJob | None = None
 
         def notify(activity: str) -> None:
