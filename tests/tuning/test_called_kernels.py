@@ -50,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernel
         def times(case: Case, functions: Mapping[Any, Any], *_: Any) -> Times:
             return {each: (milliseconds(case, each),) * 3 for each in functions}
 
-        monkeypatch.setattr(called_kernels, "built_functions", lambda requests: dict.fromkeys(requests, print))
+        monkeypatch.setattr(called_kernels, "built_functions", lambda requests, _: dict.fromkeys(requests, print))
         monkeypatch.setattr(called_kernels, "case_times", times)
         choices = RecordedChoices(options.pop("records", ()), this_device(CPU))
         notify = options.pop("notify", lambda activity: None)

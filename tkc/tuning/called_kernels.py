@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tkc.builder import KernelBuilder
 from tkc.called_cases import CalledCase
 from tkc.errors import KernelBuildError
 from tkc.kernels import SPECS, KernelRequest, KernelSpec, Target
@@ -76,6 +78,42 @@ class _Group:
         return KernelRequest(self.spec.name, self.parameters, configuration, target)
 
 
+class _Building:
+    """One builder for all kernels, which takes seconds to start. What the time does not suffice for is left behind in
+    the background, and the builder with it, so that the next job finds it built.
+    """
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._builder = KernelBuilder()
+        self._left = threading.Event()
+
+    def __enter__(self) -> _Building:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._left.is_set():
+            self._close()
+
+    def __call__(self, requests: Sequence[KernelRequest], until: float | None) -> dict[KernelRequest, Any]:
+        """The functions of those that build. Raises :class:`TimeIsUpError`, and :class:`KernelBuildError` if none."""
+        try:
+            return self._background.run(partial(self._build, requests), until)
+        except (TimeIsUpError, KeyboardInterrupt):
+            self._left.set()
+            raise
+
+    def _build(self, requests: Sequence[KernelRequest]) -> dict[KernelRequest, Any]:
+        try:
+            return built_functions(requests, self._builder)
+        finally:
+            if self._left.is_set():
+                self._close()
+
+    def _close(self) -> None:
+        self._builder.__exit__(None, None, None)
+
+
 class KernelJob:
     """Measures ``called`` kernels on this machine, ``device_name``, for compilations that choose by ``choices``.
 
@@ -127,19 +165,24 @@ class KernelJob:
         Every kernel in its promising configurations, then each in the others, which are left out without ``until``.
         ``batch`` kernels are built at a time.
         """
-        for phase in (self._promising, self._others) if until is not None else (self._promising,):
-            for groups in self._batches(phase, batch):
-                if self._is_over(until, self._batch_seconds) or not self._build(groups, phase, until):
-                    break
-                for group in groups:
-                    if self._is_over(until):
-                        break
-                    self._measure(group, phase(group), until)
+        if self._kernels:
+            with _Building(self._background) as building:
+                self._run(building, until, batch)
         self._functions.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         missing = sum(group.key not in self._tried for groups in self._kernels for group in groups)
         return f"{missing} sizes of kernels were not measured: their part of the time was over" if missing else None
+
+    def _run(self, building: _Building, until: float | None, batch: int) -> None:
+        for phase in (self._promising, self._others) if until is not None else (self._promising,):
+            for groups in self._batches(phase, batch):
+                if self._is_over(until, self._batch_seconds) or not self._build(building, groups, phase, until):
+                    return
+                for group in groups:
+                    if self._is_over(until):
+                        break
+                    self._measure(group, phase(group), until)
 
     def _to_measure(self, called: Iterable[CalledCase], again: bool) -> list[list[_Group]]:
         """The kernels, each as the groups that the same libraries serve, in order of what may be gained."""
@@ -217,7 +260,13 @@ class KernelJob:
         if found:
             yield found
 
-    def _build(self, groups: Sequence[_Group], phase: Callable[[_Group], list[Any]], until: float | None) -> bool:
+    def _build(
+        self,
+        building: _Building,
+        groups: Sequence[_Group],
+        phase: Callable[[_Group], list[Any]],
+        until: float | None,
+    ) -> bool:
         """Build what is not built yet; whether it was in time."""
         wanted = dict.fromkeys(group.request(each, self._target) for group in groups for each in phase(group))
         missing = [request for request in wanted if request not in self._functions]
@@ -227,7 +276,7 @@ class KernelJob:
         self._notify(f"building {len(missing)} configurations of {names}")
         begun = time.monotonic()
         try:
-            self._functions |= self._background.run(partial(built_functions, missing), until)
+            self._functions |= building(missing, until)
         except TimeIsUpError:
             return False
         except KernelBuildError as error:

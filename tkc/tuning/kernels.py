@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,16 @@ def tune_kernels(
     return winners
 
 
-def built_functions(requests: Iterable[KernelRequest]) -> dict[KernelRequest, Any]:
-    """The function of each request that builds; :class:`KernelBuildError` where none does."""
+def built_functions(
+    requests: Iterable[KernelRequest], builder: KernelBuilder | None = None
+) -> dict[KernelRequest, Any]:
+    """The function of each request that builds, by ``builder``, or one of its own; :class:`KernelBuildError` where none
+    does.
+    """
     functions = {}
     failure = None
-    with KernelBuilder() as builder:
-        for outcome, request in _outcomes(builder, list(requests)):
+    with KernelBuilder() if builder is None else nullcontext(builder) as used:
+        for outcome, request in _outcomes(used, list(requests)):
             if isinstance(outcome, KernelBuildError):
                 _LOG.warning("%s is left out: %s", request.configuration, outcome)
                 failure = outcome
