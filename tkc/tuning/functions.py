@@ -196,7 +196,7 @@ class _Job:
         from tkc.schedules.tuning.job import NothingToTuneError
         from tkc.schedules.tuning.state import JobState, StateFile, UnreadableStateError
 
-        folder = target_folder(self.root, self.target)
+        folder, prepared = target_folder(self.root, self.target), time.monotonic() - self.started
         try:
             with closing(StateFile(folder / "jobs", extraction.tasks)) as file:
                 state = file.load() if self.resume else JobState()
@@ -206,7 +206,7 @@ class _Job:
                     state.seconds += time.monotonic() - self.started
                     file.save(state)
                     raise
-                return TuningResult(folder, str(self.target), self._functions(extraction, file, kernels))
+                return TuningResult(folder, str(self.target), self._functions(extraction, file, kernels, prepared))
         except (NothingToTuneError, UnreadableStateError) as error:
             raise UsageError(str(error)) from error
         except ConnectionError as error:
@@ -249,8 +249,8 @@ class _Job:
         note = job.run(until, _AT_A_TIME * (os.cpu_count() or 1))
         return dataclasses.replace(self._progress(), kernels=job.gains, kernels_note=note, skipped=tuple(job.skipped))
 
-    def _functions(self, extraction: Extraction, file: StateFile, kernels: Progress) -> Progress:
-        """The functions' progress at the end, and that of ``kernels``."""
+    def _functions(self, extraction: Extraction, file: StateFile, kernels: Progress, prepared: float) -> Progress:
+        """The functions' progress at the end, and that of ``kernels``; the import took ``prepared`` seconds."""
         from tkc.schedules.target import tvm_target
         from tkc.schedules.tuning.background import TimeIsUpError
         from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
@@ -278,7 +278,7 @@ class _Job:
             with Measurer(self.target, generated_for, runner, limits, prepare) as measurer:
                 job = TuningJob(
                     *(extraction, self.target, generated_for, measurer, records, self.budget, file),
-                    *(self.resume, observer, self.started, self.background),
+                    *(self.resume, observer, self.started, self.background, prepared),
                 )
                 return both(job.run())
         except (NothingToTuneError, TimeIsUpError) as error:
