@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +24,11 @@ _MOST_BYTES = 256 << 20  # the file that comes with tkc has 0.3 million
 _FARTHEST = 3.0
 _MINOR = 0.125  # the distance of an option that hardly matters: like kernels come first, but are not all that counts
 _ALIKE = {"float16", "bfloat16"}  # of which that is true
+# How many times smaller or larger than its own a size may be that a single measurement tells of.
+_REACH = 8
+
+Origin = Literal["own", "near", "default"]
+"""What a configuration was chosen by: a record of the very kernel and sizes, one of others, or none."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class KernelRecord:
     """The fastest configuration of one kernel at one set of run-time sizes, and the median time it took there.
 
     ``kernel``, ``parameters``, ``configuration`` and ``target`` are a :class:`~tkc.kernels.KernelRequest` as JSON.
+    ``single`` is one that was measured for a model, at the sizes that this has: it says nothing of far smaller or far
+    larger ones. Others belong to a table that goes from few tokens to many.
     """
 
     kernel: str
@@ -42,6 +49,7 @@ class KernelRecord:
     device: str
     versions: Mapping[str, str]
     time: str
+    single: bool = False
 
     @property
     def request(self) -> KernelRequest:
@@ -97,17 +105,32 @@ def write_records(folder: Path, records: Iterable[KernelRecord]) -> None:
 
 
 def _write_merged(folder: Path, records: Iterable[KernelRecord]) -> None:
-    kept = {record.measured: record for record in (*read_records(folder), *records)}
+    kept: dict[tuple[Any, ...], KernelRecord] = {}
+    for record in (*read_records(folder), *records):
+        # What a table has stays the table's, whoever measures it again: other sizes are chosen by it.
+        older = kept.get(record.measured)
+        in_table = record.single and older is not None and not older.single
+        kept[record.measured] = dataclasses.replace(record, single=False) if in_table else record
     ordered = tuple(kept[key] for key in sorted(kept))
     new = folder / f"{FILE}.new"
     new.write_bytes(TypeAdapter(_File).dump_json(_File(_FORMAT, ordered), indent=1) + b"\n")
     new.replace(folder / FILE)
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The configuration of a call, what it was chosen by, and the ``record``; ``None`` where it is the default."""
+
+    configuration: Any
+    origin: Origin
+    record: KernelRecord | None = None
+
+
 class RecordedChoices:
     """Chooses configurations by the nearest records; earlier ones come first where they are equally near.
 
-    Records of ``device`` come before those of others.
+    Tables of records decide, the nearest kernel's. Single ones replace what the table says of sizes near their own, if
+    their kernel is as near as the table's. Records of ``device`` come before those of others.
     ``batch_invariant``: configurations of one kernel all reduce a row in the same order.
     """
 
@@ -116,6 +139,7 @@ class RecordedChoices:
     ) -> None:
         self._device = device
         self._batch_invariant = batch_invariant
+        self._decisions: dict[Any, tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]] = {}
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
             try:
@@ -129,14 +153,23 @@ class RecordedChoices:
 
         Nothing where all must reduce a row in one order, whatever the batch, and none does.
         """
-        offered = self._offered(spec, parameters, target)
-        return _choices(spec, self._nearest(spec, parameters, target, offered), offered) if offered else ()
+        return self._decision(spec, parameters, target)[1]
 
     def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
         """The other devices whose records the kernel's configurations are chosen by."""
-        offered = self._offered(spec, parameters, target)
-        found = self._nearest(spec, parameters, target, offered) if offered else []
+        found, _ = self._decision(spec, parameters, target)
         return frozenset(record.device for record, _ in found) - {self._device}
+
+    def _decision(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target
+    ) -> tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]:
+        """The records that decide, and what they do."""
+        key = (spec.name, parameters, target)
+        if key not in self._decisions:
+            offered = self._offered(spec, parameters, target)
+            found = self._nearest(spec, parameters, target, offered) if offered else []
+            self._decisions[key] = found, _choices(spec, found, offered) if offered else ()
+        return self._decisions[key]
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
         offered = spec.configurations(parameters, target)
@@ -159,33 +192,90 @@ class RecordedChoices:
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
     ) -> Any:
         """The configuration that a call with these run-time sizes gets."""
-        choices = self(spec, parameters, target)
-        size = sizes.get(spec.dispatch_size or "", 0)
-        return next(choice.configuration for choice in choices if choice.most is None or size <= choice.most)
+        return _serving(self(spec, parameters, target), sizes.get(spec.dispatch_size or "", 0))
+
+    def chosen(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]) -> Chosen:
+        """What :meth:`configuration` returns, and what it was chosen by.
+
+        A record is a call's own if its parameters and all of its sizes are the call's.
+        """
+        configuration = self.configuration(spec, parameters, target, sizes)
+        found, _ = self._decision(spec, parameters, target)
+        by_it = [record for record, chosen in found if chosen == configuration]
+        for record in by_it:
+            if record.request.parameters == parameters and all(
+                sizes.get(name) == size for name, size in record.sizes.items()
+            ):
+                return Chosen(configuration, "own", record)
+        if not by_it:
+            return Chosen(configuration, "default")
+        return Chosen(configuration, "near", min(by_it, key=lambda record: _ratio(sizes, record.sizes)))
+
+    def ranked(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
+    ) -> tuple[Any, ...]:
+        """The configurations that records have of kernels alike, those first that were measured at the likest.
+
+        Kernels and sizes count alike: a doubling of a parameter is as far as one of a size.
+        """
+        offered = self._offered(spec, parameters, target)
+        found = []
+        for (kernel, measured), entries in self._records.items():
+            if kernel != spec.name or (distance := _distance(parameters, measured, spec.minor_parameters)) > _FARTHEST:
+                continue
+            found += [
+                (distance + _ratio(sizes, record.sizes), configuration)
+                for record, configuration in entries
+                if record.target == str(target) and configuration in offered
+            ]
+        found.sort(key=lambda entry: entry[0])
+        return tuple(dict.fromkeys(configuration for _, configuration in found))
 
     def _nearest(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
     ) -> list[tuple[KernelRecord, Any]]:
-        """The records of the kernel most alike; for sizes at which it chose what is not ``offered``, of the next one's.
+        """The records that decide, in the order in which they do: single ones near enough, then the nearest table's."""
+        table, distance = self._nearest_table(spec, parameters, target, offered)
+        singles = [
+            (far, entry)
+            for far, _, usable in self._alike(spec, parameters, target, offered, single=True)
+            if far <= distance
+            for entry in sorted(usable, key=lambda entry: entry[0].time, reverse=True)
+        ]
+        if not table:
+            return [entry for far, entry in singles if far == singles[0][0]]
+        return [*(entry for _, entry in singles), *table]
+
+    def _nearest_table(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
+    ) -> tuple[list[tuple[KernelRecord, Any]], float]:
+        """The records of the kernel most alike, and how far it is; for sizes at which it chose what is not ``offered``,
+        those of the next one.
 
         What suits a size of another kernel is nearer to the best than what suits another size of the same.
         """
-        candidates = []
-        for (kernel, measured), entries in self._records.items():
-            there = [entry for entry in entries if entry[0].target == str(target)]
-            usable = [entry for entry in there if entry[1] in offered]
-            distance = _distance(parameters, measured, spec.minor_parameters) if kernel == spec.name else math.inf
-            if usable and distance <= _FARTHEST:
-                candidates.append((distance, there, self._of_this_device(usable)))
-        candidates.sort(key=lambda candidate: candidate[0])
+        candidates = self._alike(spec, parameters, target, offered, single=False)
         if not candidates or spec.dispatch_size is None:
-            return candidates[0][2] if candidates else []
+            return (candidates[0][2], candidates[0][0]) if candidates else ([], math.inf)
         found: list[tuple[KernelRecord, Any]] = []
         missing = {record.sizes[spec.dispatch_size] for record, _ in candidates[0][1]}
         for _, _, usable in candidates:
             found += [entry for entry in usable if entry[0].sizes[spec.dispatch_size] in missing]
             missing -= {record.sizes[spec.dispatch_size] for record, _ in usable}
-        return found
+        return found, candidates[0][0]
+
+    def _alike(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any], *, single: bool
+    ) -> list[tuple[float, list[tuple[KernelRecord, Any]], list[tuple[KernelRecord, Any]]]]:
+        """How far each kernel alike is, its records, and those whose configurations are ``offered``; nearest first."""
+        candidates = []
+        for (kernel, measured), entries in self._records.items():
+            there = [entry for entry in entries if entry[0].target == str(target) and entry[0].single == single]
+            usable = [entry for entry in there if entry[1] in offered]
+            distance = _distance(parameters, measured, spec.minor_parameters) if kernel == spec.name else math.inf
+            if usable and distance <= _FARTHEST:
+                candidates.append((distance, there, self._of_this_device(usable)))
+        return sorted(candidates, key=lambda candidate: candidate[0])
 
     def _of_this_device(self, entries: list[tuple[KernelRecord, Any]]) -> list[tuple[KernelRecord, Any]]:
         """Those that were measured on this device; all where none was."""
@@ -198,10 +288,57 @@ def _choices(
     """What the records that were ``found`` make of it, the nearest first; the first that is ``offered`` if none was."""
     if not found:
         return (Choice(offered[0]),)
+    singles = [entry for entry in found if entry[0].single]
+    table = [entry for entry in found if not entry[0].single]
     if spec.dispatch_size is None:
-        largest = max(found, key=lambda entry: math.prod(entry[0].sizes.values()))
+        if singles:
+            return (Choice(singles[0][1]),)
+        largest = max(table, key=lambda entry: math.prod(entry[0].sizes.values()))
         return (Choice(largest[1]),)
-    return _by_size({record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(found)})
+    best, single = (
+        {record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(entries)}
+        for entries in (table, singles)
+    )
+    return _with_singles(_by_size(best) if best else (Choice(offered[0]),), best, single)
+
+
+def _with_singles(
+    choices: tuple[Choice[Any], ...], measured: Iterable[int], singles: Mapping[int, Any]
+) -> tuple[Choice[Any], ...]:
+    """``choices``, of a table that ``measured`` these sizes, but around those of ``singles`` their configurations.
+
+    They reach midway (by ratio) to the next size that was measured, and no farther than a factor of 8. What agrees with
+    the table changes nothing.
+    """
+    if not singles:
+        return choices
+    sizes = sorted({*measured, *singles})
+    changed: list[tuple[int, int, Any]] = []
+    for at, size in enumerate(sizes):
+        if size in singles and singles[size] != _serving(choices, size):
+            below = math.isqrt(sizes[at - 1] * size) if at else 0
+            above = math.isqrt(size * sizes[at + 1]) if at + 1 < len(sizes) else size * _REACH
+            changed.append((max(below, size // _REACH - 1), min(above, size * _REACH), singles[size]))
+    limits = {choice.most for choice in choices if choice.most is not None}
+    limits |= {limit for below, above, _ in changed for limit in (below, above)}
+    pieces: list[Choice[Any]] = []
+    for most in (*sorted(limits - {0}), None):
+        inside = (c for below, above, c in changed if most is not None and below < most <= above)
+        configuration = next(inside, None) or _serving(choices, most)
+        if pieces and pieces[-1].configuration == configuration:
+            pieces.pop()
+        pieces.append(Choice(configuration, most))
+    return tuple(pieces)
+
+
+def _serving(choices: Sequence[Choice[Any]], size: int | None) -> Any:
+    """The configuration for a size; for ``None``, that of the largest."""
+    return next(c.configuration for c in choices if c.most is None or (size is not None and size <= c.most))
+
+
+def _ratio(sizes: Mapping[str, int], measured: Mapping[str, int]) -> float:
+    """How unlike two sets of sizes are: doublings, in sum."""
+    return sum(abs(math.log2(max(sizes[name], 1) / max(size, 1))) for name, size in measured.items() if name in sizes)
 
 
 def _distance(left: Any, right: Any, minor: frozenset[str]) -> float:

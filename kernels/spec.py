@@ -151,3 +151,9 @@ def as_json(value: Any) -> dict[str, Any]:
     """A dataclass as JSON reads it back: with lists for tuples."""
     read: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(value)))
     return read
+
+
+def parameters_told(parameters: Any) -> tuple[str, ...]:
+    """The names of a kernel's parameters that are not at their defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(parameters)}
+    return tuple(name for name, value in as_json(parameters).items() if (value or None) != (defaults.get(name) or None))

@@ -32,7 +32,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class _Rates:
+class Rates:
     """What a machine does in a second at best: operations on float32, and bytes read or written."""
 
     flops: float
@@ -48,18 +48,19 @@ def estimated_seconds(func: tirx.PrimFunc, target: Target) -> float:
     with one another. Symbolic sizes count as 128.
     """
     static_func = specialize(func, dict.fromkeys(size_variables(func), _NOMINAL_SIZE))
-    rates = _rates(target)
+    rates = machine_rates(target)
     return max(_operations(static_func) / rates.flops, parameter_bytes(static_func) / rates.bytes)
 
 
-def _rates(target: Target) -> _Rates:
+def machine_rates(target: Target) -> Rates:
+    """The nominal rates of the kind of machine that ``target`` is."""
     if target.kind.name == "cuda":
         gpu = device(str(target.attrs["arch"]))
-        return _Rates(gpu.flops, gpu.bandwidth)
+        return Rates(gpu.flops, gpu.bandwidth)
     cores = int(target.attrs.get("num-cores", os.cpu_count() or 1))
     lanes = vector_lanes(target, "float32")
     # Two fused multiply-adds a cycle at 2.5 GHz; two channels of memory of 20 GB/s.
-    return _Rates(cores * lanes * 4 * 2.5e9, 40e9)
+    return Rates(cores * lanes * 4 * 2.5e9, 40e9)
 
 
 def _operations(func: tirx.PrimFunc) -> float:

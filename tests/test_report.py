@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tkc.compiler import parameters_told
 from tkc.kernels.normalization.parameters import NormalizationParameters
+from tkc.kernels.spec import parameters_told
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.runtime.report import KernelUse, OperatorUse, Report
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tkc.runtime.report import Report
     from tkc.schedules.tuning.progress import Progress
     from tkc.stages import Observer
-    from tkc.tuning.functions import TuningResult
+    from tkc.tuning.functions import MeasureKernels, TuningResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -264,15 +264,19 @@ def tune(
     device_key: str | None = None,
     resume: bool = False,
     kernels: Kernels = "auto",
+    measure_kernels: MeasureKernels = "new",
     checks: bool = False,
     size_names: Mapping[str, str] | None = None,
     constants: Mapping[str, Any] | None = None,
     observer: Callable[[Progress], None] | None = None,
     started: float | None = None,
 ) -> TuningResult:
-    """Search schedules for the functions of a model that no kernel replaces, and record everything measured.
+    """Measure the kernels that a model calls, search schedules for its other functions, and record everything measured.
 
-    The job ends after ``trials`` or ``minutes``, or at ``until_gain``, whatever comes first.
+    Kernels come first, in the order of what may be gained, each at the sizes that the model has: with ``minutes`` in
+    three quarters of them at most, otherwise in the configurations alone that promise most. A configuration is recorded
+    in place of the present one if it is faster by more than 1 %. The search for functions ends after ``trials`` or
+    ``minutes``, or at ``until_gain``, whatever comes first.
 
     Args:
         model: As in :func:`compile`, and so are the example inputs, ``dynamic_shapes``, ``target``, ``kernels``,
@@ -287,11 +291,14 @@ def tune(
             What cannot be, such as a search inside of TVM, is left behind in a thread of its own, for which Python
             waits when it exits. A module is exported in the caller's thread, which does not end early.
         until_gain: Stop when the last 64 candidates gained less of the model's time. 0.02 is 2 %.
-        shapes: Sizes at which to tune functions of symbolic sizes, instead of some spread over each declared range.
+        shapes: Sizes at which to tune what has symbolic sizes, instead of some spread over each declared range.
             ``{"seq": [128, 2048]}``, for example.
-        rpc: Measure on the servers of this TVM RPC tracker (``host:port``) instead of this machine.
+        rpc: Measure on the servers of this TVM RPC tracker (``host:port``) instead of this machine. Kernels are left
+            out then, because they are measured on this machine only.
         device_key: The key by which those servers registered.
         resume: Go on with the job that the same call began: what it spent counts.
+        measure_kernels: Which kernels to measure: ``"new"`` those without a record of their own of this version and
+            device, ``"again"`` all, ``"none"`` none.
         observer: Is told how far the job is: as each phase begins, and after each measurement.
         started: When the minutes began, of ``time.monotonic`` (``None``: with the call).
 
@@ -316,6 +323,7 @@ def tune(
         device_key=device_key,
         resume=resume,
         kernels=kernels,
+        measure_kernels=measure_kernels,
         checks=checks,
         size_names=size_names,
         constants=constants,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tvm import IRModule
 
 from tkc.kernels import KernelDispatch
+from tkc.kernels.records import RecordedChoices
 from tkc.passes.canonical.join_weights import JoinedWeights
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.runtime.activations import ActivationPlan
@@ -22,7 +23,7 @@ class Compilation:
     those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
     ``unscheduled`` is the module before its functions were scheduled and its graph lowered. ``activations`` are what
     the program allocates. ``kernels_measured_on`` are the other devices by whose records their configurations were
-    chosen.
+    chosen, ``choices`` how they were.
     """
 
     module: IRModule
@@ -30,6 +31,7 @@ class Compilation:
     joined: tuple[JoinedWeights, ...] = ()
     kernels: tuple[KernelDispatch, ...] | None = None
     kernels_measured_on: tuple[str, ...] = ()
+    choices: RecordedChoices | None = None
     unscheduled: IRModule | None = None
     scheduled: tuple[ScheduledFunction, ...] = ()
     activations: ActivationPlan = field(default_factory=ActivationPlan)

@@ -25,13 +25,23 @@ from tkc.frontend import import_model
 from tkc.frontend.entries import Entry, checked_entries, imported_entries
 from tkc.frontend.exchangeable import model_weights, settle_weights
 from tkc.kernels import Target
-from tkc.kernels.spec import as_json
+from tkc.kernels.spec import as_json, parameters_told
 from tkc.runtime.artifact import MAIN, Contents, EntryContents
 from tkc.runtime.call_table import CallTable
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.program import Program, check_entry_names, program_of
-from tkc.runtime.report import KernelUse, Nondeterministic, OperatorUse, ProgramReport, Refused, Report, Scheduled
+from tkc.runtime.report import (
+    ChosenBy,
+    KernelUse,
+    Nondeterministic,
+    OperatorUse,
+    ProgramReport,
+    Refused,
+    Report,
+    Scheduled,
+    kernel_coverage,
+)
 from tkc.runtime.requirements import Requirements
 from tkc.targets import resolve_target
 
@@ -396,7 +406,9 @@ def _substituted(runner: StageRunner, imported: IRModule, target: Target, settin
     )
     others = (choices.other_devices(kernel.spec, kernel.parameters, target) for kernel in done.kernels or ())
     return dataclasses.replace(
-        done, kernels_measured_on=tuple(sorted({device for other in others for device in other}))
+        done,
+        kernels_measured_on=tuple(sorted({device for other in others for device in other})),
+        choices=choices,
     )
 
 
@@ -509,6 +521,7 @@ def _report(
     runner: StageRunner,
 ) -> Report:
     choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in done.kernels or ()}
+    origins = _origins(done, imported, target)
     uses = []
     for row in done.substitutions.substitutions:
         if (row.kernel, row.parameters) in choices:
@@ -518,7 +531,8 @@ def _report(
             )
             parameters = as_json(row.parameters)
             told = parameters_told(row.parameters)
-            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count, told))
+            chosen_by = origins.get((row.kernel, row.parameters), ())
+            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count, told, chosen_by))
     return Report(
         target=str(target),
         kernels=settings.kernels,
@@ -530,11 +544,20 @@ def _report(
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
+        kernel_coverage=kernel_coverage(each for own in origins.values() for each in own),
         coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
         stages=tuple(runner.stages),
         calls=_calls(done, original, imported),
         activations=done.activations,
     )
+
+
+def _origins(done: Compilation, imported: ImportedModel, target: Target) -> Mapping[Any, tuple[ChosenBy, ...]]:
+    from tkc.kernel_origins import kernel_origins
+
+    assert done.unscheduled is not None and done.choices is not None
+    ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
+    return kernel_origins(done.unscheduled, done.choices, target, ranges)
 
 
 def _calls(done: Compilation, original: IRModule, imported: ImportedModel) -> CallTable:
@@ -555,12 +578,6 @@ def _requirements(operators: Sequence[OperatorUse]) -> Requirements:
         if package != "tkc"
     }
     return Requirements(tuple(each.operator for each in operators), libraries)
-
-
-def parameters_told(parameters: Any) -> tuple[str, ...]:
-    """The names of a kernel's parameters that are not at their defaults."""
-    defaults = {field.name: field.default for field in dataclasses.fields(parameters)}
-    return tuple(name for name, value in as_json(parameters).items() if (value or None) != (defaults.get(name) or None))
 
 
 def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:

@@ -3,7 +3,7 @@
 from tkc.schedules.sizes.dispatch import Variant, dispatch
 from tkc.schedules.sizes.known_tiles import with_known_tiles
 from tkc.schedules.sizes.parameters import in_order_of, with_parameters_of
-from tkc.schedules.sizes.representative import representative_sizes
+from tkc.schedules.sizes.representative import representative_points, representative_sizes
 from tkc.schedules.sizes.retarget import is_bounded, retarget
 from tkc.schedules.sizes.symbolic import dimensions, dimensions_at, size_variables, specialize
 
@@ -14,6 +14,7 @@ __all__ = [
     "dispatch",
     "in_order_of",
     "is_bounded",
+    "representative_points",
     "representative_sizes",
     "retarget",
     "size_variables",

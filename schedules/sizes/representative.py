@@ -28,8 +28,14 @@ def representative_sizes(
 
     Raises :class:`ValueError` for a given value outside its range, and for a range that holds no size.
     """
+    return representative_points(tuple(size_variables(func)), ranges, given)
+
+
+def representative_points(
+    variables: Sequence[str], ranges: Mapping[str, Range], given: Mapping[str, Sequence[int]] | None = None
+) -> tuple[dict[str, int], ...]:
+    """:func:`representative_sizes` of whatever has these sizes."""
     values: list[Sequence[int]] = []
-    variables = size_variables(func)
     points = _POINTS_OF_ONE_SIZE if len(variables) == 1 else 2
     for name in variables:
         bounds = ranges.get(name, (1, None))

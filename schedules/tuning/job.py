@@ -63,7 +63,8 @@ class TuningJob:
     ``measurer`` measures, ``records`` are read for what is known and get what is measured, each as soon as it is. The
     job's own ``state_file`` counts what is spent: with ``resume``, on top of what it says. ``observer`` is called after
     every trial. Minutes count from ``started`` (of ``time.monotonic``; now, if it is left out), and what then is under
-    way is killed, or left behind in ``background``.
+    way is killed, or left behind in ``background``. ``prepared`` are the seconds that the import took (until now, if it
+    is left out).
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TuningJob:
         observer: Observer | None = None,
         started: float | None = None,
         background: Background | None = None,
+        prepared: float | None = None,
     ) -> None:
         self._extraction = extraction
         self._target = target
@@ -93,7 +95,7 @@ class TuningJob:
         self._activity = "starting"
         self._clock = time.monotonic() if started is None else started
         self._deadline = budget.deadline(self._clock, self._state.seconds)
-        self._prepared = time.monotonic() - self._clock
+        self._prepared = time.monotonic() - self._clock if prepared is None else prepared
         self._skipped = list(extraction.skipped)
         self._progress = {
             key: TaskProgress(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tkc.schedules.tuning.tasks import Skipped
 
@@ -40,6 +42,34 @@ class TaskProgress:
 
 
 @dataclass(frozen=True)
+class KernelGain:
+    """A kernel that the model calls ``weight`` times with these ``sizes``. ``before`` and ``after`` are the seconds of
+    a call in the configuration that compilations took before the job, and in ``configuration``, which they take now.
+
+    ``tried`` counts configurations; it is 0 where an earlier job's record stands.
+    """
+
+    kernel: str
+    parameters: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    weight: float
+    before: float
+    after: float
+    configuration: Mapping[str, Any]
+    tried: int
+
+    @property
+    def speedup(self) -> float:
+        """The time before over the time after."""
+        return self.before / self.after
+
+    @property
+    def seconds(self) -> float:
+        """What it takes of one call of the model."""
+        return self.weight * self.after
+
+
+@dataclass(frozen=True)
 class Point:
     """How much faster the model was (1 is the default rules' speed) after that many trials."""
 
@@ -50,7 +80,8 @@ class Point:
 @dataclass(frozen=True)
 class Progress:
     """The whole job: ``seconds`` it has run, the import of the model included, and ``trials`` it has spent, both over
-    all its resumptions. ``stopped`` says why it ended, ``None`` while it runs.
+    all its resumptions. ``stopped`` says why it ended, ``None`` while it runs. ``kernels`` are those that were measured
+    before the functions, ``kernels_note`` says why some were not.
     """
 
     activity: str
@@ -60,11 +91,28 @@ class Progress:
     curve: tuple[Point, ...]
     skipped: tuple[Skipped, ...] = ()
     stopped: str | None = None
+    kernels: tuple[KernelGain, ...] = ()
+    kernels_note: str | None = None
 
     @property
     def gain(self) -> float:
         """How much faster the model's generated functions are together than under the default rules."""
         return gain(self.tasks)
+
+    @property
+    def kernel_gain(self) -> float:
+        """How much faster the kernels that were measured are together than in the configurations of before."""
+        after = sum(kernel.seconds for kernel in self.kernels)
+        return sum(kernel.weight * kernel.before for kernel in self.kernels) / after if after else 1.0
+
+    @property
+    def total_gain(self) -> float:
+        """How much faster kernels and generated functions are together, of those that were measured."""
+        kernels = sum(kernel.seconds for kernel in self.kernels)
+        functions = sum(task.seconds for task in self.tasks)
+        if not kernels + functions:
+            return 1.0
+        return (kernels * self.kernel_gain + functions * self.gain) / (kernels + functions)
 
     @property
     def copy_share(self) -> float | None:
@@ -77,6 +125,11 @@ class Progress:
         """The part of the time of all tasks that ``task`` takes now."""
         total = sum(each.seconds for each in self.tasks)
         return task.seconds / total if total else 0.0
+
+    def share_of_all(self, kernel: KernelGain) -> float:
+        """The part that ``kernel`` takes now of the time of all kernels and tasks that were measured."""
+        total = sum(each.seconds for each in self.kernels) + sum(each.seconds for each in self.tasks)
+        return kernel.seconds / total if total else 0.0
 
 
 def gain(tasks: tuple[TaskProgress, ...]) -> float:

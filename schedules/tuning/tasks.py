@@ -16,6 +16,9 @@ from tkc.schedules.schedule_module import calls_of_functions
 from tkc.schedules.sizes import representative_sizes, size_variables, specialize
 from tkc.schedules.sizes.representative import Range
 
+PREBUILT = "a prebuilt kernel"
+"""Why a function that calls a kernel is skipped."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -77,7 +80,7 @@ def extract(
     """The functions of ``module`` that have no schedule yet, and the tasks that they make.
 
     ``ranges`` bound the symbolic sizes by name, ``shapes`` names those at which to tune. Raises :class:`ValueError` for
-    a size in ``shapes`` that is outside its range, or that no function has.
+    a size in ``shapes`` that is outside its range, or that the model has not.
     """
     functions: dict[str, Function] = {}
     skipped: list[Skipped] = []
@@ -97,6 +100,7 @@ def extract(
         key = exact_key(workload)
         known = functions.get(key)
         functions[key] = function if known is None else replace(known, calls=known.calls + function.calls)
+    names.update(ranges or {})  # kernels may have sizes that no function has
     unknown = sorted(set(shapes or {}) - names)
     if unknown:
         raise ValueError(
@@ -130,7 +134,7 @@ def _tasks(functions: Iterable[Function]) -> dict[str, Task]:
 def _nothing_to_tune(func: tirx.PrimFunc) -> str | None:
     attributes = func.attrs or {}
     if KERNEL in attributes:
-        return "a prebuilt kernel"
+        return PREBUILT
     if attributes.get(IS_SCHEDULED):
         return "scheduled by the pass that made it"
     if calls_host(func):

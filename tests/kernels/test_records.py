@@ -196,3 +196,94 @@ def test_a_dispatch_of_fewer_sizes(least: int, most: int, served: list[tuple[Til
     choices = (Choice(SMALL, 8), Choice(MIDDLE, 64), Choice(LARGE))
     found = KernelDispatch("matmul", PARAMETERS, choices, TARGET).serving(least, most).choices
     assert [(choice.configuration, choice.most) for choice in found] == served
+
+
+def single(rows: int, configuration: object, parameters: object = PARAMETERS) -> KernelRecord:
+    """A measurement for one model."""
+    return dataclasses.replace(record(rows, configuration, parameters), single=True)
+
+
+def chosen_at(records: list[KernelRecord], *rows: int) -> list[object]:
+    """The configurations at so many rows."""
+    choose = RecordedChoices(records)
+    return [choose.configuration(MATMUL, PARAMETERS, TARGET, {"m": size}) for size in rows]
+
+
+def test_a_single_record_changes_the_table_around_its_size_alone() -> None:
+    """Midway to its neighbours, be the table the kernel's own or that of one alike."""
+    other = dataclasses.replace(PARAMETERS, n=6144)
+    for owner in (PARAMETERS, other):
+        table = [record(64, SMALL, owner), record(256, SMALL, owner), record(1024, MIDDLE, owner)]
+        found = chosen_at([*table, single(333, LARGE)], 1, 256, 291, 292, 333, 583, 584, 1024, 9999)
+        assert found == [SMALL, SMALL, SMALL, LARGE, LARGE, LARGE, MIDDLE, MIDDLE, MIDDLE]
+
+
+def test_a_single_record_that_agrees_changes_nothing() -> None:
+    """Not even where the table changes over."""
+    table = [record(256, SMALL), record(512, MIDDLE)]
+    assert RecordedChoices([*table, single(333, SMALL)])(MATMUL, PARAMETERS, TARGET) == RecordedChoices(table)(
+        MATMUL, PARAMETERS, TARGET
+    )
+
+
+def test_a_single_record_without_a_table_reaches_a_factor_of_eight() -> None:
+    """Beyond it is what would be chosen without any."""
+    default = MATMUL.configurations(PARAMETERS, TARGET)[0]
+    rows = (1, 39, 40, 320, 2560, 2561)
+    assert chosen_at([single(320, SMALL)], *rows) == [default, default, SMALL, SMALL, SMALL, default]
+    assert chosen_at([single(1, SMALL)], 1, 8, 9) == [SMALL, SMALL, default]
+
+
+def test_a_table_nearer_than_a_single_record_decides() -> None:
+    """What was measured for one model does not change another that has records of its own."""
+    other = dataclasses.replace(PARAMETERS, n=6144)
+    assert chosen_at([record(333, SMALL), single(333, LARGE, other)], 333) == [SMALL]
+    assert chosen_at([record(333, SMALL, dataclasses.replace(other, k=8192)), single(333, LARGE, other)], 333) == [
+        LARGE
+    ]
+
+
+def test_the_newest_single_record_decides_where_calls_do_not_tell_sizes_apart() -> None:
+    """Of attention, by the number of its sequences alone."""
+    decode = SPECS["attention.decode"]
+    parameters = AttentionParameters(32, 8, 128, 128, "bfloat16", 128**-0.5)
+    first, second = decode.configurations(parameters, TARGET)[1:3]
+    records = [
+        dataclasses.replace(
+            single(1, configuration, parameters), kernel="attention.decode", sizes={"batch": 1, "keys": keys}, time=at
+        )
+        for keys, configuration, at in ((128, first, "2026-01-02"), (4096, second, "2026-01-01"))
+    ]
+    choose = RecordedChoices(records)
+    assert choose.configuration(decode, parameters, TARGET, {"batch": 1, "keys": 4096}) == first
+    assert choose.chosen(decode, parameters, TARGET, {"batch": 1, "keys": 128}).origin == "own"
+    assert choose.chosen(decode, parameters, TARGET, {"batch": 1, "keys": 4096}).origin == "near"
+
+
+def test_what_chose_is_told() -> None:
+    """The very kernel and sizes, others, or nothing."""
+    choose = RecordedChoices([record(64, MIDDLE), record(16, SMALL, dataclasses.replace(PARAMETERS, n=2048))])
+    found = choose.chosen(MATMUL, PARAMETERS, TARGET, {"m": 64})
+    assert (found.configuration, found.origin) == (MIDDLE, "own")
+    assert choose.chosen(MATMUL, PARAMETERS, TARGET, {"m": 65}).origin == "near"
+    alike = choose.chosen(MATMUL, dataclasses.replace(PARAMETERS, n=2040), TARGET, {"m": 16})
+    assert (alike.origin, alike.configuration) == ("near", SMALL)
+    unlike = choose.chosen(MATMUL, dataclasses.replace(PARAMETERS, n=64, k=64), TARGET, {"m": 64})
+    assert (unlike.origin, unlike.record) == ("default", None)
+
+
+def test_configurations_of_the_likest_records_come_first() -> None:
+    """A doubling of rows is as far as one of columns."""
+    records = [record(64, MIDDLE), record(4096, LARGE), record(250, SMALL, dataclasses.replace(PARAMETERS, n=6144))]
+    assert RecordedChoices(records).ranked(MATMUL, PARAMETERS, TARGET, {"m": 256}) == (SMALL, MIDDLE, LARGE)
+
+
+def test_a_table_keeps_what_was_measured_for_a_model(tmp_path: Path) -> None:
+    """In place of its own record."""
+    write_records(tmp_path, [record(64, SMALL)])
+    write_records(tmp_path, [single(64, LARGE), single(65, LARGE)])
+    assert [(r.sizes["m"], r.single, r.milliseconds) for r in read_records(tmp_path)] == [
+        (64, False, 1.0),
+        (65, True, 1.0),
+    ]
+    assert [r.request.configuration for r in read_records(tmp_path)] == [LARGE, LARGE]

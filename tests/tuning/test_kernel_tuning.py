@@ -41,13 +41,13 @@ def test_a_wrong_configuration_never_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However fast it is; a warning names it."""
-    built = kernel_tuning._built
+    built = kernel_tuning.built_functions
 
     def with_one_that_does_nothing(requests: Any) -> dict[Any, Any]:
         functions = built(requests)
         return {r: (lambda *_: None) if r.configuration == CONFIGURATIONS[0] else f for r, f in functions.items()}
 
-    monkeypatch.setattr(kernel_tuning, "_built", with_one_that_does_nothing)
+    monkeypatch.setattr(kernel_tuning, "built_functions", with_one_that_does_nothing)
     records = kernel_tuning.tune_kernels([], CPU, tmp_path)
     assert {record.request.configuration for record in records} == {CONFIGURATIONS[1]}
     assert "is wrong by" in caplog.text and str(CONFIGURATIONS[0]) in caplog.text

@@ -158,6 +158,7 @@ _TYPES: Mapping[str, Any] = {
     "str | Path | None": Path | None,
     "str | os.PathLike[str] | None": Path | None,
     "str | Target": str,
+    "MeasureKernels": str,  # the function refuses what means nothing
     "Kernels": str,  # the function refuses what means nothing
 }
 """The command line's types, by how a signature writes them."""

@@ -7,7 +7,7 @@ import difflib
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,7 +60,10 @@ def model(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Search schedules for MODEL's functions. Interrupt it whenever you like, and go on with --resume."""
+    """Measure the kernels that MODEL calls, then search schedules for its functions.
+
+    Interrupt it whenever you like, and go on with --resume.
+    """
     import tkc
     from tkc.cli.tuning_plot import draw
 
@@ -83,13 +86,17 @@ def model(
         with suppress(OSError):  # the terminal may be closed
             _say_what_is_kept(shown.progress)
         raise
-    path = plot or result.folder / "gain.png"
-    draw(result.progress, path)
+    path = (plot or result.folder / "gain.png") if result.progress.curve else None
+    if path is not None:
+        draw(result.progress, path)
     if as_json:
-        print(json.dumps({**result.to_json(), "plot": str(path)}, indent=1))
+        print(json.dumps({**result.to_json(), "plot": path and str(path)}, indent=1))
         return
     out = Console()
-    out.print(tasks_table(result.progress))
+    if result.progress.kernels:
+        out.print(kernels_table(result.progress))
+    if result.progress.tasks or not result.progress.kernels:
+        out.print(tasks_table(result.progress))
     reasons: dict[str, list[str]] = {}
     for each in result.progress.skipped:
         reasons.setdefault(each.reason, []).append(each.function)
@@ -97,13 +104,21 @@ def model(
         named = ", ".join(functions[:_NAMED]) + (f" and {len(functions) - _NAMED} more" if functions[_NAMED:] else "")
         out.print(f"not tuned, {reason}: {named}", markup=False, highlight=False, soft_wrap=True)
     reach = result.progress.copy_share
+    if result.progress.kernels_note is not None:
+        out.print(result.progress.kernels_note, markup=False, highlight=False, soft_wrap=True)
+    if result.progress.kernels:
+        out.print(
+            f"kernels {result.kernel_gain:.2f} times as fast as before, with functions {result.total_gain:.2f} times",
+            highlight=False,
+        )
     out.print(
         f"{result.gain:.2f} times the default rules' speed"
         + ("" if reach is None else f" and {reach:.2f} of a copy's")
         + f" after {result.progress.trials} trials: {result.progress.stopped}",
         highlight=False,
     )
-    out.print(f"records in {result.folder}, plot in {path}", markup=False, highlight=False, soft_wrap=True)
+    drawn = "" if path is None else f", plot in {path}"
+    out.print(f"records in {result.folder}{drawn}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -144,13 +159,39 @@ def kernels(
     for name in ("kernel", "parameters", "sizes", "µs", "configuration"):
         table.add_column(name, overflow="fold")
     for record in records:
-        told = [
-            " ".join(f"{key}={value}" for key, value in part.items() if value not in (None, False, []))
-            for part in (record.parameters, record.sizes)
-        ]
-        configuration = " ".join(f"{key}={value}" for key, value in record.configuration.items())
-        table.add_row(record.kernel, *told, f"{record.milliseconds * 1e3:,.1f}", configuration)
+        parameters, sizes, configuration = map(_told, (record.parameters, record.sizes, record.configuration))
+        table.add_row(record.kernel, parameters, sizes, f"{record.milliseconds * 1e3:,.1f}", configuration)
     Console().print(table)
+
+
+def kernels_table(progress: Progress, title: str = "kernels that the model calls") -> Table:
+    """A row for each kernel and its sizes, those that take most of the model's time first."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("kernel", "parameters", "sizes"):
+        table.add_column(name, overflow="fold")
+    for name in ("share", "before µs", "after µs", "gain", "tried"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    for kernel in progress.kernels[:_SHOWN_TASKS]:
+        table.add_row(
+            kernel.kernel,
+            escape(_told(kernel.parameters)),
+            _told(kernel.sizes),
+            f"{progress.share_of_all(kernel):.1%}",
+            _microseconds(kernel.before),
+            _microseconds(kernel.after),
+            f"{kernel.speedup:.2f}×",
+            str(kernel.tried or "record"),
+            _told(kernel.configuration),
+        )
+    if rest := progress.kernels[_SHOWN_TASKS:]:
+        table.add_row(f"{len(rest)} more", "", "", f"{sum(map(progress.share_of_all, rest)):.1%}")
+    return table
+
+
+def _told(values: Mapping[str, Any]) -> str:
+    """``values`` without those that say what is left alone."""
+    return " ".join(f"{key}={value}" for key, value in values.items() if value not in (None, False, []))
 
 
 def tasks_table(progress: Progress, title: str | None = None) -> Table:
@@ -189,13 +230,17 @@ class _Job:
     def table(self) -> RenderableType:
         """The tasks, below one line."""
         progress = self.progress
-        return self.line() if progress is None or not progress.tasks else tasks_table(progress, self.line())
+        if progress is None or not (progress.tasks or progress.kernels):
+            return self.line()
+        return tasks_table(progress, self.line()) if progress.tasks else kernels_table(progress, self.line())
 
     def line(self) -> str:
         """How far it is."""
         seconds = time.monotonic() - self._started
         progress = self.progress
         told = [f"{seconds:.0f} s", self.phase()]
+        if progress is not None and progress.kernels:
+            told.append(f"{len(progress.kernels)} kernels, gain {progress.kernel_gain:.2f}×")
         if progress is not None and progress.trials:
             told += [f"{progress.trials} trials", f"gain {progress.gain:.2f}×"]
         return " · ".join(told)
@@ -233,10 +278,12 @@ class _Kernels:
 
 
 def _say_what_is_kept(progress: Progress | None) -> None:
-    if progress is None or not any(task.best for task in progress.tasks):
+    if progress is None or not (progress.kernels or any(task.best for task in progress.tasks)):
         print("nothing was measured yet", file=sys.stderr)
         return
+    kernels = f"kernels {progress.kernel_gain:.2f} times as fast as before; " if progress.kernels else ""
     print(
+        f"{kernels}"
         f"after {progress.trials} trials: {progress.gain:.2f} times the default rules' speed; everything measured is "
         "recorded, and the same command with --resume goes on",
         file=sys.stderr,

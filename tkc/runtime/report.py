@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,35 @@ from tkc.runtime.call_table import CallTable
 
 
 @dataclass(frozen=True)
+class ChosenBy:
+    """What the configuration at these ``sizes`` was chosen by: a record of the very kernel and sizes (``own``), one of
+    another kernel or of other sizes (``near``, told in ``record``), or none (``default``).
+
+    ``seconds`` is what a call of the model spends there, estimated.
+    """
+
+    sizes: Mapping[str, int]
+    origin: str
+    record: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class KernelCoverage:
+    """Shares of the time of a model's kernels, estimated, by what chose their configurations.
+
+    They add up to one, or are all zero for a model without kernels that have a choice. What is ``near`` or ``default``
+    is what ``tkc tune`` measures.
+    """
+
+    own: float = 0.0
+    near: float = 0.0
+    default: float = 0.0
+
+
+@dataclass(frozen=True)
 class KernelUse:
-    """One kernel in the model and how many places call it.
+    """One kernel in the model and how many places call it. ``chosen_by`` says of some of their sizes by which records.
 
     ``configurations`` are those among which each call chooses by its size, the smallest first; ``most`` in each is the
     largest size that it serves, ``None`` for the last. ``told`` names the parameters worth telling: without those at
@@ -34,6 +61,7 @@ class KernelUse:
     configurations: tuple[Mapping[str, Any], ...]
     calls: int
     told: tuple[str, ...] | None = None
+    chosen_by: tuple[ChosenBy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +152,7 @@ class Report:
     scheduled: tuple[Scheduled, ...] = ()
     nondeterministic: tuple[Nondeterministic, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
+    kernel_coverage: KernelCoverage = field(default_factory=KernelCoverage)
     stages: tuple[Stage, ...] = ()
     batch_invariant: bool = False
     calls: CallTable = field(default_factory=CallTable)
@@ -196,6 +225,9 @@ class ProgramReport(Report):
             scheduled=tuple(row for report in reports for row in report.scheduled),
             nondeterministic=tuple(row for report in reports for row in report.nondeterministic),
             coverage=_coverage(reports),
+            kernel_coverage=kernel_coverage(
+                each for report in reports for use in report.uses for each in use.chosen_by
+            ),
             stages=tuple(
                 Stage(f"{name}: {stage.name}", stage.seconds)
                 for name, report in entries.items()
@@ -224,6 +256,15 @@ class ProgramReport(Report):
 
     def __str__(self) -> str:
         return _printed(self)
+
+
+def kernel_coverage(chosen: Iterable[ChosenBy]) -> KernelCoverage:
+    """The shares of the time of all ``chosen``."""
+    seconds = {"own": 0.0, "near": 0.0, "default": 0.0}
+    for each in chosen:
+        seconds[each.origin] += each.seconds
+    total = sum(seconds.values())
+    return KernelCoverage(**{origin: value / total for origin, value in seconds.items()}) if total else KernelCoverage()
 
 
 def _coverage(reports: Sequence[Report]) -> Coverage:
@@ -261,15 +302,33 @@ def _kernels_table(report: Report) -> Table:
     invariant = ", batch_invariant=True" if report.batch_invariant else ""
     title = f"Kernels for {report.target} (kernels={report.kernels!r}{invariant})"
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for column in ("kernel", "rule", "calls", "parameters"):
+    for column in ("kernel", "rule", "calls", "parameters", "record"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in report.uses:
-        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use))
+        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use), _chosen_by(use))
     if not report.uses:
-        table.add_row("none", "", "0", "")
+        table.add_row("none", "", "0", "", "")
+    caption = []
+    if any(use.chosen_by for use in report.uses):
+        shares = dataclasses.asdict(report.kernel_coverage).items()
+        told = ", ".join(f"{_ORIGINS[origin]} {share:.1%}" for origin, share in shares)
+        caption.append(f"share of the kernels' estimated time that goes by {told}")
     if report.uses_measured_on:
-        table.caption = f"configurations in part measured on another device: {', '.join(report.uses_measured_on)}"
+        caption.append(f"configurations in part measured on another device: {', '.join(report.uses_measured_on)}")
+    table.caption = "\n".join(caption) or None
     return table
+
+
+_ORIGINS = {"own": "records of their own shape", "near": "records of a near one", "default": "defaults"}
+
+
+def _chosen_by(use: KernelUse) -> str:
+    """What chose the use's configurations, and, where it is the same for all sizes, of which record."""
+    origins = list(dict.fromkeys(each.origin for each in use.chosen_by))
+    if len(origins) > 1 or "near" not in origins:
+        return ", ".join(origins)
+    largest = max(use.chosen_by, key=lambda each: each.seconds)
+    return f"near: {largest.record}"
 
 
 def _parameters(use: KernelUse) -> str:

@@ -1,4 +1,4 @@
-"""What ``tkc.tune`` does: schedules for a model's functions, searched on real devices and kept in a database."""
+"""What ``tkc.tune`` does: kernels that a model calls are measured, then schedules of its functions searched."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.compiler import Kernels, check_kernels, checked_in_graph, prepare_toolchain
+from tkc.databases import kernel_choices
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
@@ -23,16 +24,24 @@ from tkc.targets import resolve_target
 if TYPE_CHECKING:
     from tvm import IRModule
 
+    from tkc.called_cases import CalledCase
     from tkc.frontend.model import ImportedModel
     from tkc.schedules.tuning.background import Background
     from tkc.schedules.tuning.budget import Budget
     from tkc.schedules.tuning.measurement import Limits, Runner
     from tkc.schedules.tuning.progress import Progress
     from tkc.schedules.tuning.remote import Endpoint
+    from tkc.schedules.tuning.state import StateFile
     from tkc.schedules.tuning.tasks import Extraction
     from tkc.stages import Observer
 
+MeasureKernels = Literal["new", "again", "none"]
+"""Which of the kernels that a model calls are measured: those without a record of their own, all, or none."""
+
 _OTHER_FOLDER = "name another folder (--database, or the environment variable TKC_DATABASE_DIR)"
+# The part of the minutes that kernels get where there are functions, too: most of a model's time is theirs.
+_KERNELS_SHARE = 0.75
+_AT_A_TIME = 1  # kernels that are built at a time, for each core
 _SMALLEST_ROOM = 1 << 14  # bytes, of a few records
 
 
@@ -49,12 +58,24 @@ class TuningResult:
         """How much faster the model's generated functions are together than under the default rules."""
         return self.progress.gain
 
+    @property
+    def kernel_gain(self) -> float:
+        """How much faster the kernels that the model calls are together than in the configurations of before."""
+        return self.progress.kernel_gain
+
+    @property
+    def total_gain(self) -> float:
+        """How much faster kernels and functions are together, of those that were measured."""
+        return self.progress.total_gain
+
     def to_json(self) -> dict[str, Any]:
         """The result as JSON values; times in seconds."""
         return {
             "folder": str(self.folder),
             "target": self.target,
             "gain": self.gain,
+            "kernel_gain": self.kernel_gain,
+            "total_gain": self.total_gain,
             "copy_share": self.progress.copy_share,
             **dataclasses.asdict(self.progress),
         }
@@ -76,6 +97,7 @@ def tuned(
     device_key: str | None,
     resume: bool,
     kernels: Kernels,
+    measure_kernels: MeasureKernels,
     checks: bool,
     size_names: Mapping[str, str] | None,
     constants: Mapping[str, Any] | None,
@@ -96,6 +118,8 @@ def tuned(
         raise TargetError(f"cannot measure for {resolved} here: {reason}; name an RPC tracker with servers that can")
     endpoint = _endpoint(rpc, device_key)
     check_kernels(kernels)
+    if measure_kernels not in get_args(MeasureKernels):
+        raise UsageError(f"measure_kernels is {', '.join(get_args(MeasureKernels))}, and not {measure_kernels!r}")
     root = _root(database)
     begin = _Beginning(started, observer)
     background = Background()
@@ -115,9 +139,10 @@ def tuned(
             background.run(partial(prepare_toolchain, resolved), until)
             begin("importing the model")
             imported = background.run(read, until)
-        extraction = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
+        extraction, called = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
         begin("measuring")
-        return _run(extraction, resolved, root, budget, endpoint, resume, observer, started, background)
+        job = _Job(resolved, root, budget, endpoint, resume, observer, started, background)
+        return job.run(extraction, called, measure_kernels)
     except TimeIsUpError:
         raise TuningStoppedError(
             f"the {budget.minutes:g} minutes were over before anything was measured: {begin.spent()}; "
@@ -150,55 +175,126 @@ class _Beginning:
         return ", ".join(f"{activity} took {seconds:.1f} s" for activity, seconds in spent.items() if seconds >= 0.1)
 
 
-def _run(
-    extraction: Extraction,
-    target: Target,
-    root: Path,
-    budget: Budget,
-    endpoint: Endpoint | None,
-    resume: bool,
-    observer: Callable[[Progress], None] | None,
-    started: float,
-    background: Background,
-) -> TuningResult:
-    from tkc.schedules.database import target_folder
-    from tkc.schedules.target import tvm_target
-    from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
-    from tkc.schedules.tuning.measurement import Limits, Measurer
-    from tkc.schedules.tuning.state import StateFile, UnreadableStateError
-    from tkc.schedules.tuning.stored_records import StoredRecords
+@dataclass(frozen=True)
+class _Job:
+    """One call's job: kernels first, then functions."""
 
-    generated_for, limits, folder = tvm_target(target), Limits(), target_folder(root, target)
-    prepare = partial(prepare_toolchain, target)
-    try:
-        records = StoredRecords(root, target, None if endpoint is None else endpoint.key)
-        with (
-            Measurer(target, generated_for, _runner(endpoint, target, limits), limits, prepare) as measurer,
-            closing(StateFile(folder / "jobs", extraction.tasks)) as file,
-        ):
-            job = TuningJob(
-                extraction,
-                target,
-                generated_for,
-                measurer,
-                records,
-                budget,
-                file,
-                resume,
-                observer,
-                started,
-                background,
+    target: Target
+    root: Path
+    budget: Budget
+    endpoint: Endpoint | None
+    resume: bool
+    observer: Callable[[Progress], None] | None
+    started: float
+    background: Background
+
+    def run(
+        self, extraction: Extraction, called: Sequence[CalledCase], measure_kernels: MeasureKernels
+    ) -> TuningResult:
+        """The result of both. Raises :class:`UsageError` where there is nothing to tune."""
+        from tkc.schedules.database import target_folder
+        from tkc.schedules.tuning.job import NothingToTuneError
+        from tkc.schedules.tuning.state import JobState, StateFile, UnreadableStateError
+
+        folder, prepared = target_folder(self.root, self.target), time.monotonic() - self.started
+        try:
+            with closing(StateFile(folder / "jobs", extraction.tasks)) as file:
+                state = file.load() if self.resume else JobState()
+                try:
+                    kernels = self._kernels(extraction, called, measure_kernels, state.seconds)
+                except BaseException:
+                    state.seconds += time.monotonic() - self.started
+                    file.save(state)
+                    raise
+                return TuningResult(folder, str(self.target), self._functions(extraction, file, kernels, prepared))
+        except (NothingToTuneError, UnreadableStateError) as error:
+            raise UsageError(str(error)) from error
+        except ConnectionError as error:
+            raise TuningStoppedError(str(error)) from error
+        except OSError as error:
+            raise TuningStoppedError(
+                f"the job stopped: {error}; what was measured is kept in {self.root}, and resuming goes on from there; "
+                f"make room, or {_OTHER_FOLDER}"
+            ) from error
+
+    def _kernels(
+        self, extraction: Extraction, called: Sequence[CalledCase], measure: MeasureKernels, spent: float
+    ) -> Progress:
+        """What measuring the kernels came to, as a job's progress that says nothing of functions."""
+        from tkc.schedules.database import target_folder, this_device
+        from tkc.tuning.called_kernels import KernelJob
+
+        progress = self._progress()
+        if not called or measure == "none":
+            return progress
+        if self.endpoint is not None:
+            reason = "the kernels that the model calls are not measured over RPC"
+            return dataclasses.replace(progress, kernels_note=f"{reason}; tune there, without an RPC tracker")
+        choices = kernel_choices(self.root, self.target)
+        job: KernelJob | None = None
+
+        def notify(activity: str) -> None:
+            if self.observer is not None:
+                gains = () if job is None else job.gains
+                self.observer(dataclasses.replace(self._progress(activity), kernels=gains))
+
+        folder = target_folder(self.root, self.target)
+        again = measure == "again"
+        device = this_device(self.target)
+        job = KernelJob(called, choices, self.target, device, folder, self.background, notify, again=again)
+        deadline = self.budget.deadline(self.started, spent)
+        now = time.monotonic()
+        share = _KERNELS_SHARE if extraction.tasks else 1.0
+        until = None if deadline is None else now + share * max(deadline - now, 0.0)
+        note = job.run(until, _AT_A_TIME * (os.cpu_count() or 1))
+        return dataclasses.replace(self._progress(), kernels=job.gains, kernels_note=note, skipped=tuple(job.skipped))
+
+    def _functions(self, extraction: Extraction, file: StateFile, kernels: Progress, prepared: float) -> Progress:
+        """The functions' progress at the end, and that of ``kernels``; the import took ``prepared`` seconds."""
+        from tkc.schedules.target import tvm_target
+        from tkc.schedules.tuning.background import TimeIsUpError
+        from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
+        from tkc.schedules.tuning.measurement import Limits, Measurer
+        from tkc.schedules.tuning.stored_records import StoredRecords
+        from tkc.schedules.tuning.tasks import PREBUILT
+
+        def both(progress: Progress) -> Progress:
+            # What was measured is no function that is left out.
+            found = progress.skipped if not kernels.kernels else (x for x in progress.skipped if x.reason != PREBUILT)
+            skipped = (*found, *kernels.skipped)
+            return dataclasses.replace(
+                progress, kernels=kernels.kernels, kernels_note=kernels.kernels_note, skipped=skipped
             )
-            return TuningResult(folder, str(target), job.run())
-    except (NothingToTuneError, UnreadableStateError) as error:
-        raise UsageError(str(error)) from error
-    except ConnectionError as error:
-        raise TuningStoppedError(str(error)) from error
-    except OSError as error:
-        raise TuningStoppedError(
-            f"the job stopped: {error}; what was measured is kept in {root}, and resuming goes on from there; make "
-            f"room, or {_OTHER_FOLDER}"
-        ) from error
+
+        def observer(progress: Progress) -> None:
+            if self.observer is not None:
+                self.observer(both(progress))
+
+        generated_for, limits = tvm_target(self.target), Limits()
+        prepare = partial(prepare_toolchain, self.target)
+        records = StoredRecords(self.root, self.target, None if self.endpoint is None else self.endpoint.key)
+        runner = _runner(self.endpoint, self.target, limits)
+        try:
+            with Measurer(self.target, generated_for, runner, limits, prepare) as measurer:
+                job = TuningJob(
+                    *(extraction, self.target, generated_for, measurer, records, self.budget, file),
+                    *(self.resume, observer, self.started, self.background, prepared),
+                )
+                return both(job.run())
+        except (NothingToTuneError, TimeIsUpError) as error:
+            if not kernels.kernels:
+                raise
+            reason = str(error) if extraction.tasks else "there are no other functions to tune"
+            stopped = self.budget.over if isinstance(error, TimeIsUpError) else f"the kernels are measured; {reason}"
+            last = dataclasses.replace(self._progress("done"), skipped=extraction.skipped, stopped=stopped)
+            observer(last)
+            done = both(last)
+            return done
+
+    def _progress(self, activity: str = "measuring kernels") -> Progress:
+        from tkc.schedules.tuning.progress import Progress
+
+        return Progress(activity, (), 0, time.monotonic() - self.started, ())
 
 
 def _extraction(
@@ -207,12 +303,15 @@ def _extraction(
     kernels: Kernels,
     shapes: Mapping[str, Sequence[int]] | None,
     observer: Observer | None = None,
-) -> Extraction:
+) -> tuple[Extraction, list[CalledCase]]:
+    """The functions to tune, and the kernels that are called."""
+    from tkc.called_cases import called_cases
     from tkc.schedules.tuning.tasks import extract
 
     ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
     try:
-        return extract(unscheduled(imported, target, kernels, observer), ranges, shapes)
+        module = unscheduled(imported, target, kernels, observer)
+        return extract(module, ranges, shapes), called_cases(module, target, ranges, shapes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
 from tkc.measure.chosen_cases import chosen_cases
 from tkc.measure.prepared_case import Prepared
-from tkc.measure.record import device_name, package_version
+from tkc.measure.record import package_version
 from tkc.measure.timing import kernel_timings, median_milliseconds
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _FINAL_SECONDS = 0.25  # of each that may be the fastest: time enough for a GPU 
 _CLOSE = 1.25  # times the fastest so far: may be the fastest when measured for longer
 _BETTER = 0.99  # of the best time so far: by less, measurements differ, and what comes first stays
 _HOPELESS = 2.0  # times the best so far, in a single run: not worth measuring
+VERSIONED = ("tkc", "tilelang")
+"""The packages whose versions a record names."""
 # FP8 outputs may differ by one step of their 3 or 2 bits of mantissa, 16-bit ones by their rounding.
 _TOLERANCE = {"float8_e4m3fn": 2**-3, "float8_e5m2": 2**-2, "bfloat16": 2**-6, "float16": 2**-8}
 
@@ -58,7 +61,7 @@ def tune_kernels(
     by_kernel: dict[tuple[str, Any], list[Case]] = {}
     for case in cases:
         by_kernel.setdefault((case.kernel, case.parameters), []).append(case)
-    functions = _built(
+    functions = built_functions(
         KernelRequest(kernel, parameters, configuration, target)
         for kernel, parameters in by_kernel
         for configuration in SPECS[kernel].configurations(parameters, target)
@@ -77,12 +80,16 @@ def tune_kernels(
     return winners
 
 
-def _built(requests: Iterable[KernelRequest]) -> dict[KernelRequest, Any]:
-    """The function of each request that builds; :class:`KernelBuildError` where none does."""
+def built_functions(
+    requests: Iterable[KernelRequest], builder: KernelBuilder | None = None
+) -> dict[KernelRequest, Any]:
+    """The function of each request that builds, by ``builder``, or one of its own; :class:`KernelBuildError` where none
+    does.
+    """
     functions = {}
     failure = None
-    with KernelBuilder() as builder:
-        for outcome, request in _outcomes(builder, list(requests)):
+    with KernelBuilder() if builder is None else nullcontext(builder) as used:
+        for outcome, request in _outcomes(used, list(requests)):
             if isinstance(outcome, KernelBuildError):
                 _LOG.warning("%s is left out: %s", request.configuration, outcome)
                 failure = outcome
@@ -118,7 +125,7 @@ def _winner(
     for configuration, milliseconds in _final_times(case, functions, target, device).items():
         if best is None or milliseconds < _BETTER * best[0]:
             best = milliseconds, configuration
-    record = None if best is None else _record(case, target, *best, device)
+    record = None if best is None else kernel_record(case, target, *best)
     if progress is not None:
         progress(case, record)
     return record
@@ -136,8 +143,7 @@ def _final_times(
         if function is None:
             continue
         calls, error = prepared.calls(function, configuration)
-        if error > max(_TOLERANCE.get(t.dtype, 1e-5) for t in prepared.spec.outputs(case.parameters)):
-            _LOG.warning("%s is wrong by %.1e at %s: %s", case.kernel, error, dict(case.sizes), configuration)
+        if is_wrong(case, configuration, error):
             continue
         if close and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * fastest:
             continue
@@ -152,7 +158,20 @@ def _final_times(
     return {configuration: timings[str(configuration)].milliseconds for configuration in close}
 
 
-def _record(case: Case, target: Target, milliseconds: float, configuration: Any, device: torch.device) -> KernelRecord:
+def is_wrong(case: Case, configuration: Any, error: float) -> bool:
+    """Whether a ``configuration`` that deviates so far from the reference computes something else, with a warning."""
+    if error <= max(_TOLERANCE.get(t.dtype, 1e-5) for t in SPECS[case.kernel].outputs(case.parameters)):
+        return False
+    _LOG.warning("%s is wrong by %.1e at %s: %s", case.kernel, error, dict(case.sizes), configuration)
+    return True
+
+
+def kernel_record(
+    case: Case, target: Target, milliseconds: float, configuration: Any, *, single: bool = False
+) -> KernelRecord:
+    """What was measured now, by this version, on this machine's device. ``single`` is as in the record."""
+    from tkc.schedules.database import this_device
+
     return KernelRecord(
         kernel=case.kernel,
         parameters=as_json(case.parameters),
@@ -160,7 +179,8 @@ def _record(case: Case, target: Target, milliseconds: float, configuration: Any,
         target=str(target),
         sizes=dict(case.sizes),
         milliseconds=milliseconds,
-        device=device_name(device),
-        versions={name: package_version(name) for name in ("tkc", "tilelang")},
+        device=this_device(target),
+        versions={name: package_version(name) for name in VERSIONED},
         time=datetime.now(UTC).isoformat(timespec="seconds"),
+        single=single,
     )
