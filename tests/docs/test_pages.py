@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pages import ROOT, pages_with_code, run_page
 
+from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
+from tkc.frontend.torch.converters import CONVERTERS
+
 pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def _converters_of_a_page_are_its_own() -> Iterator[None]:
+    with patch.dict(CONVERTERS), patch.dict(ONNX_CONVERTERS):
+        yield
 
 
 @pytest.mark.daily(4)
