@@ -156,7 +156,7 @@ def test_what_tkc_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from tkc.dynamo import backend
     from tkc.errors import UnsupportedModelError
 
-    def refused(module: torch.fx.GraphModule) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise UnsupportedModelError("no converter of this")
 
     torch.compiler.reset()

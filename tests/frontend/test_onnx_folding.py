@@ -162,3 +162,24 @@ def test_a_transposed_convolution_of_several_groups_stays() -> None:
         plane=np.ones((6, 1, 1), "float32"),
     )
     assert left(model) == ["ConvTranspose", "Mul"]
+
+
+def test_weights_of_what_was_computed_are_exchanged_by_a_new_compilation_alone() -> None:
+    """They are refused by name, with the option that keeps them what they are."""
+
+    def model(seed: int) -> onnx.ModelProto:
+        rng = np.random.default_rng(seed)
+        return with_tensors(
+            "g (float[n, 4, 5, 5] x) => (float y) { c = Conv(x, w, b) m = Mul(c, plane) y = Relu(m) }",
+            w=rng.normal(size=(6, 4, 3, 3)).astype("float32"),
+            b=rng.normal(size=6).astype("float32"),
+            plane=rng.normal(size=(6, 1, 1)).astype("float32"),
+        )
+
+    other = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model(1).graph.initializer}
+    x = RNG.normal(size=(2, 4, 5, 5)).astype("float32")
+    with pytest.raises(tkc.InputError, match=r"'w'.*exchangeable_weights=True"):
+        tkc.compile(model(0), kernels="none").load_weights(other)
+    exe = tkc.compile(model(0), kernels="none", exchangeable_weights=True)
+    exe.load_weights(other)
+    np.testing.assert_allclose(exe(x), ReferenceEvaluator(model(1)).run(None, {"x": x})[0], rtol=1e-5, atol=1e-5)

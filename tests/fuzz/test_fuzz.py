@@ -55,20 +55,21 @@ def test_what_is_inferred_holds_and_eager_results_pass(index: int) -> None:
 def test_small_errors_are_found() -> None:
     """One element, wrong by a thousandth part, in each result of floats."""
     found, tried = 0, 0
-    for index in range(8):
+    for index in range(16):
         program = generate(2, index)
         expected = Expected(program, program.sizes.by_name()[0])
         for position, (tensor, dtype) in enumerate((t, t.dtype) for t in expected.eager.outputs):
             if dtype != torch.float32 or not tensor.numel() or not tensor.flatten()[0].isfinite():
                 continue
             changed = tensor.clone()
-            changed.view(-1)[0] = changed.view(-1)[0] * 1.001 + 1e-3
+            first = (0,) * changed.dim()
+            changed[first] = changed[first] * 1.001 + 1e-3
             outputs = list(expected.eager.outputs)
             outputs[position] = changed
             tried += 1
             found += expected.difference(Run(tuple(outputs), expected.eager.updated)) is not None
-    assert tried >= 5
-    assert found >= 0.9 * tried  # an ill-conditioned one may hide it
+    assert tried >= 20
+    assert found >= 0.85 * tried  # an ill-conditioned one may hide it
 
 
 def test_failures_shrink_to_their_cause() -> None:

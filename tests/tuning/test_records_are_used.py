@@ -65,7 +65,7 @@ def test_jobs_and_compilations_have_the_same_functions(
     """Whether or not the model itself counts the indices that are out of range."""
     extracted: list[Extraction] = []
     monkeypatch.setattr(tuning, "runs_here", lambda _: None)
-    monkeypatch.setattr(tuning, "_run", lambda extraction, *_: extracted.append(extraction))
+    monkeypatch.setattr(tuning._Job, "run", lambda _, extraction, *__: extracted.append(extraction))
     options: dict[str, Any] = {"target": target, "dynamic_shapes": _SHAPES, "checks": checks}
     tkc.tune(Tokens(), (_IDS,), trials=1, database=tmp_path, **options)
     parsed = Target.parse(target)
