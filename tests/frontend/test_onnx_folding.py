@@ -164,6 +164,19 @@ def test_a_transposed_convolution_of_several_groups_stays() -> None:
     assert left(model) == ["ConvTranspose", "Mul"]
 
 
+def test_a_name_that_a_new_weight_would_have_is_not_taken() -> None:
+    """A model may have any names."""
+    model = with_tensors(
+        "g (float[n, 4, 5, 5] x) => (float y) { c = Conv(x, w) m = Mul(c, plane) y = Add(m, p) }",
+        w=RNG.normal(size=(6, 4, 3, 3)).astype("float32"),
+        plane=RNG.normal(size=(6, 1, 1)).astype("float32"),
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "w of m"))
+    model.graph.node[2].input[1] = "w of m"
+    assert left(model) == ["Conv", "Mul", "Add"]
+    check(model, RNG.normal(size=(2, 4, 5, 5)).astype("float32"))
+
+
 def test_weights_of_what_was_computed_are_exchanged_by_a_new_compilation_alone() -> None:
     """They are refused by name, with the option that keeps them what they are."""
 

@@ -65,6 +65,7 @@ class _Convolutions:
         self._tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._reads = Counter(name for node in proto.graph.node for name in read_by(node))
         self._reads.update(value.name for value in proto.graph.output)
+        self._names = {*self._reads, *self._tensors, *weights}.union(*(node.output for node in proto.graph.node))
         self._open: dict[str, _Scaled] = {}
         """By the names of their results."""
         self._scaled: dict[str, _Scaled] = {}
@@ -83,7 +84,7 @@ class _Convolutions:
         convolution = self._open[given]
         affine = self._affine(node, given, convolution.weight.ndim)
         scaled = None if affine is None else _scaled(convolution, affine, node.output[0])
-        if scaled is None:
+        if scaled is None or self._names.intersection(_names(scaled)):
             return False
         del self._open[given]
         self._open[scaled.result] = self._scaled[convolution.node.output[0]] = scaled
