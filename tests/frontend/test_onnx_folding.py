@@ -164,6 +164,18 @@ def test_a_transposed_convolution_of_several_groups_stays() -> None:
     assert left(model) == ["ConvTranspose", "Mul"]
 
 
+def test_products_that_a_weight_cannot_hold_stay() -> None:
+    """1e-20 times 1e-25 is nothing in float32, and with an image of 1e30 it is 1e-15."""
+    model = with_tensors(
+        "g (float[n, 1, 3, 3] x) => (float y) { c = Conv(x, w) y = Mul(c, small) }",
+        w=np.full((1, 1, 3, 3), 1e-20, "float32"),
+        small=np.float32(1e-25),
+    )
+    assert left(model) == ["Conv", "Mul"]
+    x = np.full((1, 1, 3, 3), 1e30, "float32")
+    np.testing.assert_allclose(compiled(model)(x)[0], [[[[9e-15]]]], rtol=1e-5)
+
+
 def test_a_name_that_a_new_weight_would_have_is_not_taken() -> None:
     """A model may have any names."""
     model = with_tensors(

@@ -154,6 +154,28 @@ def test_an_artifact_of_an_earlier_release_has_functions_without_nodes(layers: t
     assert all(not row.nodes and row.flops is None and row.roofline is None for row in rows)
 
 
+class Convolutions(nn.Module):
+    """Two convolutions that PyTorch's library computes, on images whose channels it wants last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[n, 32, 24, 24]``."""
+        y: torch.Tensor = self.second(self.first(x).relu()).relu()
+        return y
+
+
+def test_what_a_pass_makes_of_a_node_has_its_name() -> None:
+    """Each call of the library is of its own convolution, though the graph has other variables by then."""
+    x = torch.randn(1, 32, 24, 24)
+    profile = tkc.compile(Convolutions().eval(), (x,), target="cpu", database=False).profile(x, repeat=2)
+    called = [row.name for row in profile.rows if row.function == "aten::convolution"]
+    assert len(called) == 2
+    assert sorted("first" in name for name in called) == sorted("second" in name for name in called) == [False, True]
+
+
 class Counts(nn.Module):
     """Adds its input to a buffer, and sorts it."""
 

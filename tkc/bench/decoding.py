@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -11,10 +11,11 @@ from torch import nn
 from tkc.bench.models import Benchmarked, initialized, llama_3_8b_config
 
 
-class DecodeStep(nn.Module):
-    """A causal language model with a static cache of ``length`` random keys and values a sequence, in its buffers.
+class StaticCached(nn.Module):
+    """A causal language model with a static cache of ``length`` tokens for each of ``batch`` sequences.
 
-    These are transformers' ``StaticCache``, whose tensors ``torch.compile`` is told to find where they are.
+    It is transformers' ``StaticCache``, whose tensors are buffers: a program's state, and what ``torch.compile`` is
+    told to find where it is.
     """
 
     def __init__(self, model: Any, batch: int, length: int) -> None:
@@ -28,9 +29,27 @@ class DecodeStep(nn.Module):
         self.cache = cache
         layers: list[Any] = cache.layers
         for number, layer in enumerate(layers):
-            self.register_buffer(f"keys_{number}", layer.keys.normal_())
-            self.register_buffer(f"values_{number}", layer.values.normal_())
+            self.register_buffer(f"keys_{number}", layer.keys)
+            self.register_buffer(f"values_{number}", layer.values)
             self.register_buffer(f"length_{number}", layer.cumulative_length)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """As for every module (moves it, changes its dtype); the cache goes along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # PyTorch's has no types
+        for number, layer in enumerate(self.cache.layers):
+            layer.keys, layer.values = self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}")
+            layer.cumulative_length = self.get_buffer(f"length_{number}")
+        return self
+
+
+class DecodeStep(StaticCached):
+    """One step behind ``length`` random keys and values a sequence."""
+
+    def __init__(self, model: Any, batch: int, length: int) -> None:
+        super().__init__(model, batch, length)
+        for layer in self.cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
 
     def forward(self, input_ids: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor]:
         """The logits ``[batch, 1, vocabulary]`` of the tokens ``input_ids [batch, 1]``, which stand at ``position []``
@@ -38,14 +57,6 @@ class DecodeStep(nn.Module):
         for layer in self.cache.layers:
             layer.cumulative_length.copy_(position)
         return (self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True).logits,)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> DecodeStep:
-        """As for every module (moves it, changes its dtype); the cache goes along."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # PyTorch's has no types
-        for number, layer in enumerate(self.cache.layers):
-            layer.keys, layer.values = self.get_buffer(f"keys_{number}"), self.get_buffer(f"values_{number}")
-            layer.cumulative_length = self.get_buffer(f"length_{number}")
-        return self
 
 
 def llama_3_8b_decode(layers: int, device: torch.device, dtype: torch.dtype, batch: int, cached: int) -> Benchmarked:

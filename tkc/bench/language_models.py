@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import Dim
 
+from tkc.bench.decoding import StaticCached
 from tkc.bench.models import initialized, tell_tokens_apart
 from tkc.runtime.program import Program
 
@@ -81,26 +81,8 @@ def language_model(
     return model
 
 
-class CachedModel(nn.Module):
-    """A causal language model with a static cache of ``length`` tokens for each of ``batch`` sequences.
-
-    The cache is transformers', and its tensors are buffers, so that they are a program's state.
-    """
-
-    def __init__(self, model: Any, batch: int, length: int) -> None:
-        from transformers import StaticCache
-
-        super().__init__()
-        self.model = model
-        config = model.config
-        cache: Any = StaticCache(config=config, max_cache_len=length)
-        cache.early_initialization(batch, config.num_key_value_heads, config.head_dim, model.dtype, model.device)
-        self.cache = cache
-        layers: list[Any] = cache.layers
-        for number, layer in enumerate(layers):
-            self.register_buffer(f"keys_{number}", layer.keys)
-            self.register_buffer(f"values_{number}", layer.values)
-            self.register_buffer(f"length_{number}", layer.cumulative_length)
+class CachedModel(StaticCached):
+    """The model as the entries of a program call it, with any number of tokens."""
 
     def forward(self, input_ids: torch.Tensor, cache_position: torch.Tensor) -> torch.Tensor:
         """The logits ``[batch, 1, vocabulary]`` behind ``input_ids [batch, tokens]``, which stand at the places

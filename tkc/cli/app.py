@@ -12,12 +12,15 @@ from rich.console import Console
 from tkc import api
 from tkc.cli import bench, cache, db, tune
 from tkc.cli.options import (
+    EntryOption,
     ImportOption,
     InputOption,
     JsonOption,
     KernelsOption,
     ModelArgument,
     OptionalModelArgument,
+    SeedOption,
+    SizesOption,
     TargetOption,
 )
 from tkc.cli.progress import StageProgress
@@ -88,12 +91,10 @@ def explain(
 @app.command()
 def run(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
-    entry: Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")] = None,
+    entry: EntryOption = None,
     inputs: InputOption = None,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    sizes: SizesOption = None,
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs: .npz or .safetensors.")
     ] = None,
@@ -116,12 +117,10 @@ def run(
 @app.command()
 def profile(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder that tkc compile wrote.")],
-    entry: Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")] = None,
+    entry: EntryOption = None,
     inputs: InputOption = None,
-    sizes: Annotated[
-        list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    sizes: SizesOption = None,
+    seed: SeedOption = 0,
     repeat: Annotated[int, typer.Option(help="Calls of which each time is the median.")] = 20,
     output: Annotated[
         Path | None, typer.Option("--output", "--html", "-o", help="Write it as one page (.html) or as .json.")

@@ -139,16 +139,20 @@ class Running(SurvivesFork):
         launch = self._launch or self.load()
         if bound is not None and self._takes(bound):
             return self._run_bound(inputs, bound)[0]
+        return self._run_fitted(launch, inputs)[0]
+
+    def _run_fitted(self, launch: Run, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+        """The outputs, and the inputs as generated code found them. ``launch`` has each kernel launched by itself."""
         fitted = self._checked(inputs)
         if self.limit is not None:
             self.activations.check(fitted, self.limit)
         if self._order is not None:
             self._order()
-            if self.cuda_graphs and self._graphs is not None:
-                launch = self._graphs
+        if self.cuda_graphs and self._graphs is not None:
+            launch = self._graphs
         if is_recording() if self.ranges is None else self.ranges:
             launch = self._named or self._naming()
-        return self._flagged(launch, fitted)
+        return self._flagged(launch, fitted), fitted
 
     def _takes(self, bound: BoundInputs) -> bool:
         """Whether a call needs no more than the moving inputs, and has the weights that they were bound with."""
@@ -180,16 +184,7 @@ class Running(SurvivesFork):
             results, moving = self._run_bound(inputs, bound)
             given = [_updated(inputs[i], bound.fitted(i, inputs[i], moving)) for i in self._updated_inputs]
         else:
-            fitted = self._checked(inputs)
-            if self.limit is not None:
-                self.activations.check(fitted, self.limit)
-            if self._order is not None:
-                self._order()
-            if self.cuda_graphs and self._graphs is not None:
-                launch = self._graphs
-            if is_recording() if self.ranges is None else self.ranges:
-                launch = self._named or self._naming()
-            results = self._flagged(launch, fitted)
+            results, fitted = self._run_fitted(launch, inputs)
             given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results

@@ -34,7 +34,8 @@ def with_scaled_convolutions(
     """The model without what a convolution takes in, and new weights of at least ``least_bytes``.
 
     ``weights`` are the initializers that do not stand in ``proto``. A convolution stays as it is where something else
-    reads its result, where its weight is no constant, and where a new number would not be finite.
+    reads its result, where its weight is no constant, and where a new number would not be finite, or too small for its
+    dtype.
     """
     found = _Convolutions(proto, weights)
     kept = [node for node in proto.graph.node if not found.takes(node)]
@@ -49,9 +50,10 @@ def with_scaled_convolutions(
 
 @dataclass
 class _Scaled:
-    """A convolution with its weight and its bias as they are so far, and the name of its result."""
+    """A convolution with its weight and its bias as they are so far, in float64, and the name of its result."""
 
     node: onnx.NodeProto
+    dtype: np.dtype
     weight: np.ndarray
     bias: np.ndarray
     result: str
@@ -104,7 +106,7 @@ class _Convolutions:
     def made(self) -> dict[str, np.ndarray]:
         """The new constants by their names."""
         return {
-            name: value
+            name: value.astype(scaled.dtype)
             for scaled in self._scaled.values()
             for name, value in zip(_names(scaled), (scaled.weight, scaled.bias), strict=True)
         }
@@ -119,7 +121,8 @@ class _Convolutions:
             if len(node.input) > 2 and node.input[2]:
                 return
             bias = np.zeros(weight.shape[_CHANNELS[node.op_type]], weight.dtype)
-        self._open[node.output[0]] = _Scaled(node, weight, bias, node.output[0])
+        wide = weight.astype(np.float64), bias.astype(np.float64)
+        self._open[node.output[0]] = _Scaled(node, weight.dtype, *wide, node.output[0])
 
     def _value(self, name: str) -> np.ndarray | None:
         value = self._weights.get(name)
@@ -169,7 +172,7 @@ def _of_channels(value: np.ndarray, rank: int) -> np.ndarray | None:
 
 
 def _scaled(convolution: _Scaled, affine: _Affine, result: str) -> _Scaled | None:
-    """``convolution`` with ``affine`` in it; ``None`` where a number would not be finite."""
+    """``convolution`` with ``affine`` in it; ``None`` where its dtype cannot hold a number to its last digit."""
     weight, bias = convolution.weight, convolution.bias
     axis = _CHANNELS[convolution.node.op_type]
     channels = weight.shape[axis]
@@ -177,11 +180,16 @@ def _scaled(convolution: _Scaled, affine: _Affine, result: str) -> _Scaled | Non
         return None
     along = [-1 if each == axis else 1 for each in range(weight.ndim)]
     with np.errstate(all="ignore"):
-        new_weight = (weight * affine.scale.reshape(along)).astype(weight.dtype)
-        new_bias = (bias * affine.scale + affine.shift).astype(bias.dtype)
-    if not (np.isfinite(new_weight).all() and np.isfinite(new_bias).all()):
-        return None
-    return _Scaled(convolution.node, new_weight, new_bias, result)
+        new_weight = weight * affine.scale.reshape(along)
+        new_bias = bias * affine.scale + affine.shift
+    # A product that is too small for the dtype may be large again in a later one with the image.
+    lost = (weight != 0) & (affine.scale.reshape(along) != 0) & (abs(new_weight) < np.finfo(convolution.dtype).tiny)
+    held = [np.abs(new).max(initial=0) <= np.finfo(convolution.dtype).max for new in (new_weight, new_bias)]
+    return (
+        None
+        if lost.any() or not all(held)
+        else _Scaled(convolution.node, convolution.dtype, new_weight, new_bias, result)
+    )
 
 
 def _names(scaled: _Scaled) -> tuple[str, str]:
