@@ -45,7 +45,8 @@ _BINARY: dict[type, Callable[[Numbers, Numbers], Numbers]] = {
 def same_places(before: tirx.PrimFunc, after: tirx.PrimFunc) -> bool:
     """Whether both compute the same from the same places, ``after`` being ``before`` with flat memory.
 
-    Also ``False`` where this cannot be told, because their statements differ.
+    Also ``False`` where this cannot be told, because their statements differ, and where ``before`` stores outside of its
+    memory.
     """
     samples = Samples()
     try:
@@ -165,6 +166,7 @@ def _compare_one(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached:
         if before.else_case is not None and after.else_case is not None:
             _compare(samples, before.else_case, after.else_case, reached & ~condition)
     elif isinstance(before, tirx.BufferStore):
+        _check_within(samples, before, reached)
         place = samples.place(before.buffer, before.indices)
         _check(place, samples.place(after.buffer, after.indices), reached)
         _check(samples(before.value), samples(after.value), reached)
@@ -179,6 +181,16 @@ def _compare_one(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached:
         _compare(samples, before.body, after.body, reached)
     else:
         raise _DifferentError
+
+
+def _check_within(samples: Samples, store: tirx.BufferStore, reached: NDArray[np.bool_]) -> None:
+    """Raise where memory that TVM made compact has no room for what is stored."""
+    for index, size in zip(store.indices, store.buffer.shape, strict=True):
+        if isinstance(index, tirx.Ramp | tirx.Broadcast):
+            continue
+        place = samples(index)
+        if not ((place >= 0) & (place < samples(size)))[reached].all():
+            raise _DifferentError
 
 
 def _check(before: Numbers, after: Numbers, reached: NDArray[np.bool_]) -> None:

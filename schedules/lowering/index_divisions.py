@@ -45,17 +45,27 @@ _FLOORS = [f"tirx.{kind.__name__}" for kind in FLOORS]
 
 
 def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func``, with quotients hidden from TVM's analysis where it fails on them or makes other places of them."""
+    """``func``, with quotients hidden from TVM's analysis where it fails on them or makes other places of them.
+
+    How much memory an intermediate value needs follows from quotients. So they are hidden once memory is compact, and
+    what is returned then has flat memory, and loops instead of blocks. Only where TVM fails before that they are hidden
+    from the start: there a copy of a few elements is as large as all that it is made from.
+    """
     if not any(map(_is_suspect, nodes(func.body))):
         return func
-    flat = _becomes_flat(func)
-    if flat is None:
+    compact = _compact(func)
+    if compact is None:
         func = _hide(func, _is_by_a_formula)
-        flat = _becomes_flat(func)
-    if flat:
+        compact = _compact(func)
+    if compact is None:
+        return _hide(func)
+    if _stays_right(compact) is not None:
         return func
-    hidden_in_places = _hide_in_places(func)
-    return hidden_in_places if _becomes_flat(hidden_in_places) else _hide(func)
+    for hide in (_hide_in_places, _hide):
+        flat = _stays_right(hide(compact))
+        if flat is not None:
+            return flat
+    return _hide(func)
 
 
 def _hide(func: tirx.PrimFunc, which: Callable[[tirx.PrimExpr], bool] = lambda expr: True) -> tirx.PrimFunc:
@@ -90,11 +100,17 @@ def _is_by_a_formula(node: tirx.PrimExpr) -> bool:
     return not isinstance(node.b, tirx.IntImm | tirx.Var)
 
 
-def _becomes_flat(func: tirx.PrimFunc) -> bool | None:
-    """Whether memory becomes flat with the same places as before; ``None`` where TVM fails."""
+def _compact(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """``func`` with loops instead of blocks, and compact memory; ``None`` where TVM fails on it, or flattens it not."""
     try:
         before = _BEFORE(tvm.IRModule({"main": func}))
-        after = _FLATTEN(before)
+        _FLATTEN(before)
     except Exception:  # whatever TVM raises: nothing is lost where it was something else, which comes again
         return None
-    return same_places(before["main"], after["main"]) and simplifies_rightly(before["main"])
+    return before["main"]
+
+
+def _stays_right(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """``compact`` with flat memory; ``None`` where that reads or writes other places than before."""
+    flat = _FLATTEN(tvm.IRModule({"main": compact}))["main"]
+    return flat if same_places(compact, flat) and simplifies_rightly(compact) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -70,6 +71,40 @@ def test_every_option(rank: int) -> None:
     calls[1][0][0] = calls[1][0][0].round()
     functions = _averages(rank) | _maxima(rank) | _adaptive(rank)
     compare(functions, *calls, dynamic_shapes=[{0: Dim("batch", max=8)}])
+
+
+WINDOWS_LARGER_THAN_IMAGES = ((2560, 2560, 0), (100, 100, 50), (12, 30, 3), (90, 4, 0), (20, 3, 10), (18, 1, 9))
+"""Kernel, stride and padding of images of :data:`SIZES`, in ceil mode."""
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_windows_larger_than_images(rank: int) -> None:
+    """EfficientNet's pooler averages windows of 2560 x 2560. Only the image is looked at: its sizes, known or not, are
+    the extents of the loops."""
+    functions: dict[str, Function] = {}
+    for sizes in WINDOWS_LARGER_THAN_IMAGES:
+        options = {"ceil_mode": True}
+        functions[f"average {sizes}"] = lambda x, sizes=sizes, options=options: AVERAGE[rank](x, *sizes, **options)
+        functions[f"without padding {sizes}"] = lambda x, sizes=sizes, options=options: AVERAGE[rank](
+            x, *sizes, **options, count_include_pad=False
+        )
+        functions[f"largest {sizes}"] = lambda x, sizes=sizes, options=options: LARGEST[rank](
+            x, *sizes, **options, return_indices=True
+        )
+    image = _image(rank)
+    image[0, 0] = float("nan")
+    start = time.perf_counter()
+    compare({name: function for name, function in functions.items() if _runs(function, image)}, (image,))
+    assert time.perf_counter() - start < 60  # a window of 2560 by 2560 by 2560 takes hours
+
+
+def _runs(function: Function, *args: torch.Tensor) -> bool:
+    """Whether PyTorch takes it: it refuses some sizes."""
+    try:
+        function(*args)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_sizes_known_at_the_call() -> None:

@@ -18,6 +18,8 @@ from tkc.frontend.torch.converters.symbols import Size
 _MAX_POOL = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
 _AVG_POOL = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 
+_LARGE_WINDOW = 64
+
 Positions = Callable[[Index, Index], list[tirx.PrimExpr]]
 """From an output and a place in its window (an index for each axis) to the position in the image."""
 
@@ -42,6 +44,15 @@ class Windows:
         """By how much the last window exceeds the image and the padding in front of it."""
         end = (self.counts[axis] - 1) * self.stride[axis] + self.dilation[axis] * (self.kernel[axis] - 1) + 1
         return end - self.sizes[axis] - self.padding[axis]
+
+    def no_larger_than_image(self) -> Windows:
+        """The same maxima by smaller windows, along axes of which the only window covers all the image."""
+        kernel, stride, padding = list(self.kernel), list(self.stride), list(self.padding)
+        for axis, (size, count) in enumerate(zip(self.sizes, self.counts, strict=True)):
+            end = kernel[axis] - padding[axis]
+            if isinstance(size, int) and count == 1 and self.dilation[axis] == 1 and end >= size > 0:
+                kernel[axis], stride[axis], padding[axis] = size, 1, 0
+        return Windows(kernel, stride, padding, self.dilation, self.sizes, self.counts)
 
 
 def _windows(
@@ -73,7 +84,7 @@ def _max_pool(rank: int, with_indices: bool) -> Converter:
         ceil_mode: bool = False,
     ) -> Any:
         shape = b.sizes(_results(b)[0].shape)
-        windows = _windows(b, x, kernel, stride, padding, dilation, rank, shape)
+        windows = _windows(b, x, kernel, stride, padding, dilation, rank, shape).no_larger_than_image()
         wide = b.wide(x)
         largest = _largest(b, wide, windows, ceil_mode, shape)
         if not with_indices:
@@ -175,12 +186,21 @@ def _avg_pool(rank: int) -> Converter:
 def _averages(image: te.Tensor, windows: Windows, with_padding: bool, divisor: int | None) -> te.Tensor:
     rank = len(windows.kernel)
     leading, sizes = list(image.shape)[:-rank], list(image.shape)[-rank:]
-    inside = [reduction(extent, "inside") for extent in windows.kernel]
+    # A window may be far larger than the image (EfficientNet's pooler, 2560 x 2560 of 7 x 7): then all the image is
+    # looked at, and not all the window.
+    clipped = [_is_larger(extent, size) for extent, size in zip(windows.kernel, sizes, strict=True)]
+    looked_at = [size if clip else extent for extent, size, clip in zip(windows.kernel, sizes, clipped, strict=True)]
+    inside = [reduction(extent, "inside") for extent in looked_at]
     zero = tirx.const(0, image.dtype)
 
     def element(*index: tirx.Var) -> tirx.PrimExpr:
-        where = windows.positions(index[-rank:], [axis.var for axis in inside])
-        return te.sum(read_within(lambda at: image(*index[:-rank], *at), where, sizes, zero), inside)
+        places = [axis.var for axis in inside]
+        where, within = list(windows.positions(index[-rank:], places)), []
+        for axis, start in enumerate(windows.positions(index[-rank:], [0] * rank)):
+            if clipped[axis]:
+                where[axis] = places[axis]
+                within += [start <= places[axis], places[axis] < start + windows.kernel[axis]]
+        return te.sum(read_within(lambda at: image(*index[:-rank], *at), where, sizes, zero, *within), inside)
 
     sums = te.compute(extents([*leading, *windows.counts]), element, name="sums")
 
@@ -197,6 +217,11 @@ def _averages(image: te.Tensor, windows: Windows, with_padding: bool, divisor: i
         return total
 
     return te.compute(sums.shape, lambda *index: _divided(sums(*index), count(index[-rank:])), name="averages")
+
+
+def _is_larger(extent: int, size: tirx.PrimExpr) -> bool:
+    """Whether a window is larger than the image, or, where that has no size yet, so large that few images are."""
+    return extent > (int(size) if isinstance(size, tirx.IntImm) else _LARGE_WINDOW)
 
 
 def _divided(total: tirx.PrimExpr, count: tirx.PrimExpr) -> tirx.PrimExpr:
