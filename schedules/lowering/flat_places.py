@@ -45,8 +45,8 @@ _BINARY: dict[type, Callable[[Numbers, Numbers], Numbers]] = {
 def same_places(before: tirx.PrimFunc, after: tirx.PrimFunc) -> bool:
     """Whether both compute the same from the same places, ``after`` being ``before`` with flat memory.
 
-    Also ``False`` where this cannot be told, because their statements differ, and where ``before`` stores outside of its
-    memory.
+    Also ``False`` where this cannot be told, because their statements differ, and where ``before`` stores outside of
+    its memory.
     """
     samples = Samples()
     try:

@@ -21,13 +21,18 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 def main() -> int:
     """Run what was asked for; 1 if anything was wrong, crashed, hung, or failed inside."""
     options = _options()
+    import torch
+
     from tests.conformance.results import append, code_version, part
 
     from . import record, results
     from .run import cases, load, run, slice_of
-    from .verdicts import FAULTS, KINDS
+    from .verdicts import FAULTS, KINDS, Setting
 
+    if options.record and options.target != "cpu":
+        sys.exit("docs/models.md is the record of the CPU")
     load()
+    setting = Setting(options.target, getattr(torch, options.dtype))
     every = cases()
     chosen = [case for case in every if not options.only or case.name in options.only]
     if unknown := set(options.only or ()) - {case.name for case in chosen}:
@@ -46,7 +51,7 @@ def main() -> int:
         sys.exit(f"{options.results} exists; --resume goes on with it, --failed repeats what failed")
     total: Counter[str] = Counter()
     end = time.monotonic() + options.seconds
-    for number, result in enumerate(run(chosen, options.jobs), 1) if options.seconds > 0 else ():
+    for number, result in enumerate(run(chosen, options.jobs, setting=setting), 1) if options.seconds > 0 else ():
         append(options.results, result)
         total.update(result.counts)
         counts = ", ".join(f"{count} {kind}" for kind, count in result.counts.items())
@@ -76,6 +81,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so many; 0: none")
     parser.add_argument("--record", action="store_true", help="write docs/models.md and docs/models.json")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu", help="cuda: on a machine with a GPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--results", type=Path, default=Path("build/coverage/models.jsonl"))
     return parser.parse_args()
 

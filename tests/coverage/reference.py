@@ -2,7 +2,8 @@
 
 The reference is the model in float64. An element of a result may be off by the most that PyTorch's own float32 result
 is off by, or by the most that the float64 result moves when every weight and every input moves by float32's precision,
-in random directions (times a factor). Models whose code does not run in float64 are measured in float32.
+in random directions (times a factor). Models whose code does not run in float64 are measured in float32. Models of
+bfloat16 are measured by bfloat16's precision.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Reference:
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._module, self._call = module, (args, kwargs)
+        floats = [weight.dtype for weight in module.parameters() if weight.dtype.is_floating_point]
+        self._eps = torch.finfo(max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)).eps
         self.paths, self.eager = _run(module, self._call)
         again = _run(module, self._call)[1]
         self.random = any(not _equal(one, other) for one, other in zip(self.eager, again, strict=True))
@@ -35,7 +38,7 @@ class Reference:
 
     def difference(self, result: Any) -> str | None:
         """What is wrong with ``result``, in words; ``None`` if nothing is."""
-        values = pytree.tree_leaves(result)
+        values = [leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(result)]
         if len(values) != len(self.eager):
             return f"{len(values)} results instead of {len(self.eager)}"
         exact, spread = self._measured()
@@ -90,12 +93,20 @@ class Reference:
             for _ in range(DIRECTIONS):
                 with torch.no_grad():
                     for weight, was in zip(module.parameters(), weights, strict=True):
-                        weight.copy_(_moved(generator, was))
-                call = pytree.tree_map_only(torch.Tensor, partial(_moved, generator), copy.deepcopy((args, kwargs)))
+                        weight.copy_(self._moved(generator, was))
+                call = pytree.tree_map_only(
+                    torch.Tensor, partial(self._moved, generator), copy.deepcopy((args, kwargs))
+                )
                 for own, leaf, moved in zip(spread, exact, self._floats(_run(module, call)[1]), strict=True):
                     if own is not None and leaf is not None and moved is not None:
                         torch.maximum(own, (moved - leaf).abs().nan_to_num(0, 0, 0), out=own)
         return exact, spread
+
+    def _moved(self, generator: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dtype.is_floating_point:
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
+        return tensor * (1 + self._eps * signs)
 
     def _floats(self, leaves: list[Any]) -> list[torch.Tensor | None]:
         if len(leaves) != len(self.eager):
@@ -113,7 +124,7 @@ def _run(module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tup
     with torch.no_grad():
         torch.manual_seed(0)
         pairs, _ = pytree.tree_flatten_with_path(module(*args, **kwargs))
-    leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in pairs]
+    leaves = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in pairs]
     return [pytree.keystr(path) or "result" for path, _ in pairs], leaves
 
 
@@ -129,13 +140,6 @@ def _default(dtype: torch.dtype) -> Iterator[None]:
 
 def _in(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(dtype) if tensor.dtype.is_floating_point else tensor
-
-
-def _moved(generator: torch.Generator, tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.dtype.is_floating_point:
-        return tensor
-    signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.dtype) * 2 - 1
-    return tensor * (1 + torch.finfo(torch.float32).eps * signs)
 
 
 def _equal(one: Any, other: Any) -> bool:

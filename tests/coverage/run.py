@@ -6,6 +6,7 @@ import datetime
 import gc
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -16,7 +17,7 @@ from tkc.builder import KernelBuilder
 
 from .results import Result
 from .sources import sources
-from .verdicts import Case, fallen, judge
+from .verdicts import DEFAULT, Case, Setting, fallen, judge
 
 LIMITS = Limits(seconds=240.0, patience=4.0, memory=8 << 30)
 """For each variant of a model."""
@@ -51,7 +52,7 @@ def load() -> None:
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
 
 
-def run(chosen: Sequence[Case], jobs: int = 1, limits: Limits = LIMITS) -> Iterator[Result]:
+def run(chosen: Sequence[Case], jobs: int = 1, limits: Limits = LIMITS, setting: Setting = DEFAULT) -> Iterator[Result]:
     """The result of each case as it is done."""
-    for case, verdicts, seconds in Pool(judge, fallen, jobs, limits).run(chosen):
+    for case, verdicts, seconds in Pool(partial(judge, setting=setting), fallen, jobs, limits).run(chosen):
         yield Result(case, code_version(), seconds, tuple(verdicts))

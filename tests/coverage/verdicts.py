@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.utils import _pytree as pytree
 
 import tkc
 from tests.conformance.pool import Fate, Job, Watcher
@@ -16,7 +17,7 @@ from tests.conformance.verdicts import described, first_line
 from tkc.errors import InternalError, KernelBuildError
 
 from .reference import Reference
-from .sources import NotConstructibleError, sources
+from .sources import Example, NotConstructibleError, sources
 
 Kind = Literal["right", "refused", "not exportable", "not constructible", "wrong", "internal", "crash", "hang"]
 KINDS: tuple[Kind, ...] = (
@@ -54,7 +55,28 @@ class Verdict:
     """PyTorch's, with the number of places that call each: ``aten::nonzero (2)``."""
 
 
-def judge(job: Job[Case], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
+@dataclass(frozen=True)
+class Setting:
+    """What models are compiled for, ``cpu`` or ``cuda``, and the dtype of their weights and inputs."""
+
+    target: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def placed(self, example: Example) -> Example:
+        """``example`` on the target's device, in its dtype."""
+        if self == DEFAULT:
+            return example
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._tensor, (example.args, example.kwargs))
+        return Example(example.module.to(self.target, self.dtype), args, kwargs, example.export)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.target, self.dtype if tensor.dtype.is_floating_point else None)
+
+
+DEFAULT = Setting()
+
+
+def judge(job: Job[Case], watcher: Watcher, setting: Setting = DEFAULT) -> Iterator[tuple[int, Verdict]]:
     """The verdict of each variant of ``job``'s case, by its place among the variants."""
     warnings.simplefilter("ignore")
     variants = sources()[job.key.source].variants(job.key.name)
@@ -62,14 +84,14 @@ def judge(job: Job[Case], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
     watcher.all(wanted)
     for index in wanted:
         watcher.begin([index])
-        yield index, verdict(job.key, index, variants[index])
+        yield index, verdict(job.key, index, variants[index], setting)
 
 
-def verdict(case: Case, index: int, variant: str) -> Verdict:
+def verdict(case: Case, index: int, variant: str, setting: Setting = DEFAULT) -> Verdict:
     """The verdict of one variant."""
     torch.manual_seed(0)
     try:
-        example = sources()[case.source].make(case.name, variant)
+        example = setting.placed(sources()[case.source].make(case.name, variant))
         args, kwargs = example.args, dict(example.kwargs)
         reference = Reference(example.module, args, kwargs)
     except NotConstructibleError as error:
@@ -82,7 +104,7 @@ def verdict(case: Case, index: int, variant: str) -> Verdict:
     except Exception as error:
         return Verdict(index, variant, "not exportable", f"{type(error).__name__}: {first_line(error)}")
     try:
-        executable = tkc.compile(program, target="cpu")
+        executable = tkc.compile(program, target=setting.target)
     except (InternalError, KernelBuildError) as error:
         return Verdict(index, variant, "internal", described(error))
     except tkc.Error as error:
