@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from math import inf
+from math import frexp, inf
 from typing import Literal
 
 from tvm import relax, tirx
@@ -70,7 +70,7 @@ def kernel_mask(
         value = reduce(relax.op.logical_and, (tensor.value for tensor in tensors))
     else:
         kind = "additive"
-        value = reduce(relax.op.add, (_as_number(geometry.graph, tensor, name) for tensor in tensors))
+        value = reduce(relax.op.add, (_as_number(tensor, name) for tensor in tensors))
     whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
     if not all(map(geometry.space.equal, dims, whole)):
         value = relax.op.broadcast_to(value, whole)
@@ -135,11 +135,12 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
         axes = (geometry.b, geometry.h, geometry.q, geometry.k)
         dims = aligned(geometry.space, value, index, axes, broadcast=True)
         if dims is not None:
-            four = value if graph.same_shape(shape(value), dims) else relax.op.reshape(value, dims)
-            number = (
-                _multiplied(four, term.factor, dtype(value)) if fill is None else _selecting(four, keeps, fill, name)
-            )
-            found = _Tensor(number, tuple(dims), dtype(value) if fill is None else "bool" if fill == -inf else name)
+            least = _narrow(graph, value, term.factor, name) if fill is None else value
+            four = least if graph.same_shape(shape(least), dims) else relax.op.reshape(least, dims)
+            if fill is None:
+                found = _Tensor(_multiplied(four, term.factor, dtype(least)), tuple(dims), dtype(least))
+            else:
+                found = _Tensor(_selecting(four, keeps, fill, name), tuple(dims), "bool" if fill == -inf else name)
         if (source := geometry.expressions.source(value, index)) is not None:
             value, index = source
         elif fill is not None and (call := graph.call(value, "relax.logical_not", "relax.bitwise_not")) is not None:
@@ -154,6 +155,14 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
     return found
 
 
+def _narrow(graph: Graph, value: relax.Expr, factor: float, name: str) -> relax.Expr:
+    """What ``value`` is a lossless cast of, in the kernel's dtype; ``value`` itself where there is none, or where its
+    product with ``factor`` would be rounded there."""
+    is_exact = abs(frexp(factor)[0]) == 0.5
+    narrow = graph.before_widening(value, name) if is_exact else None
+    return value if narrow is None else narrow
+
+
 def _selecting(condition: relax.Expr, keeps: bool, fill: float, name: str) -> relax.Expr:
     """A mask that shows the keys where ``condition`` is ``keeps``: as truth values, or for a finite fill as numbers."""
     if fill == -inf:
@@ -166,11 +175,9 @@ def _multiplied(value: relax.Expr, factor: float, name: str) -> relax.Expr:
     return value if factor == 1 else relax.op.multiply(value, relax.const(factor, name))
 
 
-def _as_number(graph: Graph, tensor: _Tensor, name: str) -> relax.Expr:
+def _as_number(tensor: _Tensor, name: str) -> relax.Expr:
     if tensor.is_bool:
         return relax.op.where(tensor.value, relax.const(0.0, name), relax.const(-inf, name))
     if tensor.dtype == name:
         return tensor.value
-    if (narrow := graph.before_widening(tensor.value, name)) is not None:
-        return narrow
     raise NotAttention(f"a {tensor.dtype} tensor is added to the scores, which the kernel would round to {name}")

@@ -31,8 +31,8 @@ def main() -> int:
 
     if options.record and options.target != "cpu":
         sys.exit("docs/models.md is the record of the CPU")
-    load()
     setting = Setting(options.target, getattr(torch, options.dtype))
+    load(setting)
     every = cases()
     chosen = [case for case in every if not options.only or case.name in options.only]
     if unknown := set(options.only or ()) - {case.name for case in chosen}:

@@ -38,8 +38,8 @@ def slice_of(day: datetime.date, among: Sequence[Case]) -> list[Case]:
     return sorted(share, key=lambda case: zlib.crc32(f"{case.name} {day}".encode()))
 
 
-def load() -> None:
-    """Load what cases need before anything is forked."""
+def load(setting: Setting = DEFAULT) -> None:
+    """Load what cases need before anything is forked: not CUDA, which no process can use that forked after it."""
     torch.set_num_threads(1)
     import transformers.exporters.exporter_dynamo
 
@@ -47,7 +47,8 @@ def load() -> None:
     # TileLang is loaded ahead of time for models that have kernels; in this process it would not survive a fork.
     KernelBuilder.load = lambda self: None  # type: ignore[method-assign]  # in this process alone
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softsign())
-    tkc.compile(torch.export.export(model, (torch.randn(2, 4),), strict=False), target="cpu")
+    if setting.target == "cpu":
+        tkc.compile(torch.export.export(model, (torch.randn(2, 4),), strict=False), target="cpu")
     gc.collect()
     gc.freeze()  # what is not looked at by collections stays one memory of all processes
 

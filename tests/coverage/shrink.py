@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 LAYERS, WIDTH, HEADS, KEY_VALUE_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, EXPERTS = 2, 64, 4, 2, 16, 128, 128, 4
+_NO_WIDTH = re.compile(
+    r"(^|_)(vocab|token|id|ids|index|position|positions|length|len|image|img|crop|patch|window|kernel|stride|frames|rate"
+    r"|theta|bins|buckets|layers?|heads?|experts|distance|chunk|context|classes|labels|factor|interval|scale)(_|$)"
+)
+"""Names of numbers that no other number's size depends on."""
+
 PATCHES = 4
 """An image has so many patches a side."""
 
@@ -36,15 +42,17 @@ _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 
 
 def configurations(default: Any) -> Iterator[Any]:
-    """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with few
-    layers and words alone. The last two keep widths that depend on one another, which no rule knows.
+    """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with all widths
+    divided by the same number; with few layers and words alone. All but the first keep widths that depend on one
+    another, which no rule knows.
 
     Raises what the configuration's class raises where it takes none of them.
     """
     fields = default.to_dict()
     errors: list[Exception] = []
     count = 0
-    for small in (shrunk(fields), shrunk(_wide_heads(fields)), shrunk(fields, widths=False)):
+    few_layers = shrunk(fields, widths=False)
+    for small in (shrunk(fields), shrunk(_wide_heads(fields)), *(_divided(few_layers, n) for n in (16, 8, 4, 1))):
         for make in (_anew, _in_place):
             try:
                 config = make(default, small)
@@ -71,6 +79,16 @@ def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
             **({"head_dim": _Kept(head)} if "head_dim" in parts else {}),
         }
     return parts
+
+
+def _divided(fields: Any, divisor: int, name: str = "") -> Any:
+    """``fields`` with all numbers that look like widths divided."""
+    if isinstance(fields, dict):
+        return {name: _divided(value, divisor, name) for name, value in fields.items()}
+    if isinstance(fields, list | tuple):
+        return type(fields)(_divided(value, divisor, name) for value in fields)
+    is_width = isinstance(fields, int) and fields >= 4 * divisor and fields % divisor == 0
+    return fields // divisor if is_width and not _NO_WIDTH.search(name) else fields
 
 
 class _Kept(int):
