@@ -54,7 +54,7 @@ def compile(
 ) -> None:
     """Compile MODEL and write the artifact."""
     import tkc
-    from tkc.runtime.artifact import check_destination
+    from tkc.runtime.artifact.writing import check_destination
 
     check_destination(output, force)
 
@@ -144,7 +144,7 @@ def inspect(
 ) -> None:
     """Check an artifact's files and show what it holds, without loading its code."""
     from tkc.cli.inspect import artifact_table
-    from tkc.runtime.artifact import open_artifact
+    from tkc.runtime.artifact.reading import open_artifact
 
     opened = open_artifact(artifact)
     _show(artifact_table(opened), opened.manifest.model_dump(mode="json"), as_json)

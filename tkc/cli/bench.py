@@ -19,7 +19,7 @@ from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.language_models import LANGUAGE_MODELS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
-from tkc.compiler import Kernels
+from tkc.compiler.options import Kernels
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.measure.record import Record, Row, record

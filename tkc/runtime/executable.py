@@ -15,7 +15,9 @@ from torch.utils import _pytree as pytree
 from tkc.errors import UsageError
 from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
-from tkc.runtime import artifact
+from tkc.runtime.artifact import reading, writing
+from tkc.runtime.artifact.contents import MAIN, Contents, EntryContents
+from tkc.runtime.artifact.reading import what_cannot_be
 from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_structure import CallStructure, listed
 from tkc.runtime.exchange import Exchanging, load_weights
@@ -234,7 +236,7 @@ class Executable:
         return load_weights(self._exchanging(), self._memory, weights, strict=strict)
 
     def _exchanging(self) -> Mapping[str, Exchanging]:
-        return {artifact.MAIN: self._running}
+        return {MAIN: self._running}
 
     def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
         """The time of a call with these inputs, function by function, with the model's nodes that each computes.
@@ -273,18 +275,22 @@ class Executable:
         self._running.limit = self._running.activations.checked_limit(limit)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
-        return artifact.save(self._contents(), Path(path), overwrite=overwrite)
+        """Write the artifact folder ``path``; it appears whole or not at all.
 
-    def _contents(self) -> artifact.Contents:
-        return artifact.Contents(self.target, {artifact.MAIN: self.entry_contents()})
+        An artifact that is there is replaced if ``overwrite`` is true; anything else at ``path`` is a
+        :class:`~tkc.UsageError`. :class:`~tkc.ArtifactError` if it cannot be written (a full disk).
+        """
+        return writing.save(self._contents(), Path(path), overwrite=overwrite)
 
-    def entry_contents(self) -> artifact.EntryContents:
+    def _contents(self) -> Contents:
+        return Contents(self.target, {MAIN: self.entry_contents()})
+
+    def entry_contents(self) -> EntryContents:
         """What an artifact holds of this."""
         return self._entry(self.parameters)
 
-    def _entry(self, parameters: Mapping[str, torch.Tensor]) -> artifact.EntryContents:
-        return artifact.EntryContents(
+    def _entry(self, parameters: Mapping[str, torch.Tensor]) -> EntryContents:
+        return EntryContents(
             self.signature,
             parameters,
             self.code,
@@ -327,7 +333,7 @@ class Executable:
         if self._memory.in_turn is not None:
             with self._memory.in_turn:
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._memory.changed or {}).items()}
-        packed = artifact.to_bytes(self._contents())
+        packed = writing.to_bytes(self._contents())
         return self._unpickle, (packed, state, self._max_concurrency, self.cuda_graphs)
 
     @property
@@ -382,7 +388,7 @@ def initial_state(signature: Signature, parameters: Mapping[str, torch.Tensor]) 
 
 
 def executable_of(
-    contents: artifact.Contents,
+    contents: Contents,
     entry: str,
     max_concurrency: int | None,
     *,
@@ -415,7 +421,7 @@ def unpickled(
 ) -> Executable:
     """What ``pickle`` packed of an executable. Checks and errors are those of :func:`tkc.load`."""
     named = "a pickled executable"
-    contents = artifact.from_bytes(packed)
-    with artifact.what_cannot_be(named):
-        executable = executable_of(contents, artifact.MAIN, max_concurrency)
+    contents = reading.from_bytes(packed)
+    with what_cannot_be(named):
+        executable = executable_of(contents, MAIN, max_concurrency)
     return executable.with_settings(state, cuda_graphs=cuda_graphs)

@@ -11,7 +11,7 @@ import torch
 from tkc.errors import ForkError, TargetError
 from tkc.kernels.target import Target
 from tkc.runtime.activations import Activations
-from tkc.runtime.artifact import EntryContents
+from tkc.runtime.artifact.contents import EntryContents
 from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_table import CallTable
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Run

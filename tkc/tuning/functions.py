@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tkc.compiler import Kernels, check_kernels, checked_in_graph, prepare_toolchain
+from tkc.compiler.code import prepare_toolchain
+from tkc.compiler.options import Kernels, check_kernels, checked_in_graph
 from tkc.databases import kernel_choices
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
