@@ -12,13 +12,13 @@ from tkc.coverage import coverage
 from tkc.kernels import Target
 from tkc.kernels.spec import as_json, parameters_told
 from tkc.runtime.call_table import CallTable
-from tkc.runtime.report import (
+from tkc.runtime.report import Report
+from tkc.runtime.report_rows import (
     ChosenBy,
     KernelUse,
     Nondeterministic,
     OperatorUse,
     Refused,
-    Report,
     Scheduled,
     kernel_coverage,
 )
