@@ -194,7 +194,7 @@ class _Job:
     ) -> TuningResult:
         """The result of both. Raises :class:`UsageError` where there is nothing to tune."""
         from tkc.schedules.database import target_folder
-        from tkc.schedules.tuning.job import NothingToTuneError
+        from tkc.schedules.tuning.ledger import NothingToTuneError
         from tkc.schedules.tuning.state import JobState, StateFile, UnreadableStateError
 
         folder, prepared = target_folder(self.root, self.target), time.monotonic() - self.started
@@ -254,7 +254,8 @@ class _Job:
         """The functions' progress at the end, and that of ``kernels``; the import took ``prepared`` seconds."""
         from tkc.schedules.target import tvm_target
         from tkc.schedules.tuning.background import TimeIsUpError
-        from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
+        from tkc.schedules.tuning.job import TuningJob
+        from tkc.schedules.tuning.ledger import NothingToTuneError
         from tkc.schedules.tuning.measurement import Limits, Measurer
         from tkc.schedules.tuning.stored_records import StoredRecords
         from tkc.schedules.tuning.tasks import PREBUILT
