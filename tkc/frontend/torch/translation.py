@@ -14,13 +14,14 @@ from tvm.runtime import from_dlpack
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.checks import converter_of, has_no_converter
-from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
+from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
 from tkc.frontend.torch.mutation import is_in_place
 from tkc.frontend.torch.operator_calls import READS_ELEMENT, OperatorCalls, can_be_called, reads_float
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
+from tkc.frontend.torch.subgraphs import held_tensor
 from tkc.runtime.signature import TensorSpec
 
 
