@@ -19,8 +19,9 @@ from tvm import relax, tirx
 from tkc.contracts import CHOOSE, REPEAT, WHILE
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.data_sizes import symbols_of
 from tkc.frontend.torch.graph_functions import Operands, Part, Translate, is_held_tensor, truth_value
-from tkc.frontend.torch.operator_calls import OperatorCalls, symbols_of
+from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.subgraphs import placeholders, subgraph, used_symbols
 from tkc.runtime.signature import Flag
 
@@ -200,9 +201,9 @@ class ControlFlow:
         if isinstance(expected, torch.Tensor):
             if self.calls is None or self._is_known(expected):
                 return self.emitter.settled(value, expected)
-            return self.calls.settled(value, expected, node)
+            return self.calls.sizes.settled(value, expected, node)
         if self.calls is not None and isinstance(expected, torch.SymInt):
-            return self.calls.settled(value, expected, node)
+            return self.calls.sizes.settled(value, expected, node)
         for symbol in symbols_of(expected):
             self.emitter.symbols.define(symbol, nonnegative=False)
         self.emitter.builder.match_cast(value, relax.ShapeStructInfo([self.emitter.symbols.size(expected)]))

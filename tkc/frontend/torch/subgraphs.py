@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch import fx
 
-from tkc.frontend.torch.operator_calls import symbols_of
+from tkc.frontend.torch.data_sizes import symbols_of
 
 
 def subgraph(node: fx.Node) -> fx.GraphModule | None:
