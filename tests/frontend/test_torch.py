@@ -21,10 +21,7 @@ from tkc.passes.graph.updates import updates
 from tkc.runtime.signature import Constant, SizeRange, TensorSpec
 from tkc.runtime.sizes import Formula
 
-
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
 
 
 def outputs_of(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:

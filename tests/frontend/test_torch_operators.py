@@ -21,9 +21,7 @@ from tkc.frontend.torch.importer import import_torch
 SIZES = (5, 8)
 
 
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
 
 
 def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor], tolerance: float = 1e-5) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -43,13 +43,6 @@ def request(
     """The kernel in the configuration of that index."""
     assert spec.unsupported(p, target) is None
     return KernelRequest(spec.name, p, spec.configurations(p, target)[index], target)
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[KernelBuilder]:
-    """One builder for all of the module's kernels."""
-    with KernelBuilder() as builder:
-        yield builder
 
 
 def guarded(tensor: TensorType, sizes: Mapping[str, int], device: str) -> tuple[torch.Tensor, torch.Tensor]:

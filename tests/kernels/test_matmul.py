@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate, chain, pairwise
@@ -35,13 +35,6 @@ CPU = Target("cpu")
 HOPPER = Target("cuda", "sm_90a")
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 ROWS = (1, 17, 127, 128, 4097)
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[KernelBuilder]:
-    """One builder for the whole file."""
-    with KernelBuilder() as builder:
-        yield builder
 
 
 def request_for(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> KernelRequest:
