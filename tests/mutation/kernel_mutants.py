@@ -132,13 +132,13 @@ KERNELS = (
         "matmul/tiling",
         "if tiling.shared_memory(weights) <= target.shared_memory",
         "if tiling.shared_memory(weights) <= 2 * target.shared_memory",
-        "kernels/test_matmul.py::test_configurations_fit_the_architecture",
+        "kernels/test_matmul_choices.py::test_configurations_fit_the_architecture",
     ),
     _kernel(
         "operands that TMA cannot load are given to WGMMA",
         "matmul/tiling",
         "return all(stride * item_bytes % TMA_ALIGNMENT == 0 for stride in strides)",
         "return all(stride * item_bytes % (TMA_ALIGNMENT // 2) == 0 for stride in strides)",
-        "kernels/test_matmul.py::test_operands_that_tma_cannot_load_get_no_wgmma",
+        "kernels/test_matmul_choices.py::test_operands_that_tma_cannot_load_get_no_wgmma",
     ),
 )
