@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_QUANTIZED_NORM = "test_quantized_rms_norm_rule.py::test_other_quantization_leaves_plain_normalization"
+_QUANTIZED_NORM = "test_quantized_rms_norm_refusals.py::test_other_quantization_leaves_plain_normalization"
 
 
 def _rule(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
@@ -172,7 +172,7 @@ RULES = (
         "rules/quantized_rms_norm",
         "if graph.constant(one) == 1 and",
         "if graph.constant(one) is not None and",
-        "test_quantized_rms_norm_rule.py::test_a_weight_plus_another_number_stays_outside",
+        "test_quantized_rms_norm_refusals.py::test_a_weight_plus_another_number_stays_outside",
     ),
     _rule(
         "permute: descending order is accepted",
@@ -228,7 +228,7 @@ RULES = (
         "substitute_kernels",
         "reason = needed_elsewhere(self.graph, found.consumed, found.replaces)",
         "reason = None",
-        "test_substitute_kernels.py::test_what_is_consumed_is_read_by_nothing_else",
+        "test_consumed_bindings.py::test_what_is_consumed_is_read_by_nothing_else",
     ),
     _rule(
         "attention: the scale before a cap is dropped",
