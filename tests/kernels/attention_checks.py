@@ -10,10 +10,7 @@ import tvm_ffi
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target, TensorType
 from tkc.kernels.attention.parameters import AttentionParameters
-from tkc.kernels.attention.spec import (
-    AttentionDecode,
-    AttentionPrefill,
-)
+from tkc.kernels.attention.spec import AttentionDecode, AttentionPrefill
 
 PREFILL, DECODE = AttentionPrefill(), AttentionDecode()
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")

@@ -12,11 +12,7 @@ from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import Target
 from tkc.kernels.attention.parameters import AttentionParameters
-from tkc.kernels.attention.spec import (
-    DECODE_RESIDENT,
-    decode_key_rows,
-    resident_blocks,
-)
+from tkc.kernels.attention.spec import DECODE_RESIDENT, decode_key_rows, resident_blocks
 
 
 def test_hopper_prefill_uses_bulk_copies_and_warpgroup_products() -> None:
