@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.decompositions import decompositions
+from tkc.frontend.torch.decompositions.table import decompositions
 from tkc.frontend.torch.outputs import Pairs
 from tkc.frontend.torch.pair_calls import on_pairs
 from tkc.frontend.torch.programs import program_of
@@ -174,7 +174,7 @@ _OF_EACH_PART = frozenset(
 """Operators that move or add up elements: of the real parts, and of the imaginary ones."""
 
 _OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
-"""Operators whose decomposition (``decompositions.py``) holds for complex numbers, too."""
+"""Operators whose decomposition (``decompositions/``) holds for complex numbers, too."""
 
 
 _PLACES = frozenset({"index", "indices", "mask"})
