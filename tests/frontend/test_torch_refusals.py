@@ -53,7 +53,7 @@ def test_unknown_operators_are_all_listed_with_their_places() -> None:
     for operator in ("linalg_inv_ex", "special_airy_ai", "special_i1"):
         assert operator in message
     assert "module 'inner'" in message
-    assert "test_torch.py" in message
+    assert "test_torch_refusals.py" in message
 
 
 def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
