@@ -295,8 +295,8 @@ def tune(
             out then, because they are measured on this machine only.
         device_key: The key by which those servers registered.
         resume: Go on with the job that the same call began: what it spent counts.
-        measure_kernels: Which kernels to measure: ``"new"`` those without a record of their own of this version and
-            device, ``"again"`` all, ``"none"`` none.
+        measure_kernels: ``"new"`` measures kernels without a record of their own of this version and device,
+            ``"again"`` all of them, ``"none"`` leaves kernels out.
         observer: Is told how far the job is: as each phase begins, and after each measurement.
         started: When the minutes began, of ``time.monotonic`` (``None``: with the call).
 
