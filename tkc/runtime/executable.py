@@ -246,7 +246,7 @@ class Executable:
         return profiled(self._running.subject(self.report.calls), inputs, repeat)
 
     def activation_bytes(self, **sizes: int) -> int:
-        """The bytes that a call of these ``sizes`` allocates at a time at the most, its outputs included.
+        """The peak of the memory that a call of these ``sizes`` allocates, in bytes, its outputs included.
 
         ``sizes`` are those of :attr:`Signature.sizes` that it depends on. It is what the plan of the memory says:
         weights, state and inputs are not in it, nor what a function takes for itself on the way. What is known only in

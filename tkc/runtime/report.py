@@ -93,7 +93,7 @@ class Report:
         if self.stages:
             parts.append(stages_table(self.stages))
         if self.activations.is_known:
-            parts.append(f"Memory that a call allocates at a time at the most: {self.activations.told()}.")
+            parts.append(f"Peak memory that a call allocates: {self.activations.told()}.")
         return Group(*parts, f"Verdict: {self.verdict}.")
 
     @property
