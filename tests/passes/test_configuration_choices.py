@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tests.passes.reference_execution import CPU, imported, substituted
+from tests.passes.reference_execution import CPU, imported, kernel_requests, substituted
 from tests.passes.swiglu_modules import gated
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.parameters import LatentParameters
@@ -18,7 +18,7 @@ from tkc.kernels.swiglu.parameters import SwiGLUParameters
 from tkc.kernels.swiglu.spec import SwiGLUConfiguration
 from tkc.passes.graph.kernel_call import kernel_prim_func, output_types
 from tkc.passes.rules.swiglu import SWIGLU
-from tkc.passes.substitute_kernels import SubstituteKernels, kernel_requests
+from tkc.passes.substitute_kernels import SubstituteKernels
 
 
 class _Hesitant(type(SPECS["swiglu"])):

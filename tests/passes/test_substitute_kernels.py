@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tests.passes.reference_execution import CPU, checked_substitutions, evaluated, imported, substituted
+from tests.passes.reference_execution import (
+    CPU,
+    checked_substitutions,
+    evaluated,
+    imported,
+    kernel_requests,
+    substituted,
+)
 from tests.passes.swiglu_modules import CHANNELS, built, gated, named, operand, rule_for, swiglu_of
 from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
@@ -21,7 +28,7 @@ from tkc.passes.graph.kernel_call import kernel_dispatch, kernel_prim_func
 from tkc.passes.graph.layout import kernel_call
 from tkc.passes.rules.rule import Rule, Site, operators, ordered
 from tkc.passes.rules.swiglu import SWIGLU
-from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport, kernel_requests
+from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport
 from tkc.pipeline import substitution_stages
 from tkc.stages import StageRunner
 

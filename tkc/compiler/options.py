@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tkc.builder import BuilderSettings, KernelLibrary
-from tkc.databases import Database
+from tkc.databases import Database, database_roots
 from tkc.errors import UsageError
 from tkc.kernels import Target
 
@@ -44,11 +44,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         check_kernels(self.kernels)
-        if isinstance(self.database, bool) or self.database is None:
-            if self.database:
-                raise UsageError("database=True names no folder; leave it out for your own tuning database")
-        elif not Path(self.database).is_dir():
-            raise UsageError(f"there is no tuning database folder {self.database}")
+        database_roots(self.database)
 
 
 def checked_in_graph(checks: bool, target: Target) -> CheckedInGraph:
