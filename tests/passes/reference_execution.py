@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import GlobalVar, IRModule
 
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import KernelRequest, Target
