@@ -11,7 +11,7 @@ import torch
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.complex_operators import OF_EACH_PART, complex_makers, of_each_part, on_parts
-from tkc.frontend.torch.decompositions.table import decompositions
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.pair_calls import on_pairs
 
 aten = torch.ops.aten
@@ -77,4 +77,4 @@ def complex_decompositions(*, fallback: bool) -> Iterator[dict[torch._ops.OpOver
 
 
 _OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
-"""Operators whose decomposition (``decompositions/``) holds for complex numbers, too."""
+"""Operators whose decomposition (``decompositions.py``) holds for complex numbers, too."""

@@ -21,7 +21,7 @@ from tkc.frontend.torch.complex import (
 from tkc.frontend.torch.complex_decompositions import complex_decompositions, is_linear_algebra
 from tkc.frontend.torch.converters import KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import source_of
-from tkc.frontend.torch.decompositions.table import decompositions
+from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.flex_attention import uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.recurrent import recurrent_decompositions, recurrent_operators_of_any_length
