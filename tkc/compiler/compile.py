@@ -128,7 +128,7 @@ def _built_entry(
     runner.explain_with(imported)
     original = imported.module
     front = substituted_model(runner, original, target, settings)
-    runner.run("join weights", lambda: imported.join_weights(front.joined, packed))
+    runner.run("pack weights", lambda: imported.pack_weights(front.packed_weights, packed))
     libraries = build([request for kernel in front.kernels or () for request in kernel.requests])
     generated = scheduled_model(runner, front, target, settings)
     runner.run(GENERATE_CODE, lambda: export_code(generated.module, target, code), generated.module)

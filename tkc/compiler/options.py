@@ -22,7 +22,7 @@ KernelProgress = Callable[[KernelLibrary, bool], None]
 
 
 def check_kernels(kernels: str) -> None:
-    """Raise :class:`UsageError` for what says not which kernels to use."""
+    """Raise :class:`UsageError` unless ``kernels`` is one of :data:`Kernels`."""
     if kernels not in get_args(Kernels):
         raise UsageError(f"kernels={kernels!r} means nothing; choose one of {', '.join(get_args(Kernels))}")
 

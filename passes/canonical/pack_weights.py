@@ -1,4 +1,4 @@
-"""Turns concatenations of weights into weights of their own, so that they are joined once and not at every call."""
+"""Packs concatenations of weights into weights of their own: once, and not at every call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tkc.passes.graph.updates import updated, with_parameters
 
 
 @dataclass(frozen=True)
-class JoinedWeights:
+class PackedWeights:
     """Weights that one new weight holds side by side along ``axis``.
 
     ``sources`` are their positions among the weights that the function had. The new ones follow those that are left.
@@ -24,7 +24,7 @@ class JoinedWeights:
     axis: int
 
 
-def join_weights(module: IRModule) -> tuple[IRModule, tuple[JoinedWeights, ...]]:
+def pack_weights(module: IRModule) -> tuple[IRModule, tuple[PackedWeights, ...]]:
     """``module`` with each concatenation of nothing but weights, which nothing else reads or writes, as one weight.
 
     And which weights those are, in the order of the new parameters.
@@ -39,13 +39,13 @@ def join_weights(module: IRModule) -> tuple[IRModule, tuple[JoinedWeights, ...]]
     blocks = [_with_values(block, new) for block in function.body.blocks]
     params = [*(param for param in function.params if param not in gone), *new.values()]
     body = relax.SeqExpr(blocks, function.body.body)
-    joined = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
+    packed = relax.Function(function.params, body, function.ret_struct_info, function.is_pure, function.attrs)
     changed = module.clone()
-    changed.update_func(changed.get_global_var(MAIN), with_parameters(joined, params))
+    changed.update_func(changed.get_global_var(MAIN), with_parameters(packed, params))
     return relax.transform.CanonicalizeBindings()(changed), tuple(found.values())
 
 
-def _concatenations(graph: Graph) -> Iterator[tuple[relax.Var, JoinedWeights]]:
+def _concatenations(graph: Graph) -> Iterator[tuple[relax.Var, PackedWeights]]:
     """The variables that hold a concatenation of weights, each of which nothing else reads."""
     changing = updated(graph.function)
     positions = {weight: position for position, weight in enumerate(graph.weights) if weight not in changing}
@@ -57,7 +57,7 @@ def _concatenations(graph: Graph) -> Iterator[tuple[relax.Var, JoinedWeights]]:
         axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
         alone = len(set(parts)) == len(parts) and all(len(graph.users(part)) == 1 for part in parts)
         if alone and all(part in positions for part in parts):
-            yield var, JoinedWeights(tuple(positions[part] for part in parts), axis)
+            yield var, PackedWeights(tuple(positions[part] for part in parts), axis)
 
 
 def _with_values(block: relax.BindingBlock, values: dict[relax.Var, relax.Var]) -> relax.BindingBlock:
