@@ -103,7 +103,8 @@ def substitution_stages(
             holds=_GRAPH,
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
-        # is often a reshape to the model's shape and back, which goes. Weights that a rule puts side by side are packed once, here.
+        # is often a reshape to the model's shape and back, which goes. Weights that a rule puts side by side are packed
+        # once, here.
         # Attention that no kernel takes is spelled out in products, which one does.
         PassStage(
             "substitute kernels",

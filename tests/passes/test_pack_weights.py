@@ -64,7 +64,7 @@ def test_weights_that_are_updated_stay_and_are_still_the_updated_ones() -> None:
     assert len(changed["main"].params) == 4 and found == ()
 
 
-def test_without_weights_nothing_is_joined() -> None:
+def test_without_weights_nothing_is_packed() -> None:
     """Arguments of the call are not known before it."""
     assert packed(lambda x, a, b, c: torch.cat([a, b]) + x.sum() + c.sum(), num_input=4) == (4, [])
 
