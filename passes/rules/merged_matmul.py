@@ -123,10 +123,10 @@ def _has_epilogue(graph: Graph, var: relax.Var) -> bool:
 
 
 MERGED_MATMUL = Rule(
-    name="merged matrix products",
+    name="fused_qkv",
     kernel="matmul",
     roots=operators("matmul", "add"),
     recognize=_recognize,
     call=_call,
-    before=("matrix product",),
+    before=("matmul",),
 )

@@ -64,10 +64,10 @@ def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
 
 
 MERGED_ROTARY = Rule(
-    name="merged rotary embeddings",
+    name="fused_rope",
     kernel="rotary",
     roots=operators("add", "astype"),
     recognize=_recognize,
     call=embedding_call,
-    before=("rotary embedding",),
+    before=("rope",),
 )
