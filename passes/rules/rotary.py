@@ -16,7 +16,7 @@ def _recognize(site: Site) -> Embedding | Refusal | None:
 
 
 ROTARY = Rule(
-    name="rope",
+    name="rotary",
     kernel="rotary",
     roots=operators("add", "astype"),
     recognize=_recognize,

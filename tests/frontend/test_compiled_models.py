@@ -60,7 +60,7 @@ def assert_agrees(executable: tkc.Executable, model: torch.nn.Module, case: mode
 
 def rotary_calls(report: tkc.Report) -> int:
     """How often queries and keys are embedded, which one call does in each layer."""
-    assert "rope" not in {use.rule for use in report.uses}
+    assert "rotary" not in {use.rule for use in report.uses}
     return sum(use.calls for use in report.uses if use.kernel == "rotary")
 
 

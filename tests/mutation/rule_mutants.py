@@ -282,10 +282,10 @@ RULES = (
     ),
     _rule(
         "packed projections: a weight that two products share",
-        "rules/merged_matmul",
+        "rules/fused_qkv",
         "return graph.value(weight) in graph.weights and readers == {reader}",
         "return graph.value(weight) in graph.weights",
-        "test_merged_matmul_rule.py::test_left_alone",
+        "test_fused_qkv_rule.py::test_left_alone",
     ),
 )
 

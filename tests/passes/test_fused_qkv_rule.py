@@ -14,10 +14,10 @@ from tvm.ir import IRModule
 from tests.passes.reference_execution import checked_substitutions, imported, refusal_reasons, substituted
 from tkc.kernels import Target
 from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.passes.rules.fused_qkv import FUSED_QKV
 from tkc.passes.rules.matmul import MATMUL
-from tkc.passes.rules.merged_matmul import MERGED_MATMUL
 
-RULES = (MERGED_MATMUL,)
+RULES = (FUSED_QKV,)
 K = 16
 
 Function = Callable[..., Any]
@@ -123,7 +123,7 @@ def projections(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
 def test_outputs_narrower_than_tiles() -> None:
     """On a GPU too, outputs of any width are those of one product."""
     inputs = tuple(tensor.bfloat16() for tensor in (X, normal(24, K), normal(7, K), normal(40, K)))
-    _, report = substituted(with_weights(projections, *inputs), (MERGED_MATMUL, MATMUL), Target.parse("cuda:sm_90a"))
+    _, report = substituted(with_weights(projections, *inputs), (FUSED_QKV, MATMUL), Target.parse("cuda:sm_90a"))
     assert [call.parameters.outputs for call in report.substitutions] == [(24, 40, 7)]
 
 
@@ -131,6 +131,6 @@ def test_more_outputs_than_the_kernel_has() -> None:
     """The refusal comes once, with the reason, and each product is a kernel of its own."""
     widths = [16, 24, 32, 40, 48]
     inputs = tuple(tensor.bfloat16() for tensor in (X, *(normal(width, K) for width in widths)))
-    _, report = substituted(with_weights(projections, *inputs), (MERGED_MATMUL, MATMUL), Target.parse("cuda:sm_90a"))
+    _, report = substituted(with_weights(projections, *inputs), (FUSED_QKV, MATMUL), Target.parse("cuda:sm_90a"))
     assert ["at most 4" in refused.reason for refused in report.refusals] == [True]
     assert sorted(call.parameters.n for call in report.substitutions) == widths

@@ -13,10 +13,10 @@ from tests.passes.reference_execution import checked_substitutions, imported, su
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.passes.canonical.canonicalize import Canonicalize
-from tkc.passes.rules.merged_rotary import MERGED_ROTARY
+from tkc.passes.rules.fused_rotary import FUSED_ROTARY
 from tkc.passes.rules.rotary import ROTARY
 
-RULES = (MERGED_ROTARY, ROTARY)
+RULES = (FUSED_ROTARY, ROTARY)
 BATCH, SEQUENCE, HEADS, KEY_HEADS, SIZE = 3, 5, 4, 2, 8
 
 Function = Callable[..., Any]
@@ -89,7 +89,7 @@ MERGED: dict[str, tuple[Function, RotaryParameters]] = {
 def test_merged(function: Function, expected: RotaryParameters) -> None:
     """The tensor with more heads is the queries."""
     (call,) = checked_substitutions(imported(function, *INPUTS), *INPUTS, rules=RULES)
-    assert (call.rule, call.parameters, call.count) == (MERGED_ROTARY.name, expected, 1)
+    assert (call.rule, call.parameters, call.count) == (FUSED_ROTARY.name, expected, 1)
 
 
 def test_sixteen_bits_with_angles_cast_for_each() -> None:
@@ -148,7 +148,7 @@ def test_one_that_needs_the_other() -> None:
     calls = checked_substitutions(module, *INPUTS, rules=RULES)
     assert sorted(call.parameters.heads for call in calls) == [KEY_HEADS, HEADS]
     (refused,) = substituted(module, RULES)[1].refusals
-    assert refused.rule == MERGED_ROTARY.name and "needed to compute its inputs" in refused.reason
+    assert refused.rule == FUSED_ROTARY.name and "needed to compute its inputs" in refused.reason
 
 
 SHAPE = {

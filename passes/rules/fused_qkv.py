@@ -122,7 +122,7 @@ def _has_epilogue(graph: Graph, var: relax.Var) -> bool:
     return False
 
 
-MERGED_MATMUL = Rule(
+FUSED_QKV = Rule(
     name="fused_qkv",
     kernel="matmul",
     roots=operators("matmul", "add"),

@@ -63,11 +63,11 @@ def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
     return graph.alike(*(graph.through(table, *SHAPE_CHANGES) for table in (left, right)))
 
 
-MERGED_ROTARY = Rule(
-    name="fused_rope",
+FUSED_ROTARY = Rule(
+    name="fused_rotary",
     kernel="rotary",
     roots=operators("add", "astype"),
     recognize=_recognize,
     call=embedding_call,
-    before=("rope",),
+    before=("rotary",),
 )
