@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tkc.runtime.node_names import named_nodes
-from tkc.runtime.profile import Profile
-from tkc.runtime.profile_rows import HOST
+from tkc.runtime.profiling.node_names import named_nodes
+from tkc.runtime.profiling.profile import Profile
+from tkc.runtime.profiling.rows import HOST
 
 WIDTH = 48
 

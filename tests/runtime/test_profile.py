@@ -16,9 +16,9 @@ from torch import nn
 import tkc
 from tests.runtime import profiled_models
 from tests.runtime.profiled_models import WIDTH, Block, functions
-from tkc.runtime.node_names import common_path, module_path, named_nodes, operator
-from tkc.runtime.profile import Profile
-from tkc.runtime.profile_rows import HOST
+from tkc.runtime.profiling.node_names import common_path, module_path, named_nodes, operator
+from tkc.runtime.profiling.profile import Profile
+from tkc.runtime.profiling.rows import HOST
 
 
 def test_each_row_has_the_nodes_that_it_computes(layers: tkc.Executable) -> None:

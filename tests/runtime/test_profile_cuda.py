@@ -10,8 +10,8 @@ from torch import nn
 
 import tkc
 from tests.runtime.profiled_models import WIDTH
-from tkc.runtime import profiling
-from tkc.runtime.profile_rows import HOST
+from tkc.runtime.profiling import measuring
+from tkc.runtime.profiling.rows import HOST
 
 
 class Event:
@@ -37,16 +37,16 @@ def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatc
     waits: list[float] = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waits.append(cycles))
-    monkeypatch.setattr(profiling, "_cycles_per_second", lambda _: 1e9)
-    monkeypatch.setattr(profiling._CudaRecorder, "_AHEAD", 4)
-    recorder = profiling._CudaRecorder(layers._running.subject(layers.report.calls))
+    monkeypatch.setattr(measuring, "_cycles_per_second", lambda _: 1e9)
+    monkeypatch.setattr(measuring._CudaRecorder, "_AHEAD", 4)
+    recorder = measuring._CudaRecorder(layers._running.subject(layers.report.calls))
     x = torch.randn(500, WIDTH)
     expected = {row.name: row.seconds for row in layers.profile(x, repeat=9).rows if row.kind != HOST}
     recorder.run([x])
     assert not waits
     recorder.run([x])
     assert len(waits) == 3  # of nine functions
-    host = waits[0] / 1e9 / 4 / profiling._SLACK
+    host = waits[0] / 1e9 / 4 / measuring._SLACK
     assert 0 < host < 0.1
     passed = recorder.passed()
     assert {called.name: calls for called, calls in passed.calls.items()} == dict.fromkeys(expected, 1)

@@ -11,7 +11,7 @@ from torch import nn
 
 import tkc
 from tests.runtime.profiled_models import WIDTH
-from tkc.runtime.profile_rows import HOST
+from tkc.runtime.profiling.rows import HOST
 
 
 def test_functions_are_ranges_of_the_profiler_by_the_same_names(layers: tkc.Executable) -> None:

@@ -30,7 +30,7 @@ from tkc.runtime.running import Running
 from tkc.runtime.weights import IncompatibleKeys
 
 if TYPE_CHECKING:
-    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling.profile import Profile
 
 
 class Executable:
@@ -241,7 +241,7 @@ class Executable:
 
     def profile_flat(self, inputs: Sequence[Any], repeat: int) -> Profile:
         """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
-        from tkc.runtime.profiling import profiled
+        from tkc.runtime.profiling.measuring import profiled
 
         return profiled(self._running.subject(self.report.calls), inputs, repeat)
 

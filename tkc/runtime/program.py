@@ -26,7 +26,7 @@ from tkc.runtime.report import ProgramReport
 from tkc.runtime.requirements import all_requirements
 
 if TYPE_CHECKING:
-    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling.profile import Profile
 
 
 class Program(Executable):

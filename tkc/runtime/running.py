@@ -21,14 +21,14 @@ from tkc.runtime.launching import launching, on_callers_stream, retaining
 from tkc.runtime.loaded_code import LoadedCode, Machine
 from tkc.runtime.machines import Machines, SurvivesFork
 from tkc.runtime.memory import DeviceWeights, Memory
-from tkc.runtime.ranges import NamingMachine, Ranges, is_recording, naming
+from tkc.runtime.profiling.ranges import NamingMachine, Ranges, is_recording, naming
 from tkc.runtime.refusing import NO_CUDA, OTHER_THREAD, check_can_run, refusing
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.tensors import to_torch
 from tkc.runtime.weights import EntryWeights
 
 if TYPE_CHECKING:
-    from tkc.runtime.profiling import Subject
+    from tkc.runtime.profiling.measuring import Subject
 
 
 class Running(SurvivesFork):
@@ -332,7 +332,7 @@ class Running(SurvivesFork):
 
     def subject(self, calls: CallTable) -> Subject:
         """This, as profiles measure it; ``calls`` are those of the report."""
-        from tkc.runtime.profiling import Subject
+        from tkc.runtime.profiling.measuring import Subject
 
         launch = self._launch or self.load()
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tkc.contracts import ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, CONVOLVE, MAIN
 from tkc.runtime.call_table import DYNAMIC_CALL, CallTable, FunctionWork, GraphCalls
-from tkc.runtime.node_names import named_nodes
+from tkc.runtime.profiling.node_names import named_nodes
 
 Kind = Literal["kernel", "generated", "PyTorch", "other"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tkc.runtime.call_table import CallTable
-from tkc.runtime.call_tracker import CallTracker
 from tkc.runtime.cuda_graphs import Run
 from tkc.runtime.machines import Machines
+from tkc.runtime.profiling.tracker import CallTracker
 
 _LONGEST = 200
 """Characters of a range's name at the most."""

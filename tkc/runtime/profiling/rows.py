@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tkc.runtime.node_names import named_nodes
+from tkc.runtime.profiling.node_names import named_nodes
 
 HOST = "host"
 """The kind of the row that has the time of a call that no function takes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from tkc.runtime.profile_rows import COLUMNS, HOST, Row, cells, told_seconds
+from tkc.runtime.profiling.rows import COLUMNS, HOST, Row, cells, told_seconds
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1c2330; }

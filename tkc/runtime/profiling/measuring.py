@@ -15,14 +15,14 @@ import torch
 
 from tkc.errors import UsageError
 from tkc.kernels.target import Target
-from tkc.runtime import device_rates
 from tkc.runtime.call_table import CallTable
-from tkc.runtime.call_tracker import Called, CallTracker
 from tkc.runtime.cuda_graphs import Run
 from tkc.runtime.input_checks import described
-from tkc.runtime.measured_work import MeasuredWork, measured_work
-from tkc.runtime.profile import Profile
-from tkc.runtime.profile_rows import HOST, Row
+from tkc.runtime.profiling import device_rates
+from tkc.runtime.profiling.profile import Profile
+from tkc.runtime.profiling.rows import HOST, Row
+from tkc.runtime.profiling.tracker import Called, CallTracker
+from tkc.runtime.profiling.work import MeasuredWork, measured_work
 from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.tensors import to_torch
 

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tkc.errors import UsageError
-from tkc.runtime.node_names import common_path
-from tkc.runtime.profile_page import page
-from tkc.runtime.profile_rows import COLUMNS, HOST, Row, cells, told_seconds
+from tkc.runtime.profiling.node_names import common_path
+from tkc.runtime.profiling.page import page
+from tkc.runtime.profiling.rows import COLUMNS, HOST, Row, cells, told_seconds
 
 _MOST_ROWS = 40
 
