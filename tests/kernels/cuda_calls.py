@@ -125,26 +125,17 @@ def _atomic(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) ->
     return UNKNOWN
 
 
-def _matrix(rows: int) -> Callable[..., None]:
-    def load(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
+def _matrix(rows: int, *, writes: bool) -> Callable[..., None]:
+    """``ldmatrix`` and ``stmatrix``: the first ``rows`` lanes of a warp give the address of a row of 16 bytes each."""
+
+    def access(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
         place = convoy.value(arguments[0])
         before = convoy.mask
         convoy.mask = before & (convoy.threads % WARP < rows)
-        convoy.access(place, writes=False, size=16)
+        convoy.access(place, writes=writes, size=16)
         convoy.mask = before
 
-    return load
-
-
-def _store_matrix(rows: int) -> Callable[..., None]:
-    def store(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
-        place = convoy.value(arguments[0])
-        before = convoy.mask
-        convoy.mask = before & (convoy.threads % WARP < rows)
-        convoy.access(place, writes=True, size=16)
-        convoy.mask = before
-
-    return store
+    return access
 
 
 def _prefix_sums(convoy: Threads, _: tuple[str, ...], arguments: tuple[Node, ...]) -> None:
@@ -178,8 +169,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "AtomicAdd": _atomic,
     "AtomicAddRet": _atomic,
     "CumSum1D::run": _prefix_sums,
-    **{f"ptx_ldmatrix_x{n}{t}": _matrix(8 * n) for n in (1, 2, 4) for t in ("", "_trans")},
-    **{f"ptx_stmatrix_m8n8_x{n}{t}": _store_matrix(8 * n) for n in (1, 2, 4) for t in ("", "_trans")},
+    **{f"ptx_ldmatrix_x{n}{t}": _matrix(8 * n, writes=False) for n in (1, 2, 4) for t in ("", "_trans")},
+    **{f"ptx_stmatrix_m8n8_x{n}{t}": _matrix(8 * n, writes=True) for n in (1, 2, 4) for t in ("", "_trans")},
 }
 
 """What runs each function, of the threads, its template's and its own arguments."""
