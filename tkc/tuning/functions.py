@@ -120,7 +120,9 @@ def tuned(
     endpoint = _endpoint(rpc, device_key)
     check_kernels(kernels)
     if measure_kernels not in get_args(MeasureKernels):
-        raise UsageError(f"measure_kernels is {', '.join(get_args(MeasureKernels))}, and not {measure_kernels!r}")
+        raise UsageError(
+            f"measure_kernels={measure_kernels!r} means nothing; choose one of {', '.join(get_args(MeasureKernels))}"
+        )
     root = _root(database)
     begin = _Beginning(started, observer)
     background = Background()
