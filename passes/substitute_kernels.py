@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, IRModule
 
-from tkc.kernels import SPECS, KernelDispatch, KernelRequest, KernelSpec, Target
+from tkc.kernels import SPECS, KernelDispatch, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.block_rewrite import BlockRewrite, Replacement
@@ -69,11 +69,6 @@ class SubstitutionReport:
 def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[KernelChoice[Any], ...]:
     """The first of the configurations that ``spec`` offers, for every size."""
     return (KernelChoice(spec.configurations(parameters, target)[0]),)
-
-
-def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, int]]:
-    """Every library that ``module`` may call: the function that does, its request, and from how many places."""
-    return [(name, request, count) for name, kernel, count in called_kernels(module) for request in kernel.requests]
 
 
 def called_kernels(module: IRModule) -> list[tuple[GlobalVar, KernelDispatch, int]]:

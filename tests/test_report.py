@@ -7,7 +7,8 @@ import dataclasses
 from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.spec import parameters_told
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
-from tkc.runtime.report import KernelUse, OperatorUse, Report
+from tkc.runtime.report import Report
+from tkc.runtime.report_rows import KernelUse, OperatorUse
 
 
 def test_parameters_at_their_defaults_are_not_printed() -> None:

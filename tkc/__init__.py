@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tkc.frontend.onnx.registration import onnx_converter
     from tkc.frontend.torch.registration import converter
     from tkc.runtime.executable import Executable
-    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling.profile import Profile
     from tkc.runtime.program import Program
     from tkc.runtime.report import ProgramReport, Report
     from tkc.tuning.functions import TuningResult
@@ -71,7 +71,7 @@ __all__ = [
 _HOMES = {
     "Entry": "tkc.frontend.entries",
     "Executable": "tkc.runtime.executable",
-    "Profile": "tkc.runtime.profile",
+    "Profile": "tkc.runtime.profiling.profile",
     "Program": "tkc.runtime.program",
     "ProgramReport": "tkc.runtime.report",
     "Report": "tkc.runtime.report",

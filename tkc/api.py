@@ -17,7 +17,7 @@ from tkc.errors import UsageError
 
 if TYPE_CHECKING:
     from tkc.builder import BuilderSettings
-    from tkc.compiler import KernelProgress, Kernels
+    from tkc.compiler.options import KernelProgress, Kernels
     from tkc.databases import Database
     from tkc.diagnosis.comparison import Comparison
     from tkc.kernels import Target
@@ -158,7 +158,9 @@ def compile(
     :class:`~tkc.UnsupportedModelError`, :class:`~tkc.TargetError` or :class:`~tkc.KernelBuildError`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, compiled, compiled_program
+    from tkc.compiler.compile import compiled, compiled_program
+    from tkc.compiler.options import CompileOptions
+    from tkc.compiler.source import ModelSource
     from tkc.runtime.local_gpu import current_gpu_of
 
     options = CompileOptions(
@@ -187,12 +189,7 @@ def compile(
                 max_concurrency=max_concurrency,
             )
         return compiled(
-            model,
-            example_args,
-            example_kwargs,
-            dynamic_shapes,
-            size_names,
-            constants,
+            ModelSource(model, example_args, example_kwargs, dynamic_shapes, size_names, constants),
             target,
             options,
             checks=checks,
@@ -226,7 +223,9 @@ def explain(
     Arguments and errors are those of :func:`compile`. For ``entries`` it is a :class:`ProgramReport`.
     """
     from tkc.builder import BuilderSettings
-    from tkc.compiler import CompileOptions, explained_only, explained_program
+    from tkc.compiler.explain import explained_only, explained_program
+    from tkc.compiler.options import CompileOptions
+    from tkc.compiler.source import ModelSource
 
     options = CompileOptions(
         kernels=kernels,
@@ -242,9 +241,8 @@ def explain(
     _check_entries(model, example_args, example_kwargs, dynamic_shapes, constants, entries)
     if entries is not None:
         return explained_program(model, entries, size_names, target, options, checks=checks)
-    return explained_only(
-        model, example_args, example_kwargs, dynamic_shapes, size_names, constants, target, options, checks=checks
-    )
+    source = ModelSource(model, example_args, example_kwargs, dynamic_shapes, size_names, constants)
+    return explained_only(source, target, options, checks=checks)
 
 
 @_refuses_unknown_options
@@ -297,8 +295,8 @@ def tune(
             out then, because they are measured on this machine only.
         device_key: The key by which those servers registered.
         resume: Go on with the job that the same call began: what it spent counts.
-        measure_kernels: Which kernels to measure: ``"new"`` those without a record of their own of this version and
-            device, ``"again"`` all, ``"none"`` none.
+        measure_kernels: ``"new"`` measures kernels without a record of their own of this version and device,
+            ``"again"`` all of them, ``"none"`` leaves kernels out.
         observer: Is told how far the job is: as each phase begins, and after each measurement.
         started: When the minutes began, of ``time.monotonic`` (``None``: with the call).
 

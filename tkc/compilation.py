@@ -8,7 +8,7 @@ from tvm import IRModule
 
 from tkc.kernels import KernelDispatch
 from tkc.kernels.records import RecordedChoices
-from tkc.passes.canonical.join_weights import JoinedWeights
+from tkc.passes.canonical.pack_weights import PackedWeights
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.runtime.activations import ActivationPlan
 from tkc.schedules.schedule_module import ScheduledFunction
@@ -19,7 +19,7 @@ from tkc.schedules.unordered import UnorderedFunction
 class Compilation:
     """A model between two stages: its module, and what the stages so far found.
 
-    ``joined`` are the weights that the module takes side by side, in the order of their parameters. ``kernels`` are
+    ``packed_weights`` are those that the module takes side by side, in the order of their parameters. ``kernels`` are
     those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
     ``unscheduled`` is the module before its functions were scheduled and its graph lowered. ``activations`` are what
     the program allocates. ``kernels_measured_on`` are the other devices by whose records their configurations were
@@ -28,7 +28,7 @@ class Compilation:
 
     module: IRModule
     substitutions: SubstitutionReport = field(default_factory=SubstitutionReport)
-    joined: tuple[JoinedWeights, ...] = ()
+    packed_weights: tuple[PackedWeights, ...] = ()
     kernels: tuple[KernelDispatch, ...] | None = None
     kernels_measured_on: tuple[str, ...] = ()
     choices: RecordedChoices | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from tkc.runtime.report import Coverage
+from tkc.runtime.report_rows import Coverage
 from tkc.schedules.estimate import Cost
 
 COVERED_BY = {"database": "exact", "database (anchor)": "anchor"}

@@ -29,7 +29,7 @@ class PassChange:
     """What one pass did: the functions that it added, removed and changed, and what it found.
 
     ``found`` has the findings by kind, where there are any: ``substituted`` (rule, kernel, the function, and the
-    variables that the calls compute), ``refused`` (rule, variable, reason), ``joined_weights``, ``scheduled`` (function
+    variables that the calls compute), ``refused`` (rule, variable, reason), ``packed_weights``, ``scheduled`` (function
     and what scheduled it) and ``unordered``.
     """
 
@@ -93,8 +93,9 @@ def _found(before: Compilation, after: Compilation) -> dict[str, list[dict[str, 
             {"rule": row.rule, "function": row.function, "variable": row.variable, "reason": row.reason}
             for row in after.substitutions.refusals[len(before.substitutions.refusals) :]
         ],
-        "joined_weights": [
-            {"sources": list(weights.sources), "axis": weights.axis} for weights in after.joined[len(before.joined) :]
+        "packed_weights": [
+            {"sources": list(weights.sources), "axis": weights.axis}
+            for weights in after.packed_weights[len(before.packed_weights) :]
         ],
         "scheduled": [
             {"function": row.function, "scheduled_by": row.scheduled_by, "reason": row.reason}

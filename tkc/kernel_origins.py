@@ -11,7 +11,7 @@ from tkc.called_cases import called_cases
 from tkc.kernels import SPECS, Target
 from tkc.kernels.records import KernelRecord, RecordedChoices
 from tkc.kernels.spec import parameters_told
-from tkc.runtime.report import ChosenBy
+from tkc.runtime.report_rows import ChosenBy
 from tkc.schedules.sizes.representative import Range
 
 

@@ -16,8 +16,8 @@ from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
-from tkc.passes.canonical.join_weights import join_weights
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
+from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
@@ -103,7 +103,8 @@ def substitution_stages(
             holds=_GRAPH,
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there
-        # is often a reshape to the model's shape and back, which goes. Weights that a rule joins are joined once, here.
+        # is often a reshape to the model's shape and back, which goes. Weights that a rule puts side by side are packed
+        # once, here.
         # Attention that no kernel takes is spelled out in products, which one does.
         PassStage(
             "substitute kernels",
@@ -111,7 +112,7 @@ def substitution_stages(
                 _substitute(SubstituteKernels(target, kernels, RULES, configure)),
                 LowerAttention(),
                 _substitute(SubstituteKernels(target, kernels, PRODUCT_RULES, configure)),
-                Step("JoinWeights", _join_weights),
+                Step("PackWeights", _pack_weights),
                 Canonicalize(),
                 Step("ListKernels", _list_kernels),
             ),
@@ -128,9 +129,9 @@ def _substitute(kernels: SubstituteKernels) -> Step:
     return Step("SubstituteKernels", run)
 
 
-def _join_weights(state: Compilation) -> Compilation:
-    module, joined = join_weights(state.module)
-    return replace(state, module=module, joined=state.joined + joined)
+def _pack_weights(state: Compilation) -> Compilation:
+    module, packed = pack_weights(state.module)
+    return replace(state, module=module, packed_weights=state.packed_weights + packed)
 
 
 def _list_kernels(state: Compilation) -> Compilation:

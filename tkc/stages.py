@@ -18,7 +18,7 @@ import tkc.tvm_strings  # noqa: F401
 from tkc.compilation import Compilation
 from tkc.dump import PassChange, changes_text, functions_of
 from tkc.failures import explained
-from tkc.runtime.report import Stage
+from tkc.runtime.report_rows import Stage
 
 if TYPE_CHECKING:
     from tkc.diagnosis.search import Search

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tkc.passes.graph.bindings import Graph, known_dims, shape, static
+from tkc.passes.graph.bindings import Graph, known_dims, shape
+from tkc.passes.graph.elements import (
+    Choice,
+    DataDependent,
+    Element,
+    converted,
+    distributed,
+    has_floats,
+    literal,
+    quotient,
+    unequal,
+    whole_quotient,
+)
 from tkc.passes.graph.views import Index, IndexSpace, broadcast_index, int64, view_source
 
 _TRUE, _FALSE = tirx.const(True, "bool"), tirx.const(False, "bool")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """``chosen`` where ``condition`` holds, else ``otherwise``: how floating-point numbers depend on the index."""
-
-    condition: tirx.PrimExpr
-    chosen: Element
-    otherwise: Element
-
-
-Element: TypeAlias = tirx.PrimExpr | float | Choice
-"""One element: a truth value or a whole number (int64) as an expression, or a floating-point number."""
-
-
-class _DataDependent(Exception):
-    """The element depends on what a tensor holds, or on an operator that is not read here."""
 
 
 class IndexExpressions:
@@ -49,7 +43,7 @@ class IndexExpressions:
         """What the tensor ``expr`` holds at ``index``; ``None`` where that depends on more than the index and sizes."""
         try:
             return self._element(expr, index)
-        except _DataDependent:
+        except DataDependent:
             return None
 
     def source(self, expr: relax.Expr, index: Index) -> tuple[relax.Expr, Index] | None:
@@ -59,7 +53,7 @@ class IndexExpressions:
         """
         try:
             return self._source(expr, index)
-        except _DataDependent:
+        except DataDependent:
             return None
 
     def _element(self, expr: relax.Expr, index: Index) -> Element:
@@ -67,12 +61,12 @@ class IndexExpressions:
         if isinstance(value, relax.Constant):
             return self._constant(value, index)
         if isinstance(value, relax.PrimValue):
-            return _leaf(value.value)
+            return literal(value.value)
         if (source := self._source(value, index)) is not None:
             return self._element(*source)
         call = self.graph.call(value, *_READERS)
         if call is None:
-            raise _DataDependent
+            raise DataDependent
         return self._simplified(_READERS[call.op.name](self, call, index))
 
     def _source(self, expr: relax.Expr, index: Index) -> tuple[relax.Expr, Index] | None:
@@ -100,7 +94,7 @@ class IndexExpressions:
     def _number(self, expr: relax.Expr, index: Index) -> tirx.PrimExpr:
         element = self._element(expr, index)
         if not isinstance(element, tirx.PrimExpr) or element.dtype == "bool":
-            raise _DataDependent
+            raise DataDependent
         return element
 
     def _choice(self, condition: tirx.PrimExpr, chosen: Element, otherwise: Element) -> Element:
@@ -129,11 +123,11 @@ class IndexExpressions:
         """An element of a literal that is uniform, an evenly stepped row, or a triangle of two values."""
         array = constant.data.numpy()
         if array.size == 0:
-            raise _DataDependent
+            raise DataDependent
         axes = [axis for axis in range(array.ndim) if not (array == array.take([0], axis)).all()]
         core = array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
         if core.ndim == 0:
-            return _leaf(core.item())
+            return literal(core.item())
         if core.ndim == 1 and np.issubdtype(core.dtype, np.integer):
             first, step = int(core[0]), int(core[1]) - int(core[0])
             if (core == first + step * np.arange(core.size)).all():
@@ -141,7 +135,7 @@ class IndexExpressions:
         if core.ndim == 2:
             row, column = (index[axis] for axis in axes)
             return self._triangle(core, row, column)
-        raise _DataDependent
+        raise DataDependent
 
     def _triangle(self, matrix: np.ndarray, row: tirx.PrimExpr, column: tirx.PrimExpr) -> Element:
         low, high = matrix[-1, 0], matrix[0, -1]
@@ -149,13 +143,13 @@ class IndexExpressions:
         rows = np.flatnonzero(lower.any(axis=1))
         diagonal = int(lower[rows[0]].sum() - 1 - rows[0])
         if not np.array_equal(matrix, np.where(np.tri(len(matrix), len(matrix[0]), diagonal, dtype=bool), low, high)):
-            raise _DataDependent
-        return self._choice(column - row <= diagonal, _leaf(low.item()), _leaf(high.item()))
+            raise DataDependent
+        return self._choice(column - row <= diagonal, literal(low.item()), literal(high.item()))
 
     def _arange(self, call: relax.Call, index: Index) -> Element:
         start, _, step = (argument.value for argument in call.args)
         if not all(bound.dtype.startswith("int") for bound in (start, step)) or not _is_wide(call):
-            raise _DataDependent
+            raise DataDependent
         return start + index[0] * step
 
     def _filled_by_function(self, call: relax.Call, _: Index) -> Element:
@@ -164,25 +158,25 @@ class IndexExpressions:
         dims = known_dims(call.struct_info)
         function = self.graph.module[name]
         if inputs.fields or dims is None or not isinstance(function, tirx.PrimFunc):
-            raise _DataDependent
+            raise DataDependent
         scalars = [param for param in function.params if param not in function.buffer_map]
         arguments = dict(zip(scalars, sizes[0].values if sizes else (), strict=True))
         (out,) = function.buffer_map.values()
         arguments |= {size: dim for size, dim in zip(out.shape, dims, strict=True) if isinstance(size, tirx.Var)}
         stored = _stored_everywhere(function, out)
         if any(var not in arguments for var in tirx.analysis.undefined_vars(stored)):
-            raise _DataDependent
-        return _cast(_leaf(tirx.stmt_functor.substitute(stored, arguments)), call.struct_info.dtype)
+            raise DataDependent
+        return converted(literal(tirx.stmt_functor.substitute(stored, arguments)), call.struct_info.dtype)
 
     def _filled(self, call: relax.Call, _: Index) -> Element:
-        return _cast(self._element(call.args[1], ()), call.struct_info.dtype)
+        return converted(self._element(call.args[1], ()), call.struct_info.dtype)
 
     def _cast(self, call: relax.Call, index: Index) -> Element:
-        return _cast(self._element(call.args[0], index), call.struct_info.dtype)
+        return converted(self._element(call.args[0], index), call.struct_info.dtype)
 
     def _where(self, call: relax.Call, index: Index) -> Element:
         condition, chosen, otherwise = self._operands(call, index)
-        return self._choice(_cast(condition, "bool"), chosen, otherwise)
+        return self._choice(converted(condition, "bool"), chosen, otherwise)
 
     def _concat(self, call: relax.Call, index: Index) -> Element:
         pieces = list(self.graph.value(call.args[0]).fields)
@@ -196,31 +190,33 @@ class IndexExpressions:
             part = self._element(piece, (*index[:axis], position, *index[axis + 1 :]))
             element = part if element is None else self._choice(position < _dims(piece)[axis], part, element)
         if element is None:
-            raise _DataDependent
+            raise DataDependent
         return element
 
     def _cumsum(self, call: relax.Call, index: Index) -> Element:
         """Of what is the same along the axis: that, times the number of summands."""
         if call.attrs.axis is None or not _is_wide(call):
-            raise _DataDependent
+            raise DataDependent
         axis = int(call.attrs.axis) % len(index)
         summand = self.space.variable("summand", _dims(call)[axis])
-        term = _cast(self._element(call.args[0], (*index[:axis], summand, *index[axis + 1 :])), call.struct_info.dtype)
+        term = converted(
+            self._element(call.args[0], (*index[:axis], summand, *index[axis + 1 :])), call.struct_info.dtype
+        )
         uses = isinstance(summand, tirx.Var) and isinstance(term, tirx.PrimExpr) and _reads(term, summand)
         if not isinstance(term, tirx.PrimExpr) or uses:
-            raise _DataDependent
+            raise DataDependent
         return term * (index[axis] + (0 if call.attrs.exclusive else 1))
 
     def _triangular(self, call: relax.Call, index: Index) -> Element:
         row, column = index[-2:]
         diagonal = call.args[1].value
         kept = column - row <= diagonal if call.op.name == "relax.tril" else column - row >= diagonal
-        zero = _cast(_FALSE, call.struct_info.dtype)
+        zero = converted(_FALSE, call.struct_info.dtype)
         return self._choice(kept, self._element(call.args[0], index), zero)
 
     def _taken(self, call: relax.Call, index: Index) -> Index:
         if call.attrs.axis is None:
-            raise _DataDependent
+            raise DataDependent
         axis, rank = int(call.attrs.axis) % len(_dims(call.args[0])), len(_dims(call.args[1]))
         position = self._number(call.args[1], index[axis : axis + rank])
         return (*index[:axis], position, *index[axis + rank :])
@@ -237,7 +233,6 @@ class IndexExpressions:
 
 
 _Reader = Callable[[IndexExpressions, relax.Call, Index], Element]
-_Leaves = Callable[..., Element]
 
 
 def _dims(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
@@ -245,7 +240,7 @@ def _dims(expr: relax.Expr) -> tuple[tirx.PrimExpr, ...]:
         return ()
     dims = known_dims(expr.struct_info)
     if dims is None:
-        raise _DataDependent
+        raise DataDependent
     return dims
 
 
@@ -267,11 +262,11 @@ def _stored_everywhere(function: tirx.PrimFunc, out: tirx.Buffer) -> tirx.PrimEx
 
     tirx.stmt_functor.post_order_visit(function.body, visit)
     if len(stores) != 1 or conditions:
-        raise _DataDependent
+        raise DataDependent
     (store,) = stores
     whole = all(structural_equal(extents.get(i), dim) for i, dim in zip(store.indices, out.shape, strict=True))
     if not whole or len(set(store.indices)) != len(store.indices):
-        raise _DataDependent
+        raise DataDependent
     return store.value
 
 
@@ -284,93 +279,18 @@ def _reads(element: tirx.PrimExpr, var: tirx.Var) -> bool:
     return any(found.same_as(var) for found in tirx.analysis.undefined_vars(element))
 
 
-def _leaf(value: tirx.PrimExpr | float | int | bool) -> Element:
-    """A literal as an element."""
-    if isinstance(value, tirx.FloatImm):
-        return float(value.value)
-    if isinstance(value, bool | int):
-        return tirx.const(value, "bool" if isinstance(value, bool) else "int64")
-    return value if isinstance(value, float) or value.dtype == "bool" else tirx.Cast("int64", value)
-
-
-def _cast(element: Element, dtype: str) -> Element:
-    """``element`` in another dtype, whose own precision does not matter for the numbers that masks are made of."""
-    if isinstance(element, Choice):
-        chosen, otherwise = _cast(element.chosen, dtype), _cast(element.otherwise, dtype)
-        if isinstance(chosen, float) or isinstance(otherwise, float):
-            return Choice(element.condition, chosen, otherwise)
-        return tirx.Select(element.condition, chosen, otherwise)
-    if dtype.startswith(("float", "bfloat")):
-        return _to_float(element)
-    if isinstance(element, float):
-        if not element.is_integer() and dtype != "bool":
-            raise _DataDependent
-        return tirx.const(bool(element), "bool") if dtype == "bool" else tirx.const(int(element), "int64")
-    if dtype == "bool":
-        return element if element.dtype == "bool" else element != 0
-    if element.dtype == "bool":
-        return tirx.Select(element, int64(1), int64(0))
-    if dtype in ("int32", "int64"):
-        return element
-    raise _DataDependent
-
-
-def _to_float(element: Element) -> Element:
-    if isinstance(element, float | Choice):
-        return element
-    if isinstance(element, tirx.Select):
-        return Choice(element.condition, _to_float(element.true_value), _to_float(element.false_value))
-    if (number := static(element)) is not None:
-        return float(number)
-    if element.dtype == "bool":
-        return Choice(element, 1.0, 0.0)
-    raise _DataDependent
-
-
-def _distributed(function: _Leaves, left: Element, right: Element) -> Element:
-    """``function`` of two elements, applied to whatever each of them may choose."""
-    if isinstance(left, Choice):
-        chosen, otherwise = (_distributed(function, x, right) for x in (left.chosen, left.otherwise))
-        return _joined(left.condition, chosen, otherwise)
-    if isinstance(right, Choice):
-        chosen, otherwise = (_distributed(function, left, x) for x in (right.chosen, right.otherwise))
-        return _joined(right.condition, chosen, otherwise)
-    if isinstance(left, float) != isinstance(right, float):
-        left, right = _to_float(left), _to_float(right)
-        return _distributed(function, left, right)
-    return function(left, right)
-
-
-def _joined(condition: tirx.PrimExpr, chosen: Element, otherwise: Element) -> Element:
-    if isinstance(chosen, tirx.PrimExpr) and isinstance(otherwise, tirx.PrimExpr) and chosen.dtype == "bool":
-        return tirx.Or(tirx.And(condition, chosen), tirx.And(tirx.Not(condition), otherwise))
-    return Choice(condition, chosen, otherwise)
-
-
 def _arithmetic(function: Callable[[object, object], Element]) -> _Reader:
     def of_leaves(left: tirx.PrimExpr | float, right: tirx.PrimExpr | float) -> Element:
         if any(isinstance(leaf, tirx.PrimExpr) and leaf.dtype == "bool" for leaf in (left, right)):
-            raise _DataDependent
+            raise DataDependent
         return function(left, right)
 
     def read(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
         if call.struct_info.dtype in ("int8", "uint8", "int16", "uint16"):
-            raise _DataDependent
-        return _distributed(of_leaves, *self._operands(call, index))
+            raise DataDependent
+        return distributed(of_leaves, *self._operands(call, index))
 
     return read
-
-
-def _quotient(left: object, right: object) -> Element:
-    if not (isinstance(left, float) and isinstance(right, float) and right):
-        raise _DataDependent
-    return left / right
-
-
-def _whole_quotient(left: object, right: object) -> Element:
-    if isinstance(left, float) or isinstance(right, float) or not static(right):
-        raise _DataDependent
-    return tirx.floordiv(left, right)
 
 
 def _comparison(function: Callable[..., Any]) -> _Reader:
@@ -378,41 +298,33 @@ def _comparison(function: Callable[..., Any]) -> _Reader:
         if isinstance(left, float):
             return tirx.const(bool(function(left, right)), "bool")
         if left.dtype == "bool":
-            raise _DataDependent
+            raise DataDependent
         return function(left, right)
 
-    return lambda self, call, index: _distributed(of_leaves, *self._operands(call, index))
-
-
-def _unequal(left: tirx.PrimExpr, right: tirx.PrimExpr) -> tirx.PrimExpr:
-    return tirx.Or(tirx.And(left, tirx.Not(right)), tirx.And(tirx.Not(left), right))
+    return lambda self, call, index: distributed(of_leaves, *self._operands(call, index))
 
 
 def _logic(function: Callable[..., tirx.PrimExpr]) -> _Reader:
     def read(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
         if call.struct_info.dtype != "bool":
-            raise _DataDependent
-        return function(*(_cast(operand, "bool") for operand in self._operands(call, index)))
+            raise DataDependent
+        return function(*(converted(operand, "bool") for operand in self._operands(call, index)))
 
     return read
 
 
 def _read_constant(number: int) -> _Reader:
-    return lambda self, call, index: _cast(int64(number), call.struct_info.dtype)
+    return lambda self, call, index: converted(int64(number), call.struct_info.dtype)
 
 
 def _negated(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
     (operand,) = self._operands(call, index)
-    return _distributed(operator.sub, 0.0 if _has_floats(operand) else int64(0), operand)
+    return distributed(operator.sub, 0.0 if has_floats(operand) else int64(0), operand)
 
 
 def _magnitude(self: IndexExpressions, call: relax.Call, index: Index) -> Element:
     number = self._number(call.args[0], index)
     return tirx.Select(number >= 0, number, -number)
-
-
-def _has_floats(element: Element) -> bool:
-    return isinstance(element, float) or (isinstance(element, Choice) and _has_floats(element.chosen))
 
 
 _SELECTIONS: Mapping[str, Callable[[IndexExpressions, relax.Call, Index], Index]] = {
@@ -441,8 +353,8 @@ _READERS: Mapping[str, _Reader] = {
     "relax.add": _arithmetic(operator.add),
     "relax.subtract": _arithmetic(operator.sub),
     "relax.multiply": _arithmetic(operator.mul),
-    "relax.divide": _arithmetic(_quotient),
-    "relax.floor_divide": _arithmetic(_whole_quotient),
+    "relax.divide": _arithmetic(quotient),
+    "relax.floor_divide": _arithmetic(whole_quotient),
     "relax.equal": _comparison(operator.eq),
     "relax.not_equal": _comparison(operator.ne),
     "relax.less": _comparison(operator.lt),
@@ -453,8 +365,8 @@ _READERS: Mapping[str, _Reader] = {
     "relax.bitwise_and": _logic(tirx.And),
     "relax.logical_or": _logic(tirx.Or),
     "relax.bitwise_or": _logic(tirx.Or),
-    "relax.logical_xor": _logic(_unequal),
-    "relax.bitwise_xor": _logic(_unequal),
+    "relax.logical_xor": _logic(unequal),
+    "relax.bitwise_xor": _logic(unequal),
     "relax.logical_not": _logic(tirx.Not),
     "relax.bitwise_not": _logic(tirx.Not),
 }

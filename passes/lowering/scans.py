@@ -6,17 +6,15 @@ import operator
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
-from tkc.passes.graph.bindings import known_dims
-from tkc.passes.graph.layout import product
 from tkc.passes.graph.rewriting import rewritten, targets_gpu
+from tkc.passes.lowering.scan_calls import scan_call
 
-_OPERATORS = ("relax.cumsum", "relax.cumprod")
 _TOTALS = {"float16": "float64", "bfloat16": "float64", "float32": "float64"}
 """What PyTorch adds up in on the CPU, of dtypes that it does not add up in themselves."""
 
@@ -37,22 +35,11 @@ class Scans:
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if not (isinstance(call.op, Op) and call.op.name in _OPERATORS):
+        found = scan_call(call)
+        if found is None:
             return call
-        x, dims = call.args[0], known_dims(call.struct_info)
-        if dims is None or call.attrs.axis is None:
-            return call
-        axis, out = int(call.attrs.axis) % len(dims), str(call.struct_info.dtype)
-        flat = (product(dims[:axis]), dims[axis], product(dims[axis + 1 :]))
-        function = _scan(
-            str(x.struct_info.dtype), out, adds=call.op.name == "relax.cumsum", exclusive=bool(call.attrs.exclusive)
-        )
-        scanned = relax.call_tir(
-            self.builder_.add_func(function, "scan"),
-            self.builder_.emit(relax.op.reshape(x, flat)),
-            out_sinfo=relax.TensorStructInfo(flat, out),
-        )
-        return relax.op.reshape(self.builder_.emit(scanned), dims)
+        function = _scan(found.dtype, found.out, adds=found.adds, exclusive=found.exclusive)
+        return found.computed_by(self.builder_, function)
 
 
 def _scan(dtype: str, out_dtype: str, *, adds: bool, exclusive: bool) -> tirx.PrimFunc:

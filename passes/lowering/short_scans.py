@@ -6,17 +6,16 @@ import operator
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import tirx as T
 
 from tkc.contracts import IS_SCHEDULED, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
-from tkc.passes.graph.bindings import known_dims, static
-from tkc.passes.graph.layout import product
+from tkc.passes.graph.bindings import static
 from tkc.passes.graph.rewriting import rewritten_for_gpu
+from tkc.passes.lowering.scan_calls import scan_call
 
-_OPERATORS = ("relax.cumsum", "relax.cumprod")
 _LOW_PRECISION = ("float16", "bfloat16")
 
 # The longest axis that one thread goes along: for so many elements it takes about as long as the launches of TVM's
@@ -46,25 +45,12 @@ class ShortScans:
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if not (isinstance(call.op, Op) and call.op.name in _OPERATORS):
+        found = scan_call(call)
+        length = None if found is None else static(found.flat[1])
+        if found is None or length is None or not 0 < length <= _LONGEST:
             return call
-        x, dims = call.args[0], known_dims(call.struct_info)
-        if dims is None or call.attrs.axis is None:
-            return call
-        axis = int(call.attrs.axis) % len(dims)
-        length = static(dims[axis])
-        if length is None or not 0 < length <= _LONGEST:
-            return call
-        out = str(call.struct_info.dtype)
-        flat = (product(dims[:axis]), dims[axis], product(dims[axis + 1 :]))
-        adds, exclusive = call.op.name == "relax.cumsum", bool(call.attrs.exclusive)
-        function = _scan(length, static(flat[2]), str(x.struct_info.dtype), out, adds, exclusive)
-        scanned = relax.call_tir(
-            self.builder_.add_func(function, "scan"),
-            self.builder_.emit(relax.op.reshape(x, flat)),
-            out_sinfo=relax.TensorStructInfo(flat, out),
-        )
-        return relax.op.reshape(self.builder_.emit(scanned), dims)
+        function = _scan(length, static(found.flat[2]), found.dtype, found.out, found.adds, found.exclusive)
+        return found.computed_by(self.builder_, function)
 
 
 def _scan(length: int, columns: int | None, dtype: str, out_dtype: str, adds: bool, exclusive: bool) -> tirx.PrimFunc:

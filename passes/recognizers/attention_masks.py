@@ -11,7 +11,7 @@ from typing import Literal
 from tvm import relax, tirx
 
 from tkc.passes.graph.bindings import Graph, dtype, known_dims, shape, static
-from tkc.passes.graph.index_expressions import Choice, Element
+from tkc.passes.graph.elements import Choice, Element
 from tkc.passes.graph.views import Index, broadcast_index, int64
 from tkc.passes.recognizers.attention_operands import Geometry, aligned
 from tkc.passes.recognizers.attention_scores import MaskTerm, NotAttention, infinite_selection, sight

@@ -10,7 +10,7 @@ from typing import Literal
 from tvm import tirx
 from tvm.ir import Range
 
-from tkc.passes.graph.index_expressions import Choice, Element
+from tkc.passes.graph.elements import Choice, Element
 from tkc.passes.graph.views import IndexSpace
 
 Causal = Literal["top_left", "bottom_right"]

@@ -296,14 +296,14 @@ PREFILL = Rule(
     roots=_ROOTS,
     recognize=partial(_recognize, decode=False),
     call=kernel_call,
-    before=("scaled matrix product", "merged matrix products", "matrix product"),
+    before=("scaled_matmul", "fused_qkv", "matmul"),
 )
 
 DECODE = Rule(
-    name="attention of one query",
+    name="attention_decode",
     kernel="attention.decode",
     roots=_ROOTS,
     recognize=partial(_recognize, decode=True),
     call=kernel_call,
-    before=("scaled matrix product", "merged matrix products", "matrix product"),
+    before=("scaled_matmul", "fused_qkv", "matmul"),
 )

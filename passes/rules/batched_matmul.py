@@ -127,7 +127,7 @@ def _broadcast(graph: Graph, matrices: _Matrices, batch: Sequence[tirx.PrimExpr]
 
 
 BATCHED_MATMUL = Rule(
-    name="batched matrix product",
+    name="batched_matmul",
     kernel="matmul.batched",
     roots=operators("matmul"),
     recognize=_recognize,

@@ -140,16 +140,16 @@ def _recognize_grouped(site: Site) -> Found | Refusal | None:
 
 
 GATED_MATMUL = Rule(
-    name="gated matrix product",
+    name="gated_matmul",
     kernel="matmul.gated",
     roots=operators("astype", "multiply"),
     recognize=_recognize,
     call=_call,
-    before=("swiglu", "scaled matrix product", "merged matrix products", "matrix product"),
+    before=("swiglu", "scaled_matmul", "fused_qkv", "matmul"),
 )
 
 GATED_GROUPED_MATMUL = Rule(
-    name="gated grouped product",
+    name="gated_grouped_matmul",
     kernel="matmul.grouped",
     roots=operators("astype", "multiply"),
     recognize=_recognize_grouped,

@@ -327,10 +327,10 @@ def _matrix(g: Geometry, read: _Read, rows: Axis, columns: Axis, name: str) -> r
 
 
 LATENT_DECODE = Rule(
-    name="attention over latents",
+    name="mla_decode",
     kernel="attention.latent_decode",
     roots=frozenset((*OPERATORS, "relax.matmul")),
     recognize=_recognize,
     call=kernel_call,
-    before=("attention of one query", "attention"),
+    before=("attention_decode", "attention"),
 )

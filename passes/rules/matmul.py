@@ -73,7 +73,7 @@ def _call(found: Found) -> KernelCall:
 
 
 MATMUL = Rule(
-    name="matrix product",
+    name="matmul",
     kernel="matmul",
     roots=operators(
         *("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "astype"),

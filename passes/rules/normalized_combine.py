@@ -38,7 +38,7 @@ def _call(found: Found) -> KernelCall:
 
 
 NORMALIZED_COMBINE = Rule(
-    name="normalized combination of experts",
+    name="moe_combine_rms_norm",
     kernel="normalization",
     roots=NORMALIZATION_ROOTS,
     recognize=_recognize,

@@ -68,5 +68,5 @@ QUANTIZED_SWIGLU = Rule(
     roots=operators("astype"),
     recognize=_recognize,
     call=_call,
-    before=("gated matrix product", "gated grouped product", "swiglu"),
+    before=("gated_matmul", "gated_grouped_matmul", "swiglu"),
 )

@@ -16,10 +16,10 @@ def _recognize(site: Site) -> Embedding | Refusal | None:
 
 
 ROTARY = Rule(
-    name="rotary embedding",
+    name="rotary",
     kernel="rotary",
     roots=operators("add", "astype"),
     recognize=_recognize,
     call=embedding_call,
-    before=("attention over latents", "attention of one query", "attention", "normalization"),
+    before=("mla_decode", "attention_decode", "attention", "normalization"),
 )

@@ -169,10 +169,10 @@ def _blocks(size: int) -> int:
 
 
 SCALED_MATMUL = Rule(
-    name="scaled matrix product",
+    name="scaled_matmul",
     kernel="matmul.scaled",
     roots=operators("matmul", "astype", "reshape"),
     recognize=_recognize,
     call=kernel_call,
-    before=("merged matrix products", "matrix product"),
+    before=("fused_qkv", "matmul"),
 )

@@ -4,12 +4,12 @@ from typing import Any
 
 from tkc.passes.rules.attention import DECODE, PREFILL
 from tkc.passes.rules.batched_matmul import BATCHED_MATMUL
+from tkc.passes.rules.fused_qkv import FUSED_QKV
+from tkc.passes.rules.fused_rotary import FUSED_ROTARY
 from tkc.passes.rules.gated_matmul import GATED_GROUPED_MATMUL, GATED_MATMUL
 from tkc.passes.rules.grouped_matmul import GROUPED_MATMUL
 from tkc.passes.rules.latent_attention import LATENT_DECODE
 from tkc.passes.rules.matmul import MATMUL
-from tkc.passes.rules.merged_matmul import MERGED_MATMUL
-from tkc.passes.rules.merged_rotary import MERGED_ROTARY
 from tkc.passes.rules.moe_combine import MOE_COMBINE
 from tkc.passes.rules.moe_gate import MOE_GATE
 from tkc.passes.rules.moe_permute import MOE_PERMUTE
@@ -37,13 +37,13 @@ RULES: tuple[Rule[Any], ...] = ordered(
         GATED_GROUPED_MATMUL,
         SWIGLU,
         GROUPED_MATMUL,
-        MERGED_ROTARY,
+        FUSED_ROTARY,
         ROTARY,
         LATENT_DECODE,
         DECODE,
         PREFILL,
         SCALED_MATMUL,
-        MERGED_MATMUL,
+        FUSED_QKV,
         MATMUL,
         QUANTIZED_RMS_NORM,
         NORMALIZATION,

@@ -11,7 +11,7 @@ import tvm_ffi
 
 import tkc
 from tkc.builder import generated_cuda, toolchain
-from tkc.compiler import prepare_toolchain
+from tkc.compiler.code import prepare_toolchain
 from tkc.kernels import Target
 from tkc.schedules.target import tvm_target
 

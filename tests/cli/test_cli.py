@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.command_line import COMMAND, tkc, tkc_process
-from tkc.runtime.artifact import FORMAT
+from tkc.runtime.artifact.manifest import FORMAT
 
 
 class Classifier(torch.nn.Module):

@@ -12,7 +12,7 @@ import torch
 
 import tkc
 from tkc.errors import InternalError, KernelBuildError
-from tkc.runtime.report import OperatorUse
+from tkc.runtime.report_rows import OperatorUse
 
 from . import ties
 from .comparison import Expected

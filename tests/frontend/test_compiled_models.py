@@ -13,8 +13,8 @@ SIZES = ((2, 9), (3, 17), (1, 33))
 KERNELS = {"moe.topk_gate", "moe.permute", "matmul.grouped", "attention.prefill", "normalization"}
 EXPERTS = (*models.MOE_CASES, models.DEEPSEEK_V2)
 GATED = {
-    "gated matrix product": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3, models.DEEPSEEK_V2),
-    "gated grouped product": EXPERTS,
+    "gated_matmul": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3, models.DEEPSEEK_V2),
+    "gated_grouped_matmul": EXPERTS,
 }
 EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE)
 
@@ -31,7 +31,7 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     assert set(executable.signature.sizes) == named
     used = {use.kernel for use in executable.report.uses}
     assert used >= (KERNELS if case in EXPERTS else {"attention.prefill", "normalization"})
-    assert "merged matrix products" in {use.rule for use in executable.report.uses}
+    assert "fused_qkv" in {use.rule for use in executable.report.uses}
     assert rotary_calls(executable.report) == (2 if case in EMBEDDED else 0)
     assert_gated(executable.report, case)
 
@@ -60,7 +60,7 @@ def assert_agrees(executable: tkc.Executable, model: torch.nn.Module, case: mode
 
 def rotary_calls(report: tkc.Report) -> int:
     """How often queries and keys are embedded, which one call does in each layer."""
-    assert "rotary embedding" not in {use.rule for use in report.uses}
+    assert "rotary" not in {use.rule for use in report.uses}
     return sum(use.calls for use in report.uses if use.kernel == "rotary")
 
 

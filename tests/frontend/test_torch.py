@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,31 +10,22 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
-from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from tests.frontend import execution, models
-from tkc.errors import UnsupportedModelError, UsageError
+from tests.frontend.torch_models import Counting, tensors
+from tkc.errors import UsageError
 from tkc.frontend.torch.importer import import_torch
 from tkc.passes.graph.updates import updates
 from tkc.runtime.signature import Constant, SizeRange, TensorSpec
-from tkc.runtime.sizes import Formula
 
-
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
 
 
 def outputs_of(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
     """The model's flattened outputs by PyTorch."""
     with torch.no_grad():
         return pytree.tree_leaves(model(**inputs))
-
-
-def tensors(inputs: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of ``inputs``."""
-    return [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
 
 
 @pytest.mark.parametrize("case", (models.BERT, models.VIT), ids=lambda case: case.name)
@@ -171,62 +161,6 @@ def test_structures_and_keyword_arguments() -> None:
     assert torch.equal(named["last"], expected_named["last"])
 
 
-class Joined(nn.Module):
-    """Adds a sequence and one of another size."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The elements of both, one after the other."""
-        return torch.cat([x, y])
-
-
-def test_unnamed_sizes_are_called_after_their_input() -> None:
-    """A dimension that the user only marks as dynamic gets a readable name; results show how theirs follows."""
-    examples = torch.randn(3), torch.randn(5)
-    imported = import_torch(Joined(), examples, dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO}))
-    assert [spec.shape for spec in imported.signature.inputs] == [("x_0",), ("y_0",)]
-    assert imported.signature.outputs[0].shape == ("x_0 + y_0",)
-
-
-def test_sizes_that_depend_on_each_other() -> None:
-    """A derived dimension is a size of its own, with bounds that follow from the other's."""
-    rows = Dim("rows", min=3, max=8)
-    imported = import_torch(Joined(), (torch.randn(4), torch.randn(9)), dynamic_shapes=({0: rows}, {0: 2 * rows + 1}))
-    assert imported.signature.sizes == {"rows": SizeRange(3, 8), "y_0": SizeRange(7, 17)}
-    assert imported.signature.conditions == ("y_0 == (1 + 2*rows)",)
-    x, y = torch.randn(5), torch.randn(11)
-    assert torch.equal(execution.executable(imported)(x, y)[0], torch.cat([x, y]))
-
-
-def test_size_known_only_through_another() -> None:
-    """A symbol that no input has by itself is computed from the one that depends on it."""
-
-    class Half(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(2, -1).sum(0)
-
-    half = Dim("half", min=2, max=9)
-    imported = import_torch(Half(), (torch.randn(8),), dynamic_shapes=({0: 2 * half},))
-    x = torch.randn(10)
-    (found,) = execution.executable(imported)(x)
-    assert torch.allclose(found, x.reshape(2, -1).sum(0))
-
-
-def test_conditions_that_export_leaves_to_the_call() -> None:
-    """What must hold between two sizes is part of the signature; a size that only the data decides is not."""
-
-    class Blocks(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return x.reshape(-1, 4).sum(0), x.flatten() + y
-
-    rows, columns, numbers = Dim("rows", min=3, max=64), Dim("columns", min=4, max=99), Dim("numbers", min=12, max=6336)
-    shapes = ({0: rows, 1: columns}, {0: numbers})
-    signature = import_torch(Blocks(), (torch.ones(8, 5), torch.ones(40)), dynamic_shapes=shapes).signature
-    holds = [Formula(condition) for condition in signature.conditions]
-    assert all(condition({"rows": 6, "columns": 6, "numbers": 36}) for condition in holds)
-    assert not all(condition({"rows": 6, "columns": 5, "numbers": 30}) for condition in holds)  # no multiple of 4
-    assert not all(condition({"rows": 6, "columns": 6, "numbers": 35}) for condition in holds)
-
-
 class Attending(nn.Module):
     """PyTorch's own transformer layers, which return what they were not asked for as None."""
 
@@ -251,18 +185,6 @@ def test_pytorch_transformer_layers() -> None:
     assert execution.relative_error(found, model(x)[0].detach()) < 1e-5
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama exported with gradients, so that its ``no_grad`` blocks are subgraphs, and saved."""
-    case = models.LLAMA
-    program = torch.export.export(
-        case.model(num_hidden_layers=1), (), case.inputs(2, 7), dynamic_shapes=dict(case.dynamic_shapes)
-    )
-    path = tmp_path_factory.mktemp("programs") / "llama.pt2"
-    torch.export.save(program, path)
-    return path
-
-
 def test_saved_program(saved: Path) -> None:
     """A .pt2 file is complete: weights, signature, symbolic sizes."""
     case = models.LLAMA
@@ -278,89 +200,6 @@ def test_exported_program_takes_no_examples(saved: Path) -> None:
     """What a program already has cannot be given again."""
     with pytest.raises(UsageError, match="exported already"):
         import_torch(saved, (torch.ones(1),))
-
-
-@pytest.mark.parametrize("content", ["text", "cut"])
-def test_file_that_is_no_program(saved: Path, tmp_path: Path, content: str) -> None:
-    """The error names the file and says what to do."""
-    path = tmp_path / "model.pt2"
-    path.write_bytes(b"not a program" if content == "text" else saved.read_bytes()[:5000])
-    with pytest.raises(UnsupportedModelError, match=r"(?s)model\.pt2.*torch\.export\.save"):
-        import_torch(path)
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    """A path that is none is the caller's mistake."""
-    with pytest.raises(UsageError, match=r"no file .*absent\.pt2"):
-        import_torch(tmp_path / "absent.pt2")
-
-
-def test_unknown_operators_are_all_listed_with_their_places() -> None:
-    """One error names every operator without a converter, and the modules and lines it comes from."""
-
-    class Inner(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.inv(x) + torch.special.airy_ai(x)
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = Inner()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) + torch.special.i1(x)
-
-    with pytest.raises(UnsupportedModelError) as caught:
-        import_torch(Outer(), (torch.eye(3),))
-    message = str(caught.value)
-    for operator in ("linalg_inv_ex", "special_airy_ai", "special_i1"):
-        assert operator in message
-    assert "module 'inner'" in message
-    assert "test_torch.py" in message
-
-
-def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
-    """Operators without a converter, and uses that converters refuse, also of what refused nodes return."""
-
-    class Refused(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = torch.special.i1(torch.histc(x, 4))
-            z = nn.functional.dropout(torch.histc(y * 2, 5), 0.5, training=True)
-            return torch.nextafter(z[:3].bfloat16(), x.bfloat16())
-
-    with pytest.raises(UnsupportedModelError) as caught:
-        import_torch(Refused(), (torch.rand(3),))
-    message = str(caught.value)
-    assert "special_i1" in message
-    assert message.count("a histogram over the data's own range") == 2
-    assert "native_dropout" in message
-    assert "the next number of bfloat16" in message
-
-
-def test_single_refusal_is_the_whole_error() -> None:
-    """The node after it computes with zeros of the right shape, and is not named."""
-
-    class Refused(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.histc(x, 4).reshape(2, 2) @ x[:2]
-
-    with pytest.raises(UnsupportedModelError, match=r"\Aaten\.histc.*Give min and max\.\Z"):
-        import_torch(Refused(), (torch.rand(3),))
-
-
-class Counting(nn.Module):
-    """Keeps a count between calls."""
-
-    count: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.tensor(0))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One more each time."""
-        self.count += 1
-        return x + self.count
 
 
 def test_state_that_the_model_changes_is_part_of_the_signature() -> None:
@@ -393,44 +232,6 @@ def test_tensors_that_are_held_without_being_registered_are_state() -> None:
     names = [spec.name for spec in import_torch(model, (torch.ones(2, 4),)).signature.state]
     assert len(names) == 2 and "keys" in names
     assert all(torch.equal(tensor, torch.zeros(2, 4)) for tensor in model.tensors)
-
-
-def test_state_that_overlaps_other_state_is_refused() -> None:
-    """The error names both tensors."""
-
-    class Overlapping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("both", torch.zeros(2, 4))
-            self.register_buffer("first", self.both[0])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.first.add_(x)
-            return self.both + x
-
-    with pytest.raises(UnsupportedModelError, match=r"'b_first'.*'b_both'.*a tensor of its own"):
-        import_torch(Overlapping(), (torch.ones(4),))
-
-
-def test_gradients_are_refused() -> None:
-    """Only a forward pass can be compiled; the error names what is returned besides."""
-    program = torch.export.export(Counting(), (torch.ones(3),))
-    program = program.run_decompositions({})
-    specs = program.graph_signature.output_specs
-    specs[0] = dataclasses.replace(specs[0], kind=OutputKind.TOKEN)
-    with pytest.raises(UnsupportedModelError, match="as token; only a forward pass"):
-        import_torch(program)
-
-
-def test_model_that_cannot_be_exported_is_refused() -> None:
-    """Control flow over data is reported as what it is."""
-
-    class Branching(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(UnsupportedModelError, match="cannot export Branching"):
-        import_torch(Branching(), (torch.ones(3),))
 
 
 def test_inputs_keep_their_place_when_unused() -> None:

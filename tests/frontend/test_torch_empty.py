@@ -9,7 +9,8 @@ from torch import nn
 from torch.export import Dim
 
 import tkc
-from tests.frontend.test_torch_numbers import Several, check
+from tests.frontend.exact_checks import check
+from tests.frontend.test_torch_numbers import Several
 from tests.schedules.sources import generated_sources
 
 

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 import tkc
 from tests.frontend import execution
+from tests.frontend.exact_checks import check, difference
 from tests.frontend.side_by_side import Function, Several
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.importer import import_torch
-
-
-def check(functions: Mapping[str, Function], *inputs: torch.Tensor, tolerance: float = 0.0) -> None:
-    """Each result element by element: NaN where PyTorch has it, the rest equal up to a relative ``tolerance``."""
-    model = Several(functions)
-    expected = model(*inputs)
-    found = execution.executable(import_torch(model, inputs))(*inputs)
-    names = [name for name, value in expected.items() for _ in pytree.tree_leaves(value)]
-    wrong = {
-        name: difference
-        for name, left, right in zip(names, found, pytree.tree_leaves(expected), strict=True)
-        if (difference := _difference(left, right, tolerance, inputs))
-    }
-    assert wrong == {}
-
-
-def _difference(found: torch.Tensor, expected: torch.Tensor, tolerance: float, inputs: tuple[torch.Tensor, ...]) -> str:
-    if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-        return f"{found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
-    wide = torch.float64 if expected.is_floating_point() else expected.dtype
-    left, right = found.to(wide), expected.to(wide)
-    equal = (left == right) | ((left != left) & (right != right))
-    if expected.is_floating_point():
-        equal |= (left - right).abs() <= tolerance * right.abs()
-    if equal.all():
-        return ""
-    first = (~equal).flatten().nonzero()[0].item()
-    of = [x.flatten()[first].item() for x in inputs if x.numel() == found.numel()]
-    return f"{found.flatten()[first].item()} instead of {expected.flatten()[first].item()} of {of}"
-
 
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 0.3, -0.3, 1.0, -1.0, 2.5, -2.5, 7.25, -7.25, 3.0, -3.0, 1e4, -1e4)
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float64: 1e-12}
@@ -301,92 +269,7 @@ def test_nan_semantics_on_a_gpu(dtype: torch.dtype) -> None:
     model = Several({name: BINARY[name] for name in names})
     found = tkc.compile(model, (x, y), target="cuda")(x.cuda(), y.cuda())
     for name, expected in model(x, y).items():
-        assert not _difference(found[name].cpu(), expected, TOLERANCES[dtype], (x, y)), name
-
-
-def test_ranges_of_whole_numbers() -> None:
-    """Both ends come into the dtype first; what is below zero wraps around where there are no signs."""
-    one = torch.ones(1, dtype=torch.uint8)
-    dtypes = torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
-    ends = (4.3, 1, 50), (3, 4.5, 1), (0.5, 0.5, 2), (9, 0.9, 12)
-    functions: dict[str, Function] = {}
-    for dtype in dtypes:
-        for begin, end, steps in ends:
-            functions[f"linspace {dtype} {begin} {end} {steps}"] = lambda x, a=begin, b=end, n=steps, dtype=dtype: (
-                torch.linspace(a, b, n, dtype=dtype) + x.to(dtype)
-            )
-        for begin, end, step in (0, 7, 3), (5, -3, -2), (-1, 6, 2), (0.1, -7.9, -4.0), (0.9, 7.9, 2.0):
-            if dtype != torch.uint8 or step > 0:
-                functions[f"arange {dtype} {begin} {end} {step}"] = lambda x, a=begin, b=end, s=step, dtype=dtype: (
-                    torch.arange(a, b, s, dtype=dtype) + x.to(dtype)
-                )
-    check(functions, one)
-
-
-def test_ranges_between_tensors() -> None:
-    """Ends that are tensors come into the result's dtype first, as numbers do."""
-    low, high = torch.tensor(3.7), torch.tensor(50.2, dtype=torch.float64)
-    functions: dict[str, Function] = {}
-    for dtype in (torch.uint8, torch.int64, torch.float32, torch.float64):
-        for steps in (1, 2, 7, 50):
-            functions[f"tensors {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(a, b, n, dtype=d)
-            functions[f"begin {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(a, 50, n, dtype=d)
-            functions[f"end {dtype} {steps}"] = lambda a, b, n=steps, d=dtype: torch.linspace(-0.7 + 1, b, n, dtype=d)
-    check(functions, low, high, tolerance=1e-6)
-    exact = {name: function for name, function in functions.items() if "int" in name}
-    check(exact, low, high)
-    check({name: functions[name] for name in functions if "float64" in name}, low, high, tolerance=1e-15)
-
-
-class Written(nn.Module):
-    """A buffer, all of which one statement writes, and what is read of it afterwards."""
-
-    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], None], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.write = write
-        self.register_buffer("buffer", torch.zeros(3, 4, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What is read."""
-        self.write(self.buffer, x)
-        return self.buffer * 2
-
-
-def _assign(target: torch.Tensor, value: Any) -> None:
-    target[:] = value
-
-
-WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "a number": lambda b, x: _assign(b, 1),
-    "a fraction": lambda b, x: _assign(b, 2.5),
-    "fill_ a number": lambda b, x: b.fill_(3),
-    "fill_ a tensor": lambda b, x: b.fill_(x[0]),
-    "fill_ of another dtype": lambda b, x: b.fill_(torch.tensor(2.75, dtype=torch.float64)),
-    "fill_ of rows": lambda b, x: b[1:].fill_(x[1]),
-    "a row for all": lambda b, x: _assign(b, x),
-    "copy_ that broadcasts": lambda b, x: b.copy_(x),
-    "zero_": lambda b, x: b.zero_(),
-    "clamp_": lambda b, x: b.add_(1).clamp_(max=0.5),
-    "add_": lambda b, x: b.add_(x.to(b.dtype)),
-    "masked_fill_": lambda b, x: b.masked_fill_(x > 1, 2),
-    "index_fill_": lambda b, x: b.index_fill_(0, torch.tensor([1]), 2),
-    "a column": lambda b, x: _assign(b[:, 1:2], 5),
-}
-
-
-@pytest.mark.daily(4)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32], ids=str)
-@pytest.mark.parametrize("name", WRITES)
-def test_written_buffers_keep_shape_and_dtype(name: str, dtype: torch.dtype) -> None:
-    """PyTorch's functional form of ``fill_`` and ``copy_`` has the shape and dtype of what is written."""
-    if name == "clamp_" and dtype == torch.int32:
-        pytest.skip("PyTorch clamps whole numbers by whole numbers only")
-    x = torch.tensor([1.25, 2.25, 0.5, 4.0])
-    model = Written(WRITES[name], dtype)
-    executable = tkc.compile(torch.export.export(Written(WRITES[name], dtype), (x,)), kernels="none", database=False)
-    expected = model(x)
-    assert torch.equal(executable(x), expected)
-    assert torch.equal(executable.state["buffer"], model.buffer)
+        assert not difference(found[name].cpu(), expected, TOLERANCES[dtype], (x, y)), name
 
 
 @pytest.mark.parametrize("causal", [False, True])

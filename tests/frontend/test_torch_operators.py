@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,181 +10,14 @@ import torch
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 from tests.frontend import execution
+from tests.frontend.operator_checks import SIZES, check, real, whole
 from tests.frontend.side_by_side import Function, Several
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.importer import import_torch
 
-SIZES = (5, 8)
-
-
-@pytest.fixture(autouse=True)
-def _same_numbers_every_time() -> None:
-    torch.manual_seed(0)
-
-
-def check(functions: Mapping[str, Function], *make: Callable[[int], torch.Tensor], tolerance: float = 1e-5) -> None:
-    """Import the functions once, run them at each size, and compare each result."""
-    model = Several(functions)
-    rows = Dim("rows", min=5, max=64)
-    examples = tuple(function(SIZES[0]) for function in make)
-    imported = import_torch(model, examples, dynamic_shapes={"inputs": tuple({0: rows} for _ in examples)})
-    assert set(imported.signature.sizes) == {"rows"}
-    run = execution.executable(imported)
-    for size in SIZES:
-        inputs = [function(size) for function in make]
-        expected = model(*inputs)
-        names = [name for name, value in expected.items() for _ in pytree.tree_leaves(value)]
-        pairs = zip(run(*inputs), pytree.tree_leaves(expected), strict=True)
-        errors = {name: execution.relative_error(*pair) for name, pair in zip(names, pairs, strict=True)}
-        assert {name: error for name, error in errors.items() if error > tolerance} == {}
-
-
-def real(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Callable[[int], torch.Tensor]:
-    """Numbers of both signs, ``[rows, *shape]``."""
-    return lambda rows: torch.randn(rows, *shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def whole(*shape: int, low: int = -9, high: int = 10, seed: int = 0) -> Callable[[int], torch.Tensor]:
-    """Whole numbers in ``[low, high)``, ``[rows, *shape]``."""
-    return lambda rows: torch.randint(low, high, (rows, *shape), generator=torch.Generator().manual_seed(seed))
-
-
-FLOATING: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        *(torch.abs, torch.ceil, torch.cos, torch.cosh, torch.erf, torch.exp, torch.expm1, torch.floor, torch.neg),
-        *(torch.reciprocal, torch.relu, torch.round, torch.sigmoid, torch.sign, torch.sin, torch.sinh, torch.square),
-        *(torch.tan, torch.tanh, torch.trunc, torch.atan, torch.asinh, torch.isnan, torch.isinf, torch.isfinite),
-    )
-}
-POSITIVE: dict[str, Function] = {
-    function.__name__: function
-    for function in (torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.rsqrt, torch.acosh)
-}
-ACTIVATIONS: dict[str, Function] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "elu": lambda x: F.elu(x, 0.7),
-    "selu": F.selu,
-    "celu": lambda x: F.celu(x, 0.7),
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
-    "softplus": F.softplus,
-    "hardtanh": lambda x: F.hardtanh(x, -0.4, 0.6),
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "relu6": F.relu6,
-    "mish": F.mish,
-    "softsign": F.softsign,
-    "logsigmoid": F.logsigmoid,
-    "glu": lambda x: F.glu(x, -1),
-    "clamp": lambda x: x.clamp(-0.5, 0.5),
-    "clamp_min": lambda x: x.clamp(min=-0.5),
-    "clamp_max": lambda x: x.clamp(max=0.5),
-    "dropout": lambda x: F.dropout(x, 0.5, training=False),
-    "nan_to_num": torch.nan_to_num,
-}
-
-
-def test_unary_functions() -> None:
-    """Functions and activations of numbers of both signs."""
-    check(FLOATING | ACTIVATIONS, real(6))
-
-
-def test_unary_functions_of_positive_numbers() -> None:
-    """Logarithms and roots."""
-    check(POSITIVE, lambda rows: real(6)(rows).abs() + 1.1)
-
-
-def test_unary_functions_of_whole_numbers() -> None:
-    """What is real of a whole number is, and what stays whole does."""
-    kept = {name: FLOATING[name] for name in ("abs", "neg", "sign", "square", "cos", "exp", "sigmoid", "isfinite")}
-    check(kept | {"float": lambda x: x.float(), "not": torch.bitwise_not, "bool": lambda x: x.bool()}, whole(6))
-
-
-ARITHMETIC: dict[str, Function] = {
-    "add": torch.add,
-    "add_alpha": lambda x, y: torch.add(x, y, alpha=3),
-    "sub": torch.sub,
-    "rsub": lambda x, y: 3 - x,
-    "mul": torch.mul,
-    "div": torch.div,
-    "div_floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
-    "div_trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-    "floor_divide": lambda x, y: x // y,
-    "remainder": torch.remainder,
-    "fmod": torch.fmod,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "square": lambda x, y: x**2,
-    "cube": lambda x, y: x**3,
-    "none": lambda x, y: x**0,
-    "scalars": lambda x, y: 2 * x - y / 4 + 1.5,
-    "where": lambda x, y: torch.where(x > y, x, 0),
-    "masked_fill": lambda x, y: x.masked_fill(x > y, 2),
-    **{
-        name: getattr(torch, name)
-        for name in ("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor")
-    },
-}
-
-
-def test_arithmetic_on_floating_numbers() -> None:
-    """Arithmetic, comparisons and powers of two tensors."""
-    powers = {"power": lambda x, y: x.abs() ** y, "root": lambda x, y: x.abs() ** 0.5, "base": lambda x, y: 2.0**x}
-    check(ARITHMETIC | powers | {"atan2": torch.atan2}, real(6), real(6, seed=1))
-
-
-def test_arithmetic_on_whole_numbers() -> None:
-    """Rounding and remainders of both signs, and bits."""
-
-    def nonzero(rows: int) -> torch.Tensor:
-        return whole(6, low=1, seed=1)(rows) * (2 * (whole(6, seed=2)(rows) > 0) - 1)
-
-    bits = {
-        "and": lambda x, y: x & y,
-        "or": lambda x, y: x | y,
-        "xor": lambda x, y: x ^ y,
-        "shift": lambda x, y: x << 2,
-    }
-    check(ARITHMETIC | bits, whole(6), nonzero)
-
-
-def test_arithmetic_promotes_as_pytorch_does() -> None:
-    """Mixed dtypes give the dtype and the value that PyTorch has."""
-    functions = {
-        "whole and floating": lambda x, i: x + i,
-        "whole and number": lambda x, i: i * 2.5,
-        "compared": lambda x, i: i > 0.5,
-        "truth and whole": lambda x, i: (x > 0) + i,
-        "truth and truth": lambda x, i: (x > 0) | (i > 0),
-        "double": lambda x, i: x.double() * i,
-        "truths": lambda x, i: (x > 0) == (i > 0),
-        "half": lambda x, i: x.half() + 1,
-        "product of truths": lambda x, i: (x > 0) * (i > 0),
-        "sum of truths": lambda x, i: (x > 0) + (i > 0),
-    }
-    check(functions, real(6), whole(6))
-
-
-def test_sizes_in_arithmetic() -> None:
-    """Numbers computed from symbolic sizes, as shapes, bounds and operands."""
-    functions = {
-        "times": lambda x: x * x.shape[0],
-        "divided": lambda x: x / (x.shape[0] + 1),
-        "filled": lambda x: torch.full((3,), x.shape[0] * 2),
-        "root": lambda x: x / torch.sym_sqrt(x.shape[0]),
-        "half": lambda x: torch.arange(x.shape[0] // 2 + 2),
-        "remainder": lambda x: torch.arange(x.shape[0] % 3 + 2),
-        "before_last": lambda x: x[: x.shape[0] - 2],
-        "most": lambda x: torch.arange(torch.sym_max(x.shape[0], 6)),
-        "from": lambda x: torch.arange(x.shape[0], x.shape[0] + 5),
-        "twice": lambda x: x.new_ones(2 * x.shape[0], x.shape[0] ** 2),
-    }
-    check(functions, real(6))
+pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
 
 
 def test_views() -> None:
@@ -319,108 +151,6 @@ def test_histogram(dtype: torch.dtype) -> None:
     check(functions, lambda rows: whole(4, low=0, high=8)(rows).to(dtype))
 
 
-def test_sorting() -> None:
-    """Orders and largest elements along any axis."""
-    functions = {
-        "sort": lambda x: x.sort(),
-        "descending": lambda x: x.sort(dim=0, descending=True),
-        "argsort": lambda x: x.argsort(dim=0),
-        "topk": lambda x: x.topk(3),
-        "smallest": lambda x: x.topk(2, dim=0, largest=False),
-    }
-    check(functions, real(6))
-
-
-def test_stable_sort_keeps_equal_elements_in_order() -> None:
-    """Ties keep their order."""
-    check({"sort": lambda x: x.sort(stable=True)}, lambda rows: whole(low=0, high=3)(8 * rows).reshape(rows, 8))
-
-
-INDEXING: dict[str, Function] = {
-    "rows": lambda x, i: x[i],
-    "columns": lambda x, i: x[:, i % 4],
-    "pairs": lambda x, i: x[i, i.abs() % 4],
-    "broadcast": lambda x, i: x[i[:, None], torch.arange(4)[None]],
-    "middle": lambda x, i: x[:, i % 4, i % 6],
-    "apart": lambda x, i: x[i, :, i % 6],
-    "gather": lambda x, i: x.gather(0, i.remainder(3)[:, None, None].expand(-1, 4, 6)),
-    "index_select": lambda x, i: x.index_select(1, i % 4),
-    "largest": lambda x, i: x.gather(1, x.argmax(1, keepdim=True)),
-    "embedding": lambda x, i: F.embedding(i.remainder(3), x[:, 0]),
-}
-
-
-def test_reading_by_index() -> None:
-    """One and several index tensors, broadcast, negative, adjacent and apart."""
-    check(INDEXING, real(4, 6), lambda rows: whole(low=-3, high=3)(rows))
-
-
-def test_writing_by_index() -> None:
-    """Assignments, scatters and sums at indices, in place and not."""
-
-    def unique(rows: int) -> torch.Tensor:
-        return torch.arange(rows).flip(0)
-
-    def inverse(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(i)
-        out[i] = torch.arange(i.shape[0])
-        return out
-
-    def assigned(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        x[:, 1:3] = 0
-        x[:, 0] += 1
-        x[x > 1] = 5
-        x[:, torch.tensor([1, 3])] = 7
-        return x
-
-    def put_behind(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        out = x.T.clone()
-        out[:, i] = 2 * x.T
-        return out
-
-    def put_pairs_behind(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-        out = torch.stack([x, x])
-        out[:, i, i % 4] = torch.stack([x[:, 0], x[:, 1]])
-        return out
-
-    functions = {
-        "inverse": inverse,
-        "assigned": assigned,
-        "put": lambda x, i: x.index_put((i,), x[:1]),
-        "put_pairs": lambda x, i: x.index_put((i, i % 4), torch.tensor(3.0)),
-        "put_behind": put_behind,
-        "put_pairs_behind": put_pairs_behind,
-        "index_copy": lambda x, i: x.index_copy(0, i, 2 * x),
-        "put_sum": lambda x, i: x.index_put((i // 2,), x, accumulate=True),
-        "scatter": lambda x, i: torch.zeros_like(x).scatter(1, x.topk(2).indices, 1.0),
-        "scatter_source": lambda x, i: x.scatter(0, i[:, None].expand(-1, 4), 2 * x),
-        "scatter_add": lambda x, i: x.scatter_add(0, (i // 2)[:, None].expand(-1, 4), x),
-        "scatter_reduce": lambda x, i: x.scatter_reduce(0, (i // 2)[:, None].expand(-1, 4), x, "amax"),
-        "index_add": lambda x, i: x.index_add(0, i // 2, x, alpha=2),
-        "select_scatter": lambda x, i: x.select_scatter(x[:, 0], 1, -1),
-        "masked_scatter": lambda x, i: x.masked_fill(x < 0, -1.0),
-    }
-    check(functions, real(4), unique)
-
-
-def test_index_outside_a_tensor_reads_no_foreign_memory() -> None:
-    """An input that is no valid index gives NaN or the nearest element, and never what lies beyond."""
-    functions = {
-        "embedding": lambda x, i: F.embedding(i, x),
-        "rows": lambda x, i: x[i],
-        "gather": lambda x, i: x.gather(0, i[:, None].expand(-1, 4)),
-    }
-    model = Several(functions)
-    imported = import_torch(model, (real(4)(5), torch.arange(5)))
-    table = real(4)(5)
-    missing, rows, gathered = execution.executable(imported)(table, torch.tensor([0, 10**9, -(10**9), 5, 4]))
-    assert torch.equal(missing[0], table[0])
-    assert torch.equal(missing, table[[0, 4, 0, 4, 4]])
-    assert torch.equal(rows, table[[0, 4, 0, 4, 4]])
-    assert torch.equal(gathered, table[[0, 4, 0, 4, 4]])
-
-
 def test_products() -> None:
     """Every form of a matrix product."""
     weight, bias = torch.randn(6, 5), torch.randn(5)
@@ -491,33 +221,6 @@ def test_images() -> None:
         "shuffle": lambda x: F.pixel_shuffle(x, 2),
     }
     check(functions, real(4, 8, 8))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_numbers(dtype: torch.dtype) -> None:
-    """What TVM lacks in 16 bits, or computes in them, to the rounding of the result."""
-    weight, bias = torch.randn(6, 4, 3, 3).to(dtype), torch.randn(6).to(dtype)
-    scale, shift = torch.randn(8).to(dtype), torch.randn(8).to(dtype)
-    functions = {
-        "layer_norm": lambda x: F.layer_norm(x, (8,), scale, shift),
-        "layer_norm_plain": lambda x: F.layer_norm(x, (4, 8)),
-        "rms_norm": lambda x: F.rms_norm(x, (8,), scale, 1e-6),
-        "group_norm": lambda x: F.group_norm(x, 2, scale[:4], shift[:4]),
-        "conv": lambda x: F.conv2d(x, weight, bias, padding=1),
-        "average": lambda x: F.avg_pool2d(x, 2),
-        "nearest": lambda x: F.interpolate(x, scale_factor=2),
-        "softmax": lambda x: x.softmax(-1),
-        "running_sums": lambda x: x.cumsum(-1),
-        "means": lambda x: x.mean((1, 2)),
-        "largest": lambda x: x.flatten(1).topk(5).values,
-        "smallest": lambda x: x.flatten(1).topk(5, largest=False).indices,
-        "sorted": lambda x: torch.sort(x, dim=1, descending=True, stable=True),
-        "order": lambda x: torch.argsort(x, dim=2, stable=True),
-    }
-    unlike = torch.linspace(-3, 3, 97 * 64).to(dtype).unique()
-    order = torch.randperm(len(unlike), generator=torch.Generator().manual_seed(0))
-    rounding = 2 * torch.finfo(dtype).eps
-    check(functions, lambda rows: unlike[order][: rows * 128].reshape(rows, 4, 4, 8), tolerance=rounding)
 
 
 def _attention(**options: Any) -> Function:

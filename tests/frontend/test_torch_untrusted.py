@@ -17,7 +17,7 @@ from torch.export import Dim
 
 import tkc
 from tkc.frontend.torch.files import load_program
-from tkc.frontend.torch.untrusted import harmless_guards
+from tkc.frontend.torch.untrusted.guards import harmless_guards
 
 Members = dict[str, bytes]
 MODEL, SAMPLES = "m/models/model.json", "m/data/sample_inputs/model.pt"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from . import elementwise, indexing, layers, motifs, reducing, updating, viewing
+from . import elementwise, indexing, layers, motifs, moving, reducing, updating, viewing
 from .operators import Operator
 
 OPERATORS: dict[str, Operator] = {
     **elementwise.OPERATORS,
     **reducing.OPERATORS,
     **viewing.OPERATORS,
+    **moving.OPERATORS,
     **layers.OPERATORS,
     **indexing.OPERATORS,
     **updating.OPERATORS,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.kernels.cuda_threads import Launch
 from tests.kernels.extremes import CASES
-from tests.kernels.synchronization import Launch
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentConfiguration
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import timeit
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,13 +23,6 @@ CPU = Target("cpu")
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 Kernels = dict[GroupedMatmulConfiguration, tvm_ffi.Function]
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[KernelBuilder]:
-    """One builder for the whole file."""
-    with KernelBuilder() as builder:
-        yield builder
 
 
 def build(

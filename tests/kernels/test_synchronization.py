@@ -9,7 +9,8 @@ import pytest
 
 from tests.kernels.cuda_machine import Fault
 from tests.kernels.cuda_source import cuda_code
-from tests.kernels.synchronization import Launch, check
+from tests.kernels.cuda_threads import Launch
+from tests.kernels.synchronization import check
 from tests.kernels.synchronized import CHECKED
 
 _SYNCHRONIZES = re.compile(

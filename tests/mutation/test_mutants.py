@@ -9,7 +9,8 @@ from collections import Counter
 import pytest
 
 from .mutant import ROOT, Mutant
-from .mutants import MUTANTS, PASSES, RULES
+from .mutants import MUTANTS
+from .rule_mutants import PASSES, RULES
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -14,14 +14,14 @@ from torch import nn
 from torch.export import Dim
 from torch.utils.dlpack import from_dlpack
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import GlobalVar, IRModule
 
 from tkc.frontend.torch.importer import import_torch
 from tkc.kernels import KernelRequest, Target
 from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.rules.rule import Rule
 from tkc.passes.rules.table import RULES
-from tkc.passes.substitute_kernels import SubstituteKernels, Substitution, SubstitutionReport, kernel_requests
+from tkc.passes.substitute_kernels import SubstituteKernels, Substitution, SubstitutionReport, called_kernels
 
 CPU = Target.parse("cpu")
 TOKENS = Dim("tokens", min=2, max=1024)
@@ -116,3 +116,8 @@ def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
     name = str(tensor.dtype).removeprefix("torch.")
     bits = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return bits.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)
+
+
+def kernel_requests(module: IRModule) -> list[tuple[GlobalVar, KernelRequest, int]]:
+    """Every library that ``module`` may call: the function that does, its request, and from how many places."""
+    return [(name, request, count) for name, kernel, count in called_kernels(module) for request in kernel.requests]

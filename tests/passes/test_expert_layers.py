@@ -85,7 +85,7 @@ def test_expert_layers(name: str) -> None:
         counts[call.kernel] += call.count
     expected = {"moe.topk_gate": 2, "moe.permute": 2, "matmul.grouped": 4}
     assert {kernel: counts[kernel] for kernel in expected} == expected
-    gated = [call.count for call in report.substitutions if call.rule == "gated grouped product"]
+    gated = [call.count for call in report.substitutions if call.rule == "gated_grouped_matmul"]
     assert (sum(gated), counts["swiglu"]) == (2, 0)
     # DeepSeek-V3's shared expert is a dense layer beside them, whose last product adds what the others computed.
     assert counts["matmul.gated"] == (2 if name == "DeepseekV3" else 0)

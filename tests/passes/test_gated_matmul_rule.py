@@ -197,7 +197,7 @@ def test_quantization_keeps_its_swiglu() -> None:
 
     inputs = (X[0], GATE, UP)
     calls = checked_substitutions(imported(quantized, *inputs, symbolic=()), *inputs, rtol=0.08)
-    assert {call.rule: call.count for call in calls} == {"quantized_swiglu": 1, "matrix product": 2}
+    assert {call.rule: call.count for call in calls} == {"quantized_swiglu": 1, "matmul": 2}
 
 
 GROUPS = 3
@@ -227,7 +227,7 @@ def test_experts(n_first: bool, layout: str, activation: Callable[[Tensor], Tens
     inputs = expert_operands(n_first)
     (call,) = checked_substitutions(imported(gated, *inputs, symbolic=(0,)), *inputs, rules=GROUPED)
     expected = GroupedMatmulParameters(GROUPS, N, K, "float32", layout, gated=activation.__name__)
-    assert (call.rule, call.parameters) == ("gated grouped product", expected)
+    assert (call.rule, call.parameters) == ("gated_grouped_matmul", expected)
 
 
 def test_experts_whose_products_are_read_elsewhere() -> None:

@@ -14,7 +14,8 @@ from tvm.relax import op
 
 from tests.passes.reference_execution import evaluated
 from tkc.passes.graph.bindings import Graph, shape
-from tkc.passes.graph.index_expressions import Choice, Element, IndexExpressions
+from tkc.passes.graph.elements import Choice, Element
+from tkc.passes.graph.index_expressions import IndexExpressions
 
 Build = Callable[[relax.BlockBuilder, relax.Var, tirx.Var, tirx.Var], relax.Expr]
 ROWS, COLUMNS = 2, 5

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tkc
+from tests.runtime.profiled_models import WIDTH, Layers
 
 
 class GatedSum(torch.nn.Module):
@@ -41,3 +42,12 @@ def executable(model: GatedSum) -> tkc.Executable:
         kernels="all",
         dynamic_shapes={"x": {0: batch}, "extra": {"y": {0: batch}}, "double": None},
     )
+
+
+@pytest.fixture(scope="module", params=["none", "all"])
+def layers(request: pytest.FixtureRequest) -> tkc.Executable:
+    """Compiled for any number of rows, with and without kernels."""
+    torch.manual_seed(0)
+    shapes = ({0: torch.export.Dim("rows", max=4096)},)
+    example = (torch.randn(4, WIDTH),)
+    return tkc.compile(Layers().eval(), example, dynamic_shapes=shapes, kernels=request.param, database=False)

@@ -11,7 +11,7 @@ import torch
 
 import tkc
 from tests.runtime.manifests import edit_manifest
-from tkc.runtime.artifact import open_artifact
+from tkc.runtime.artifact.reading import open_artifact
 
 
 @pytest.fixture

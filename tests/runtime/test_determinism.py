@@ -17,8 +17,10 @@ from torch import nn
 from tvm import tirx
 
 import tkc
-from tkc import compiler
 from tkc.builder import BuilderSettings
+from tkc.compiler.code import prepare_toolchain, vm_executable
+from tkc.compiler.lowering import scheduled_model, substituted_model
+from tkc.compiler.options import CompileOptions
 from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.schedules import unordered
@@ -148,8 +150,8 @@ def test_atomic_sums_of_floats_are_found() -> None:
 def test_generated_cuda_has_no_atomics() -> None:
     """Nothing that TVM writes for a model with sums, scans and scatters is in the order in which threads come."""
     target = Target.parse("cuda:sm_90a")
-    compiler.prepare_toolchain(target)
-    settings = compiler.CompileOptions(
+    prepare_toolchain(target)
+    settings = CompileOptions(
         kernels="none",
         fallback=False,
         database=None,
@@ -162,9 +164,9 @@ def test_generated_cuda_has_no_atomics() -> None:
     )
     runner = StageRunner()
     imported = import_model(Everything(), inputs(), None, None, "inputs", None)
-    front = compiler._substituted(runner, imported.module, target, settings)
-    module = compiler._generated(runner, front, target, settings).module
-    (host,) = compiler._built(module, target).mod.imports
+    front = substituted_model(runner, imported.module, target, settings)
+    module = scheduled_model(runner, front, target, settings).module
+    (host,) = vm_executable(module, target).mod.imports
     (device,) = host.imports
     source = device.inspect_source()
     assert "__global__" in source and "atomic" not in source.lower()

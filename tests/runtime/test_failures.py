@@ -20,8 +20,9 @@ import tvm
 from onnx import TensorProto, helper
 
 import tkc
-from tkc import compiler, pipeline
+from tkc import pipeline
 from tkc.child import ChildDiedError, ChildStuckError, RaisedInChildError, in_child
+from tkc.compiler import code
 from tkc.diagnosis.bug_report import write_bug_report
 from tkc.frontend.torch.converters import CONVERTERS
 from tkc.runtime.loaded_code import LoadedCode
@@ -86,12 +87,12 @@ def fail_in_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fail_in_code_generation(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], Any]) -> None:
     """Have code generation do ``fail`` where there is a tanh."""
-    original = compiler._built
+    original = code.vm_executable
 
     def built(module: tvm.IRModule, target: Any) -> Any:
         return fail() if has_tanh(module) else original(module, target)
 
-    monkeypatch.setattr(compiler, "_built", built)
+    monkeypatch.setattr(code, "vm_executable", built)
 
 
 def crash() -> None:

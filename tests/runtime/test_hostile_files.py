@@ -17,7 +17,8 @@ import torch
 import tkc
 from tests.runtime.manifests import write_manifest
 from tkc.kernels.kernel_library import file_sha256
-from tkc.runtime.artifact import DIGEST, MANIFEST, open_artifact
+from tkc.runtime.artifact.folder import DIGEST, MANIFEST
+from tkc.runtime.artifact.reading import open_artifact
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -17,54 +14,11 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import tkc
-from tkc.runtime import profiling
-from tkc.runtime.node_names import common_path, module_path, named_nodes, operator
-from tkc.runtime.profile import Profile
-from tkc.runtime.profile_rows import HOST
-
-WIDTH = 48
-
-
-class Block(nn.Module):
-    """A feed-forward layer around which its input goes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[rows, WIDTH]``."""
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Layers(nn.Module):
-    """Three of them, which share their functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block() for _ in range(3)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[rows, WIDTH]``."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-@pytest.fixture(scope="module", params=["none", "all"])
-def layers(request: pytest.FixtureRequest) -> tkc.Executable:
-    """Compiled for any number of rows, with and without kernels."""
-    torch.manual_seed(0)
-    shapes = ({0: torch.export.Dim("rows", max=4096)},)
-    example = (torch.randn(4, WIDTH),)
-    return tkc.compile(Layers().eval(), example, dynamic_shapes=shapes, kernels=request.param, database=False)
-
-
-def functions(profile: Profile) -> dict[str, Any]:
-    """The rows of functions, by the nodes that they compute."""
-    found = {named_nodes(row.nodes): row for row in profile.rows if row.kind != HOST}
-    assert len(found) == len(profile.rows) - 1
-    return found
+from tests.runtime import profiled_models
+from tests.runtime.profiled_models import WIDTH, Block, functions
+from tkc.runtime.profiling.node_names import common_path, module_path, named_nodes, operator
+from tkc.runtime.profiling.profile import Profile
+from tkc.runtime.profiling.rows import HOST
 
 
 def test_each_row_has_the_nodes_that_it_computes(layers: tkc.Executable) -> None:
@@ -82,9 +36,9 @@ def test_each_row_has_the_nodes_that_it_computes(layers: tkc.Executable) -> None
     assert set(rows) == expected
     assert all(row.calls == 1 for row in rows.values())
     add = rows["layers.1.down (linear), layers.1 (add)"].nodes[-1]
-    lines = Path(__file__).read_text().splitlines()
-    line = next(number for number, text in enumerate(lines, 1) if "return x + self.down" in text)
-    assert f'test_profile.py", line {line}' in add
+    lines = Path(profiled_models.__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "x + self.down" in text)
+    assert f'profiled_models.py", line {line}' in add
     kind = "kernel" if layers.report.uses else "generated"
     assert {row.kind for row in rows.values()} == {kind}
 
@@ -308,56 +262,6 @@ def test_a_program_is_profiled_by_its_entries() -> None:
         program.profile(x)
 
 
-def test_functions_are_ranges_of_the_profiler_by_the_same_names(layers: tkc.Executable) -> None:
-    """While it records, and in the order of the rows' calls; never, if that is asked for."""
-    x = torch.randn(4, WIDTH)
-    names = {row.name for row in layers.profile(x, repeat=1).rows if row.kind != HOST}
-    expected = layers(x)
-    for ranges, shown in ((None, names), (True, names), (False, set())):
-        layers.ranges = ranges
-        try:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
-                results = [layers(x), layers(x)]
-        finally:
-            layers.ranges = None
-        assert all(torch.equal(result, expected) for result in results)
-        found = {event.key: event.count for event in recorded.key_averages() if "layers." in event.key}
-        assert found == dict.fromkeys(shown, 2)
-
-
-def test_ranges_of_several_threads_are_their_own(layers: tkc.Executable) -> None:
-    """Each call is followed by itself; results are the same."""
-    inputs = [torch.randn(rows, WIDTH) for rows in (1, 9, 33, 60)]
-    expected = [layers(x) for x in inputs]
-    named = copy.copy(layers)
-    named.ranges = True
-    with ThreadPoolExecutor(4) as threads:
-        for _ in range(20):
-            results = threads.map(named, inputs)
-            assert all(map(torch.equal, results, expected))
-
-
-def test_a_range_ends_where_a_function_fails() -> None:
-    """The next call's ranges are not inside of it."""
-    executable = tkc.compile(nn.Sequential(Fails(), nn.Linear(4, 4)), (torch.eye(4),), database=False)
-    executable.ranges = True
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
-        with pytest.raises(tkc.Error):
-            executable(torch.zeros(4, 4))
-        executable(torch.eye(4))
-    calls = [event for event in recorded.events() if event.name.startswith("aten::linalg") and "[" in event.name]
-    assert len(calls) == 2
-    assert all(event.cpu_parent is None or "[" not in event.cpu_parent.name for event in calls)
-
-
-class Fails(nn.Module):
-    """Raises for matrices that are not positive definite."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[4, 4]``."""
-        return torch.linalg.cholesky(x)
-
-
 def test_nodes_are_told_in_short() -> None:
     """By their module's path and operator."""
     linear = "aten.linear.default (module 'layers.0.up', File \"model.py\", line 3, in forward)"
@@ -372,59 +276,3 @@ def test_nodes_are_told_in_short() -> None:
     assert named_nodes([view, linear]) == "layers.0.up (linear)" and named_nodes([view]) == "layers.0 (view)"
     assert common_path([linear, gelu]) == "layers.0"
     assert common_path([]) == common_path([linear, "aten.add.Tensor"]) == ""
-
-
-class Event:
-    """Stands for CUDA's on a machine without: done when it is recorded."""
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        """Now."""
-        self.time = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """It has happened."""
-
-    def elapsed_time(self, end: Event) -> float:
-        """In milliseconds."""
-        return (end.time - self.time) * 1e3
-
-
-def test_events_are_taken_while_the_gpu_waits(layers: tkc.Executable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is before so many functions at a time, from the second call on, and for as long as the host takes."""
-    waits: list[float] = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: waits.append(cycles))
-    monkeypatch.setattr(profiling, "_cycles_per_second", lambda _: 1e9)
-    monkeypatch.setattr(profiling._CudaRecorder, "_AHEAD", 4)
-    recorder = profiling._CudaRecorder(layers._running.subject(layers.report.calls))
-    x = torch.randn(500, WIDTH)
-    expected = {row.name: row.seconds for row in layers.profile(x, repeat=9).rows if row.kind != HOST}
-    recorder.run([x])
-    assert not waits
-    recorder.run([x])
-    assert len(waits) == 3  # of nine functions
-    host = waits[0] / 1e9 / 4 / profiling._SLACK
-    assert 0 < host < 0.1
-    passed = recorder.passed()
-    assert {called.name: calls for called, calls in passed.calls.items()} == dict.fromkeys(expected, 1)
-    assert all(0 <= seconds < 1 for seconds in passed.seconds.values())
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_rows_are_the_time_of_its_kernels() -> None:
-    """Measured by events; a range for each function, and no graph while they are shown."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 4096)).eval().cuda().bfloat16()
-    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    executable = tkc.compile(model, (x,), target="cuda", database=False)
-    profile = executable.profile(x)
-    assert 0.8 * profile.call_seconds < profile.function_seconds < 1.2 * profile.call_seconds
-    assert profile.graph_seconds is not None
-    assert all(row.roofline is not None and row.roofline < 1.2 for row in profile.rows if row.kind == "kernel")
-    with torch.profiler.profile() as recorded:
-        executable(x)
-        torch.cuda.synchronize()
-    assert {row.name for row in profile.rows if row.kind != HOST} <= {event.key for event in recorded.key_averages()}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tkc import compiler
 from tkc.builder import generated_cuda
+from tkc.compiler import code
 
 
 def generated_sources(patch: pytest.MonkeyPatch) -> list[str]:
@@ -17,5 +17,5 @@ def generated_sources(patch: pytest.MonkeyPatch) -> list[str]:
         return bytes(1)
 
     patch.setattr(generated_cuda, "compile_generated", seen)
-    patch.setattr(compiler, "can_fork", lambda: False)  # a child would keep them to itself
+    patch.setattr(code, "can_fork", lambda: False)  # a child would keep them to itself
     return sources

@@ -9,7 +9,8 @@ from tvm.relax import op
 from tests.schedules.graphs import CPU, fused, graph, size
 from tests.schedules.random_schedules import the_function
 from tkc.coverage import coverage
-from tkc.runtime.report import Coverage, Report, Scheduled
+from tkc.runtime.report import Report
+from tkc.runtime.report_rows import Coverage, Scheduled
 from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.target import tvm_target
 

@@ -15,7 +15,7 @@ from tvm.relax import op
 from tests.schedules.graphs import CPU, error, fused, graph, size
 from tests.schedules.random_schedules import random_traces, the_function
 from tests.schedules.symbolic_cases import CASES, ODD_SIZES, TUNED_AT, inputs_at
-from tkc.compiler import prepare_toolchain
+from tkc.compiler.code import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.blocks import top_level_statements
 from tkc.schedules.lowering.code_generation import for_code_generation

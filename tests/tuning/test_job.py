@@ -18,7 +18,8 @@ from tkc.schedules.default_record import default_trace, is_default
 from tkc.schedules.tuning.background import TimeIsUpError
 from tkc.schedules.tuning.budget import Budget
 from tkc.schedules.tuning.history import replayed
-from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
+from tkc.schedules.tuning.job import TuningJob
+from tkc.schedules.tuning.ledger import NothingToTuneError
 from tkc.schedules.tuning.measurement import Measurement, Measurer, Program
 from tkc.schedules.tuning.progress import Progress
 from tkc.schedules.tuning.records import succeeded
@@ -177,15 +178,15 @@ def test_a_search_leaves_time_for_symbolic_sizes(cpu: tvm.target.Target, tmp_pat
     extraction = extract(AnyRows, {"rows": (1, 64)}, {"rows": [1, 64]})
     file = StateFile(tmp_path, extraction.tasks)
     job = TuningJob(extraction, CPU, cpu, ScriptedMeasurer([]), RecordsInMemory(), Budget(minutes=10), file)
-    job._state.seconds = 0.8 * 600
-    job._measuring_seconds, job._measured = 1000.0, 1
-    assert job._spent(()) is None
+    job.ledger.state.seconds = 0.8 * 600
+    job.rounds.measuring_seconds, job.rounds.measured = 1000.0, 1
+    assert job.rounds.spent(()) is None
     (key, *_) = extraction.tasks
-    job._finalists[key] = [(1.0, default_trace(extraction.tasks[key].workload))]
-    assert job._spent(()) == "its 10 minutes are over"  # one schedule at two sizes would take 2,000 s
-    assert job._spent((), leave_time=False) is None
-    job._state.seconds = 0.7 * 600
-    assert job._spent(()) is None
+    job.ledger.finalists[key] = [(1.0, default_trace(extraction.tasks[key].workload))]
+    assert job.rounds.spent(()) == "its 10 minutes are over"  # one schedule at two sizes would take 2,000 s
+    assert job.rounds.spent((), leave_time=False) is None
+    job.ledger.state.seconds = 0.7 * 600
+    assert job.rounds.spent(()) is None
     file.close()
 
 

@@ -15,7 +15,7 @@ from tvm.s_tir.meta_schedule.cost_model import RandomModel
 from tvm.script import tirx as T
 
 from tests.tuning.tuning_modules import CPU, AnyRows, TwoLayers
-from tkc.compiler import prepare_toolchain
+from tkc.compiler.code import prepare_toolchain
 from tkc.kernels.target import Target
 from tkc.schedules.database import as_workload
 from tkc.schedules.target import tvm_target

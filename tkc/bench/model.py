@@ -16,7 +16,7 @@ from tkc.api import compile
 from tkc.bench.contenders import known_references
 from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.models import MODELS, Benchmarked
-from tkc.compiler import Kernels
+from tkc.compiler.options import Kernels
 from tkc.errors import UsageError
 from tkc.measure.clocks import watched
 from tkc.measure.record import Row, shortened

@@ -33,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
@@ -54,7 +55,7 @@ def compile(
 ) -> None:
     """Compile MODEL and write the artifact."""
     import tkc
-    from tkc.runtime.artifact import check_destination
+    from tkc.runtime.artifact.writing import check_destination
 
     check_destination(output, force)
 
@@ -80,7 +81,10 @@ def explain(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Show what compiling MODEL would replace, refuse and schedule, without building it."""
+    """Show what compiling MODEL would do, without building it.
+
+    Which kernels replace what, what is refused and why, and what schedules the rest.
+    """
     import tkc
 
     with StageProgress(_err) as progress:
@@ -128,7 +132,7 @@ def profile(
     modules: ImportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time an artifact function by function, by the model's own nodes."""
+    """Time an artifact by the model's own nodes."""
     from tkc.cli.profile import profile_artifact
 
     result = profile_artifact(artifact, entry, inputs or [], sizes or [], seed, repeat, output)
@@ -142,9 +146,12 @@ def inspect(
     artifact: Annotated[Path, typer.Argument(help="An artifact folder.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Check an artifact's files and show what it holds, without loading its code."""
+    """Check an artifact's files and show what it holds.
+
+    None of its code is loaded.
+    """
     from tkc.cli.inspect import artifact_table
-    from tkc.runtime.artifact import open_artifact
+    from tkc.runtime.artifact.reading import open_artifact
 
     opened = open_artifact(artifact)
     _show(artifact_table(opened), opened.manifest.model_dump(mode="json"), as_json)
@@ -174,7 +181,10 @@ def debug(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Compare MODEL, compiled for the CPU, with its source node by node, and name the first that differs."""
+    """Find the first node where a compiled MODEL goes wrong.
+
+    MODEL is compiled for the CPU and compared with its source node by node.
+    """
     import tkc
     from tkc.cli.run import read_named
 
@@ -188,7 +198,10 @@ def debug(
 
 @app.command()
 def demo() -> None:
-    """Compile a mixture-of-experts transformer, run it, compare it with PyTorch, and show what replaced what."""
+    """Compile and run a mixture-of-experts transformer.
+
+    It is compared with PyTorch, and the report shows what replaced what.
+    """
     from tkc.cli.demo import run_demo
 
     run_demo()
@@ -196,7 +209,10 @@ def demo() -> None:
 
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
-    """Check compilers, GPU, versions and caches, and say what each missing piece costs."""
+    """Check compilers, GPU, versions and caches.
+
+    It says what each missing piece costs.
+    """
     from tkc.cli.doctor import diagnose, findings_table
 
     findings = diagnose()

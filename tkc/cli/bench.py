@@ -19,15 +19,13 @@ from tkc.bench.decoding import DECODE_STEPS
 from tkc.bench.language_models import LANGUAGE_MODELS
 from tkc.bench.models import MODELS
 from tkc.bench.plots import draw
-from tkc.compiler import Kernels
+from tkc.compiler.options import Kernels
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
 from tkc.measure.record import Record, Row, record
 from tkc.targets import resolve_target
 
-app = typer.Typer(
-    help="Measure kernels, models and compilation, each beside its reference in one run.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure kernels, models and compilation beside others.", no_args_is_help=True)
 _out = Console(width=200)
 
 DatabaseOption = Annotated[Path | None, typer.Option("--database", help="A folder of tuning records to choose from.")]
@@ -95,7 +93,10 @@ def kernels(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """Kernels over production shapes, against the best of others, in the configurations that compilations choose."""
+    """Kernels over production shapes, beside PyTorch's.
+
+    In the configurations that compilations choose, against the best of all contenders.
+    """
     from tkc.bench.kernels import bench_kernels
     from tkc.bench.tile_kernels_client import TileKernels
 
@@ -134,7 +135,7 @@ def model(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """A whole model against PyTorch, and against itself without kernels."""
+    """A whole model, with and without kernels, beside PyTorch."""
     from tkc.bench.model import bench_model
 
     on_gpu = resolve_target(target).is_cuda
@@ -166,7 +167,10 @@ def architectures(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """Two layers each of architectures that nobody tuned for, against PyTorch."""
+    """Two layers of each architecture, beside PyTorch.
+
+    Nothing was tuned for these.
+    """
     from tkc.bench.architectures import bench_architectures
 
     on_gpu = resolve_target(target).is_cuda
@@ -224,7 +228,10 @@ def generation(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """A whole language model's generation: transformers' generate with and without TKC, and TKC's own program."""
+    """A whole language model's generation.
+
+    By transformers' generate with and without TKC, and by TKC's own program.
+    """
     from tkc.bench.generation import bench_generation
 
     on_gpu = resolve_target(target).is_cuda
@@ -264,7 +271,10 @@ def warm_start(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """The first call under torch.compile, in a first process and in a second one, beside Inductor's."""
+    """The first call under torch.compile, beside Inductor's.
+
+    In a process that finds empty caches, and in a second one that finds what the first left.
+    """
     from tkc.bench.warm_start import bench_warm_start
 
     on_gpu = resolve_target(target).is_cuda
@@ -289,7 +299,10 @@ def tuning(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """BERT-base tuned by us and by stock MetaSchedule with equal trials, on the CPU."""
+    """BERT-base tuned by TKC and by stock MetaSchedule.
+
+    With equal trials, on the CPU.
+    """
     from tkc.bench.tuning import bench_tuning
 
     _finish("tuning", bench_tuning(layers, tokens, trials), False, output, against)
@@ -302,7 +315,10 @@ def reuse(
     output: OutputOption = None,
     against: AgainstOption = None,
 ) -> None:
-    """BERT-base and a model that shares its layers, without a trial: what the records of a database are worth."""
+    """What the records of a database are worth.
+
+    For BERT-base, and for a model that shares its layers, without a trial.
+    """
     from tkc.bench.reuse import bench_reuse
 
     _finish("reuse", bench_reuse(tokens, database), False, output, against)

@@ -20,7 +20,7 @@ from tkc.builder.stored import KINDS, CacheEntry, cache_entries, keep_limit, rea
 from tkc.cli.options import JsonOption
 from tkc.errors import UsageError
 
-app = typer.Typer(help="Show, prune and limit the cache of kernels and compiled graphs.", no_args_is_help=True)
+app = typer.Typer(help="Show, prune and limit the cache of kernels and graphs.", no_args_is_help=True)
 _out = Console()
 
 _UNITS = {"": 1} | {
@@ -42,7 +42,10 @@ def ls(
     entries: Annotated[bool, typer.Option("--entries", help="List every entry, the last used first.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the cache holds, of each kind: how many, how large, and when last used."""
+    """Show what the cache holds.
+
+    Of each kind: how many entries, how large, and when one was last used.
+    """
     found = _chosen(kind)
     limit = read_limit()
     rows: list[Sequence[str]]
@@ -71,7 +74,10 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what the cache holds, all of it or what the options name, but for what is in use."""
+    """Remove what the cache holds, or what the options name.
+
+    What is in use stays.
+    """
     least = 0.0 if older_than is None else parse_age("--older-than", older_than)
     now = time.time()
     found = [entry for entry in _chosen(kind) if now - entry.used >= least]
@@ -92,7 +98,10 @@ def limit(
     size: Annotated[str | None, typer.Argument(help="10GB, 500MB, 2GiB; none lifts the limit.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Limit the cache from now on, or show its limit: what was used longest ago goes when something is written."""
+    """Limit the cache from now on, or show its limit.
+
+    What was used longest ago goes when something is written.
+    """
     gone: list[CacheEntry] = []
     if size is not None:
         write_limit(None if size.lower() == "none" else parse_bytes("limit", size))

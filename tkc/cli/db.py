@@ -119,7 +119,10 @@ def merge(
     into: Annotated[Path, typer.Option("--into", help="The database to add them to; it is made if it is not there.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Add the records of every DIR to another database; what is there already stays."""
+    """Add the records of every DIR to another database.
+
+    What is there already stays.
+    """
     from tkc.schedules.database import RecordStore, target_folder
     from tkc.schedules.database import maintenance as keeping
 
@@ -151,7 +154,10 @@ def prune(
 
 @app.command()
 def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """Check every line of DIR, and that every schedule still applies; exit code 1 if anything is wrong."""
+    """Check every line of DIR, and that every schedule applies.
+
+    The exit code is 1 if anything is wrong.
+    """
     from tkc.schedules.database import maintenance as keeping
 
     problems = [(str(target), p) for target, store in _stores(folder).items() for p in keeping.verify(store, target)]

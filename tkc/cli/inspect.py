@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
-from tkc.runtime.artifact import MAIN, Artifact
+from tkc.runtime.artifact.contents import MAIN
+from tkc.runtime.artifact.reading import Artifact
 from tkc.runtime.report import Report
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 

@@ -41,10 +41,15 @@ InputOption = Annotated[
     typer.Option(
         "--input",
         "-i",
+        metavar="[NAME=]FILE",
         help="FILE.npz or FILE.safetensors with all inputs by name, or NAME=FILE.npy. Random if left out.",
     ),
 ]
-EntryOption = Annotated[str | None, typer.Option("--entry", help="The entry to run, of an artifact with several.")]
-SizesOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=N: a symbolic size for random inputs.")]
+EntryOption = Annotated[
+    str | None, typer.Option("--entry", metavar="NAME", help="The entry to run, of an artifact with several.")
+]
+SizesOption = Annotated[
+    list[str] | None, typer.Option("--size", metavar="NAME=N", help="A symbolic size of random inputs.")
+]
 SeedOption = Annotated[int, typer.Option(help="Seed of random inputs.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tkc.cli.run import chosen_entry, chosen_inputs
 from tkc.runtime.loading import load
-from tkc.runtime.profile import Profile, check_profile_path
+from tkc.runtime.profiling.profile import Profile, check_profile_path
 
 
 def profile_artifact(

@@ -115,7 +115,7 @@ def option_form(function: Callable[..., Any], name: str) -> Form:
             f"{function.__name__}'s option {name} is of the type {parameter.annotation}, which has no form on the "
             "command line; give it one, or a place in NOT_ON_THE_COMMAND_LINE"
         )
-    metavar = {"rpc": "HOST:PORT"}.get(name)
+    metavar = _METAVARS.get(name)
     flag = name.replace("_", "-")
     both = f"--{flag}/--no-{flag}" if parameter.default is True else None
     made = _parameter(name, kind, parameter.default, text, both, metavar)
@@ -162,6 +162,14 @@ _TYPES: Mapping[str, Any] = {
     "Kernels": str,  # the function refuses what means nothing
 }
 """The command line's types, by how a signature writes them."""
+_METAVARS: Mapping[str, str] = {
+    "target": "TARGET",
+    "kernels": "auto|all|none",
+    "measure_kernels": "new|again|none",
+    "rpc": "HOST:PORT",
+    "device_key": "KEY",
+}
+"""What stands behind an option, if its type does not say it."""
 
 
 def _parameter(

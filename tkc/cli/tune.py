@@ -60,7 +60,9 @@ def model(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Measure the kernels that MODEL calls, then search schedules for its functions.
+    """Tune MODEL: its kernels first, then its other functions.
+
+    Kernels are measured in several configurations, and schedules of the functions are searched.
 
     Interrupt it whenever you like, and go on with --resume.
     """
@@ -131,7 +133,10 @@ def kernels(
     dtype: Annotated[str | None, typer.Option(help="Only kernels whose operands are of this dtype.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the configurations of tkc's own kernels on this machine, for compilations to choose from."""
+    """Measure tkc's own kernels in all configurations.
+
+    On this machine. Compilations choose from the records.
+    """
     from tkc.runtime.local_gpu import runs_here
     from tkc.schedules.database_folders import target_folder, user_database
     from tkc.targets import resolve_target

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from tvm import IRModule
 
-    from tkc.compiler import Kernels
+    from tkc.compiler.options import Kernels
     from tkc.frontend.model import ImportedModel
     from tkc.runtime.executable import Executable
     from tkc.runtime.signature import Signature

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tvm import IRModule
 
     from tkc.frontend.held_weights import HeldWeight
-    from tkc.passes.canonical.join_weights import JoinedWeights
+    from tkc.passes.canonical.pack_weights import PackedWeights
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,18 @@ class ImportedModel:
     in_spec: TreeSpec | None = None
     held: dict[str, HeldWeight] | None = None
 
-    def join_weights(self, joined: Sequence[JoinedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
-        """Bring ``parameters`` in line with a module in which :func:`join_weights` joined some of them.
+    def pack_weights(self, packed: Sequence[PackedWeights], known: dict[Hashable, torch.Tensor] | None = None) -> None:
+        """Bring ``parameters`` in line with a module in which :func:`pack_weights` packed some of them.
 
-        Weights go out of ``parameters`` one by one as they are joined. The others stay what they were, which may be
-        the tensors of a model that is still in use. ``known`` are those that other entries of a program joined, to
+        Weights go out of ``parameters`` one by one as they are packed. The others stay what they were, which may be
+        the tensors of a model that is still in use. ``known`` are those that other entries of a program packed, to
         which new ones are added.
         """
         import torch
 
         known = {} if known is None else known
         names = list(self.parameters)
-        for weights in joined:
+        for weights in packed:
             sources = [names[position] for position in weights.sources]
             if updated := self.read_state.intersection(sources):
                 raise UnsupportedModelError(

@@ -39,7 +39,7 @@ class ActivationPlan:
             raise ValueError("something is allocated that there is not")
 
     def peak(self, sizes: Mapping[str, int]) -> int:
-        """The bytes that are allocated at a time at the most."""
+        """The peak of what is allocated at a time, in bytes."""
         held = [size if isinstance(size, int) else max(int(Formula(size)(sizes)), 0) for size in self.sizes]
         return max((sum(held[position] for position in moment) for moment in self.moments), default=0)
 

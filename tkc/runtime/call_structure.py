@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tkc.errors import InputError
-from tkc.runtime.input_checks import described
+from tkc.runtime.call_summary import listed
 from tkc.runtime.signature import Constant, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.structures import UnknownClassError, read_structure
@@ -111,13 +111,6 @@ class CallStructure:
                 f"the model takes {listed(self._signature.leaves)}; found another structure of inputs{extra}"
             )
         return flat
-
-
-def listed(leaves: Sequence[TensorSpec | Constant]) -> str:
-    """Inputs or outputs in words: each one's name, with its dtype and shape, or its value."""
-    return ", ".join(
-        f"{leaf.name} ({described(leaf) if isinstance(leaf, TensorSpec) else repr(leaf.value)})" for leaf in leaves
-    )
 
 
 def _load_spec(text: str | None) -> pytree.TreeSpec | None:

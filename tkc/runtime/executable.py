@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,23 +14,23 @@ from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 
 from tkc.errors import UsageError
-from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
-from tkc.runtime import artifact
+from tkc.runtime.artifact import reading, writing
+from tkc.runtime.artifact.contents import MAIN, Contents, EntryContents
+from tkc.runtime.artifact.reading import what_cannot_be
 from tkc.runtime.bound_inputs import BoundInputs
-from tkc.runtime.call_structure import CallStructure, listed
+from tkc.runtime.call_structure import CallStructure
+from tkc.runtime.call_summary import call_summary, listed
 from tkc.runtime.exchange import Exchanging, load_weights
 from tkc.runtime.local_gpu import device_for
 from tkc.runtime.machines import checked_concurrency
-from tkc.runtime.memory import Memory, set_values
-from tkc.runtime.report import Report
-from tkc.runtime.requirements import Requirements
-from tkc.runtime.running import Running, check_can_run
-from tkc.runtime.signature import Signature
-from tkc.runtime.weights import IncompatibleKeys, ModelWeight
+from tkc.runtime.memory import Memory, initial_state, set_values
+from tkc.runtime.refusing import check_can_run
+from tkc.runtime.running import Running
+from tkc.runtime.weights import IncompatibleKeys
 
 if TYPE_CHECKING:
-    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling.profile import Profile
 
 
 class Executable:
@@ -53,40 +54,31 @@ class Executable:
 
     def __init__(
         self,
-        *,
         target: Target,
-        signature: Signature,
-        parameters: Mapping[str, torch.Tensor],
-        code: Path,
-        libraries: Sequence[KernelLibrary],
-        report: Report,
+        contents: EntryContents,
+        *,
         folder: tempfile.TemporaryDirectory[str] | None = None,
         in_spec: pytree.TreeSpec | None = None,
         out_spec: pytree.TreeSpec | None = None,
-        requires: Requirements | None = None,
         max_concurrency: int | None = None,
         memory: Memory | None = None,
-        shares_weights: bool = False,
-        weights: Sequence[ModelWeight] | None = None,
     ) -> None:
-        """``code`` is the generated ``model.so``; ``folder`` the temporary folder it lives in, if any.
+        """``folder`` is the temporary folder that the code of ``contents`` lives in, if any.
 
         ``in_spec`` and ``out_spec`` are the structures of calls and results, where the signature has no written form of
-        them. ``requires`` is what must be there when it runs. ``memory`` is what an entry shares with the other entries
-        of its program; it has the initial state, too. ``shares_weights`` says that ``parameters`` are a model's, whose
-        owner may change them. ``weights`` says where the model's own weights stand among them. Raises
-        :class:`tkc.UsageError` for a ``max_concurrency`` that is no positive number.
+        them. ``memory`` is what an entry shares with the other entries of its program; it has the initial state, too.
+        Raises :class:`tkc.UsageError` for a ``max_concurrency`` that is no positive number.
         """
+        signature, parameters = contents.signature, contents.parameters
         self._max_concurrency = checked_concurrency(max_concurrency)
         self.target = target
         self.signature = signature
-        self.report = report
-        self.requires = requires or Requirements()
-        self.code = code
-        self.libraries = tuple(libraries)
+        self.report = contents.report
+        self.requires = contents.requires
+        self.code = contents.code
+        self.libraries = contents.libraries
         self._folder = folder
-        self._shares_weights = shares_weights
-        self._model_weights = None if weights is None else tuple(weights)
+        self._shares_weights, self._model_weights = contents.shares_weights, contents.weights
         self._structure = CallStructure(signature, in_spec, out_spec)
         self._device = device_for(target)
         if memory is None:
@@ -96,7 +88,8 @@ class Executable:
         self.is_entry = False
         """Whether it is one of the entries of a program, which share weights and state."""
         initial = {name: memory.initial.get(name, weight) for name, weight in parameters.items()}
-        self._running = Running(self._entry(initial), target, self._device, memory, most=self.max_concurrency)
+        own = dataclasses.replace(contents, parameters=initial)
+        self._running = Running(own, target, self._device, memory, most=self.max_concurrency)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the model. Inputs are torch, numpy or DLPack tensors, shared without a copy if they are contiguous
@@ -234,7 +227,7 @@ class Executable:
         return load_weights(self._exchanging(), self._memory, weights, strict=strict)
 
     def _exchanging(self) -> Mapping[str, Exchanging]:
-        return {artifact.MAIN: self._running}
+        return {MAIN: self._running}
 
     def profile(self, /, *args: Any, repeat: int = 20, **kwargs: Any) -> Profile:
         """The time of a call with these inputs, function by function, with the model's nodes that each computes.
@@ -248,12 +241,12 @@ class Executable:
 
     def profile_flat(self, inputs: Sequence[Any], repeat: int) -> Profile:
         """:meth:`profile` of the flattened tensor inputs, in the signature's order."""
-        from tkc.runtime.profiling import profiled
+        from tkc.runtime.profiling.measuring import profiled
 
         return profiled(self._running.subject(self.report.calls), inputs, repeat)
 
     def activation_bytes(self, **sizes: int) -> int:
-        """The bytes that a call of these ``sizes`` allocates at a time at the most, its outputs included.
+        """The peak of the memory that a call of these ``sizes`` allocates, in bytes, its outputs included.
 
         ``sizes`` are those of :attr:`Signature.sizes` that it depends on. It is what the plan of the memory says:
         weights, state and inputs are not in it, nor what a function takes for itself on the way. What is known only in
@@ -273,20 +266,21 @@ class Executable:
         self._running.limit = self._running.activations.checked_limit(limit)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the artifact folder ``path``; it appears whole or not at all. See :func:`tkc.runtime.artifact.save`."""
-        return artifact.save(self._contents(), Path(path), overwrite=overwrite)
+        """Write the artifact folder ``path``; it appears whole or not at all.
 
-    def _contents(self) -> artifact.Contents:
-        return artifact.Contents(self.target, {artifact.MAIN: self.entry_contents()})
+        An artifact that is there is replaced if ``overwrite`` is true; anything else at ``path`` is a
+        :class:`~tkc.UsageError`. :class:`~tkc.ArtifactError` if it cannot be written (a full disk).
+        """
+        return writing.save(self._contents(), Path(path), overwrite=overwrite)
 
-    def entry_contents(self) -> artifact.EntryContents:
+    def _contents(self) -> Contents:
+        return Contents(self.target, {MAIN: self.entry_contents()})
+
+    def entry_contents(self) -> EntryContents:
         """What an artifact holds of this."""
-        return self._entry(self.parameters)
-
-    def _entry(self, parameters: Mapping[str, torch.Tensor]) -> artifact.EntryContents:
-        return artifact.EntryContents(
+        return EntryContents(
             self.signature,
-            parameters,
+            self.parameters,
             self.code,
             self.libraries,
             self.report,
@@ -301,33 +295,20 @@ class Executable:
 
     def rows(self) -> dict[str, str]:
         """What there is to say of how this is called and what it holds, by what it is about."""
-        signature = self.signature
-        uses = ", ".join(f"{use.kernel} ({use.calls} calls)" for use in self.report.uses)
         state = self._memory.initial
         weights = [weight for name, weight in self.parameters.items() if name not in state]
-        size = sum(weight.nbytes for weight in weights)
-        sizes = ", ".join(
-            f"{name} {bounds.minimum} to {'any' if bounds.maximum is None else bounds.maximum}"
-            for name, bounds in signature.sizes.items()
-        )
-        rows = {
-            "inputs": listed(signature.leaves),
-            "outputs": ", ".join([listed(signature.outputs), *(text for _, text in signature.size_outputs)]),
-            "sizes": sizes,
-            "updated": ", ".join(signature.updated_inputs),
-            "kernels": uses or "none",
-            "operators": ", ".join(f"{use.operator} ({use.calls} calls)" for use in self.report.operators),
-            "weights": f"{len(weights)} tensors, {decimal(size)}",
-            "state": listed(signature.state) or "none",
+        return {
+            **call_summary(self.signature, self.report),
+            "weights": f"{len(weights)} tensors, {decimal(sum(weight.nbytes for weight in weights))}",
+            "state": listed(self.signature.state) or "none",
         }
-        return {name: text for name, text in rows.items() if text}
 
     def __reduce__(self) -> tuple[Any, ...]:
         state: dict[str, torch.Tensor] = {}
         if self._memory.in_turn is not None:
             with self._memory.in_turn:
                 state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._memory.changed or {}).items()}
-        packed = artifact.to_bytes(self._contents())
+        packed = writing.to_bytes(self._contents())
         return self._unpickle, (packed, state, self._max_concurrency, self.cuda_graphs)
 
     @property
@@ -350,20 +331,13 @@ class Executable:
     def copied(self, memory: Memory) -> Executable:
         """A copy that shares code and weights, and has its state in ``memory``."""
         made = Executable(
-            target=self.target,
-            signature=self.signature,
-            parameters=self.parameters,
-            code=self.code,
-            libraries=self.libraries,
-            report=self.report,
+            self.target,
+            self.entry_contents(),
             folder=self._folder,
             in_spec=self._structure.in_spec,
             out_spec=self._structure.out_spec,
-            requires=self.requires,
             max_concurrency=self._max_concurrency,
             memory=memory,
-            shares_weights=self._shares_weights,
-            weights=self._model_weights,
         )
         made._running.be_like(self._running)
         return made
@@ -376,13 +350,8 @@ class Executable:
         check_can_run(self.target)
 
 
-def initial_state(signature: Signature, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The values of the state among ``parameters``, on the CPU: the model's own memory may change."""
-    return {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}
-
-
 def executable_of(
-    contents: artifact.Contents,
+    contents: Contents,
     entry: str,
     max_concurrency: int | None,
     *,
@@ -391,22 +360,14 @@ def executable_of(
     out_spec: pytree.TreeSpec | None = None,
 ) -> Executable:
     """One entry of ``contents`` as an executable; the others are :class:`Executable`'s arguments."""
-    found = contents.entries[entry]
     return Executable(
-        target=contents.target,
-        signature=found.signature,
-        parameters=found.parameters,
-        code=found.code,
-        libraries=found.libraries,
-        report=found.report,
+        contents.target,
+        contents.entries[entry],
         folder=contents.folder,
         in_spec=in_spec,
         out_spec=out_spec,
-        requires=found.requires,
         max_concurrency=max_concurrency,
         memory=memory,
-        shares_weights=found.shares_weights,
-        weights=found.weights,
     )
 
 
@@ -415,7 +376,7 @@ def unpickled(
 ) -> Executable:
     """What ``pickle`` packed of an executable. Checks and errors are those of :func:`tkc.load`."""
     named = "a pickled executable"
-    contents = artifact.from_bytes(packed)
-    with artifact.what_cannot_be(named):
-        executable = executable_of(contents, artifact.MAIN, max_concurrency)
+    contents = reading.from_bytes(packed)
+    with what_cannot_be(named):
+        executable = executable_of(contents, MAIN, max_concurrency)
     return executable.with_settings(state, cuda_graphs=cuda_graphs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from tkc.runtime import artifact
+from tkc.runtime.artifact import reading
+from tkc.runtime.artifact.contents import MAIN
+from tkc.runtime.artifact.reading import what_cannot_be
 from tkc.runtime.executable import Executable, executable_of
 from tkc.runtime.machines import checked_concurrency
 from tkc.runtime.program import program_of
@@ -18,8 +20,8 @@ def load(path: str | os.PathLike[str], *, max_concurrency: int | None = None) ->
     only what you trust: an artifact is machine code.
     """
     checked_concurrency(max_concurrency)
-    contents = artifact.read(path)
-    with artifact.what_cannot_be(path):
+    contents = reading.read(path)
+    with what_cannot_be(path):
         if contents.is_program:
             return program_of(contents, max_concurrency)
-        return executable_of(contents, artifact.MAIN, max_concurrency)
+        return executable_of(contents, MAIN, max_concurrency)

@@ -10,6 +10,7 @@ import torch
 
 from tkc.errors import InputError
 from tkc.runtime.input_checks import aligned
+from tkc.runtime.signature import Signature
 from tkc.runtime.streams import StreamOrder
 from tkc.runtime.tensors import as_bytes, identity
 
@@ -122,3 +123,8 @@ def set_values(state: Mapping[str, torch.Tensor], values: Mapping[str, torch.Ten
 def _owned(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy of ``tensor`` on ``device``, in memory that generated code can take."""
     return aligned(torch.empty(tensor.shape, dtype=tensor.dtype, device=device)).copy_(tensor.detach())
+
+
+def initial_state(signature: Signature, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The values of the state among ``parameters``, on the CPU: the model's own memory may change."""
+    return {spec.name: parameters[spec.name].detach().to("cpu", copy=True) for spec in signature.state}

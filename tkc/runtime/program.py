@@ -12,7 +12,10 @@ from rich.filesize import decimal
 from torch.utils import _pytree as pytree
 
 from tkc.errors import InputError, UsageError
-from tkc.runtime import artifact
+from tkc.runtime.artifact import reading
+from tkc.runtime.artifact.consistency import ENTRY_NAME
+from tkc.runtime.artifact.contents import MAIN, Contents, named_weights
+from tkc.runtime.artifact.reading import what_cannot_be
 from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.exchange import Exchanging
 from tkc.runtime.executable import Executable, executable_of
@@ -23,7 +26,7 @@ from tkc.runtime.report import ProgramReport
 from tkc.runtime.requirements import all_requirements
 
 if TYPE_CHECKING:
-    from tkc.runtime.profile import Profile
+    from tkc.runtime.profiling.profile import Profile
 
 
 class Program(Executable):
@@ -152,7 +155,7 @@ class Program(Executable):
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """The weights of all entries, and the initial values of the state, each once."""
-        weights, _ = artifact.named_weights(self._contents().entries)
+        weights, _ = named_weights(self._contents().entries)
         return weights
 
     @property
@@ -191,10 +194,8 @@ class Program(Executable):
         for entry in self.entries.values():
             entry.check()
 
-    def _contents(self) -> artifact.Contents:
-        return artifact.Contents(
-            self.target, {name: entry.entry_contents() for name, entry in self.entries.items()}, None
-        )
+    def _contents(self) -> Contents:
+        return Contents(self.target, {name: entry.entry_contents() for name, entry in self.entries.items()}, None)
 
     def _exchanging(self) -> Mapping[str, Exchanging]:
         return {name: entry._running for name, entry in self.entries.items()}
@@ -229,7 +230,7 @@ class Program(Executable):
 
 
 def program_of(
-    contents: artifact.Contents,
+    contents: Contents,
     max_concurrency: int | None,
     out_specs: Mapping[str, pytree.TreeSpec | None] | None = None,
 ) -> Program:
@@ -257,8 +258,8 @@ def unpickled_program(
     packed: bytes, state: Mapping[str, torch.Tensor], max_concurrency: int | None, cuda_graphs: bool
 ) -> Program:
     """What ``pickle`` packed of a program. Checks and errors are those of :func:`tkc.load`."""
-    contents = artifact.from_bytes(packed)
-    with artifact.what_cannot_be("a pickled program"):
+    contents = reading.from_bytes(packed)
+    with what_cannot_be("a pickled program"):
         program = program_of(contents, max_concurrency)
     return program.with_settings(state, cuda_graphs=cuda_graphs)
 
@@ -271,9 +272,9 @@ def check_entry_names(names: Iterable[str]) -> None:
             'entries={} names no entry; give one for each function, such as {"prefill": ..., "decode": ...}'
         )
     for name in found:
-        if not isinstance(name, str) or not artifact.ENTRY_NAME.fullmatch(name) or keyword.iskeyword(name):
+        if not isinstance(name, str) or not ENTRY_NAME.fullmatch(name) or keyword.iskeyword(name):
             raise UsageError(f"an entry cannot have the name {name!r}: give a plain identifier, such as 'decode'")
-        if name == artifact.MAIN or name in _TAKEN or hasattr(Program, name):
+        if name == MAIN or name in _TAKEN or hasattr(Program, name):
             raise UsageError(f"an entry cannot have the name {name!r}, which executables have for something else")
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tkc.errors import ForkError, TargetError
 from tkc.kernels.target import Target
 from tkc.runtime.activations import Activations
-from tkc.runtime.artifact import EntryContents
+from tkc.runtime.artifact.contents import EntryContents
 from tkc.runtime.bound_inputs import BoundInputs
 from tkc.runtime.call_table import CallTable
 from tkc.runtime.cuda_graphs import CudaGraphs, GraphMemory, Run
@@ -20,19 +19,16 @@ from tkc.runtime.index_flags import IndexFlags
 from tkc.runtime.input_checks import BoundChecks, InputChecks
 from tkc.runtime.launching import launching, on_callers_stream, retaining
 from tkc.runtime.loaded_code import LoadedCode, Machine
-from tkc.runtime.local_gpu import runs_here
-from tkc.runtime.machines import Machines, SurvivesFork, forked_while_busy
+from tkc.runtime.machines import Machines, SurvivesFork
 from tkc.runtime.memory import DeviceWeights, Memory
-from tkc.runtime.ranges import NamingMachine, Ranges, is_recording, naming
+from tkc.runtime.profiling.ranges import NamingMachine, Ranges, is_recording, naming
+from tkc.runtime.refusing import NO_CUDA, OTHER_THREAD, check_can_run, refusing
 from tkc.runtime.streams import StreamOrder, ThreadStreamOrder
 from tkc.runtime.tensors import to_torch
 from tkc.runtime.weights import EntryWeights
 
 if TYPE_CHECKING:
-    from tkc.runtime.profiling import Subject
-
-_NO_CUDA = "CUDA does not work in a child of a process that used it"
-_OTHER_THREAD = "another thread was loading or running a model when this process was forked"
+    from tkc.runtime.profiling.measuring import Subject
 
 
 class Running(SurvivesFork):
@@ -336,7 +332,7 @@ class Running(SurvivesFork):
 
     def subject(self, calls: CallTable) -> Subject:
         """This, as profiles measure it; ``calls`` are those of the report."""
-        from tkc.runtime.profiling import Subject
+        from tkc.runtime.profiling.measuring import Subject
 
         launch = self._launch or self.load()
 
@@ -369,10 +365,10 @@ class Running(SurvivesFork):
     def after_fork(self, busy: bool) -> None:
         """Make ready for calls in a forked child, or for refusing them."""
         if self.target.is_cuda and self._launch is not None:
-            self._refuse(_NO_CUDA)
+            self._refuse(NO_CUDA)
             self._graphs = self._order = None
         elif busy:
-            self._refuse(_OTHER_THREAD)
+            self._refuse(OTHER_THREAD)
         elif self._machines is not None:
             self._machines.after_fork()
         self._named = None
@@ -381,34 +377,11 @@ class Running(SurvivesFork):
 
     def _refuse(self, reason: str) -> None:
         # Before inputs are looked at: where they are is not what is wrong.
-        self._checked = self._launch = _refusing(reason)
+        self._checked = self._launch = refusing(reason)
         self._refuses = True
 
     def _check_device(self) -> None:
         check_can_run(self.target)
-
-
-def check_can_run(target: Target) -> None:
-    """Raise where an executable for ``target`` cannot run: :class:`TargetError` on a machine that is none for it,
-    :class:`tkc.ForkError` in a forked child.
-    """
-    if target.is_cuda and torch.cuda._is_in_bad_fork():
-        _refusing(_NO_CUDA)([])
-    if forked_while_busy():
-        _refusing(_OTHER_THREAD)([])
-    if reason := runs_here(target):
-        raise TargetError(f"this executable cannot run here: {reason}")
-
-
-def _refusing(reason: str) -> Run:
-    """What a call does in a forked child that cannot run it."""
-
-    def run(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        raise ForkError(
-            f"{reason}; start the process by spawn (multiprocessing.get_context('spawn')), and load the model in it"
-        )
-
-    return run
 
 
 def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:

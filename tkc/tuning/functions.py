@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tkc.compiler import Kernels, check_kernels, checked_in_graph, prepare_toolchain
+from tkc.compiler.code import prepare_toolchain
+from tkc.compiler.options import Kernels, check_kernels, checked_in_graph
 from tkc.databases import kernel_choices
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
@@ -119,7 +120,9 @@ def tuned(
     endpoint = _endpoint(rpc, device_key)
     check_kernels(kernels)
     if measure_kernels not in get_args(MeasureKernels):
-        raise UsageError(f"measure_kernels is {', '.join(get_args(MeasureKernels))}, and not {measure_kernels!r}")
+        raise UsageError(
+            f"measure_kernels={measure_kernels!r} means nothing; choose one of {', '.join(get_args(MeasureKernels))}"
+        )
     root = _root(database)
     begin = _Beginning(started, observer)
     background = Background()
@@ -193,7 +196,7 @@ class _Job:
     ) -> TuningResult:
         """The result of both. Raises :class:`UsageError` where there is nothing to tune."""
         from tkc.schedules.database import target_folder
-        from tkc.schedules.tuning.job import NothingToTuneError
+        from tkc.schedules.tuning.ledger import NothingToTuneError
         from tkc.schedules.tuning.state import JobState, StateFile, UnreadableStateError
 
         folder, prepared = target_folder(self.root, self.target), time.monotonic() - self.started
@@ -253,7 +256,8 @@ class _Job:
         """The functions' progress at the end, and that of ``kernels``; the import took ``prepared`` seconds."""
         from tkc.schedules.target import tvm_target
         from tkc.schedules.tuning.background import TimeIsUpError
-        from tkc.schedules.tuning.job import NothingToTuneError, TuningJob
+        from tkc.schedules.tuning.job import TuningJob
+        from tkc.schedules.tuning.ledger import NothingToTuneError
         from tkc.schedules.tuning.measurement import Limits, Measurer
         from tkc.schedules.tuning.stored_records import StoredRecords
         from tkc.schedules.tuning.tasks import PREBUILT

@@ -2,7 +2,7 @@
 
 ONNX Runtime does the same when it loads a model, so exporters leave such nodes in. The values are those of
 ``onnx.reference``, for operators whose definition leaves no choice. Integers are left to the importer, which knows
-small ones without computing (:mod:`tkc.frontend.onnx.sizes`).
+small ones without computing (:mod:`tkc.frontend.onnx.known_outputs`).
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.domains import STANDARD_DOMAINS, describe, plain_domain
+from tkc.frontend.onnx.known_outputs import fold
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES
-from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned, checkable, fold, pack_sizes
+from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned, checkable, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_RANK, short, told
 from tkc.frontend.onnx.values import (
     ConversionError,

@@ -7,81 +7,42 @@ and that a step changes is a size of the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from tvm import relax, tirx
 
 from tkc.contracts import GLOBAL_SYMBOL, WHILE
+from tkc.frontend.onnx.loop_functions import (
+    BodyInputs,
+    Part,
+    Row,
+    Step,
+    Steps,
+    beginning,
+    output_names,
+    scalar,
+    step_of,
+)
 from tkc.frontend.onnx.node import Node
-from tkc.frontend.onnx.sizes import Known, Size, UndecidedError, pack_sizes
+from tkc.frontend.onnx.sizes import Known, Size
 from tkc.frontend.onnx.values import ConversionError, Value, expression_of, shape_of
 from tkc.frontend.sources import SourceBuilder
-from tkc.runtime.signature import Flag
 
 if TYPE_CHECKING:
     from tkc.frontend.onnx.graph import GraphImporter
-
-T = TypeVar("T")
-
-BodyInputs = Callable[[relax.Var, Sequence[relax.Var]], list[Value]]
-"""The values of a body's inputs, of the step's number, int64 without dimensions, and of what the loop carries."""
-
-
-@dataclass(frozen=True)
-class Steps:
-    """How often a body runs: up to ``limit`` times (int64 without dimensions), the first time if ``first`` holds.
-
-    ``None`` is without a limit, and always. ``length`` is the number of steps where a size says it.
-    """
-
-    limit: relax.Expr | None
-    first: relax.Expr | None
-    length: Size | None = None
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A function under construction, whose own parameters are ``params``."""
-
-    block: relax.BindingBlock
-    result: relax.Expr
-    params: Sequence[relax.Var]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """What a step stacks: rows of ``dtype`` and of a ``shape``, or of ``ndim`` sizes that the steps decide, all alike.
-
-    Of these the state has all elements of all rows, flat, and int64 [1 + ndim]: whether all rows had one shape so far,
-    and that of the last one.
-    """
-
-    dtype: str
-    ndim: int
-    shape: Sequence[Size] | None
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step: its function, the rows that it stacks, and what its counts are of."""
-
-    part: _Part
-    rows: Sequence[_Row]
-    flags: Sequence[Flag]
 
 
 def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The results of a Loop: what it carried last, and its rows stacked."""
     body = _body(node)
     trips, condition, *carried = (importer.values[name] if name else None for name in node.input)
-    limit = None if trips is None else _number(importer, trips, "int64")
+    limit = None if trips is None else scalar(importer, trips, "int64")
     first = None
     if condition is not None and not (condition.known is not None and bool(condition.known.values.item())):
-        first = _number(importer, condition, "bool")
+        first = scalar(importer, condition, "bool")
 
     def inputs(number: relax.Var, state: Sequence[relax.Var]) -> list[Value]:
         declared = body.input[0].type.tensor_type.shape.dim
@@ -149,14 +110,6 @@ def _body(node: onnx.NodeProto) -> onnx.GraphProto:
     return graph
 
 
-def _number(importer: GraphImporter, value: Value, dtype: str) -> relax.Expr:
-    """A tensor of one element without dimensions."""
-    tensor = expression_of(value, importer.builder)
-    if tensor.struct_info.ndim != 0:
-        tensor = importer.builder.emit(relax.op.reshape(tensor, ()))
-    return tensor if tensor.struct_info.dtype == dtype else importer.builder.emit(relax.op.astype(tensor, dtype))
-
-
 def _size(importer: GraphImporter, size: Size) -> relax.Expr:
     if isinstance(size, int):
         return relax.const(size, "int64")
@@ -177,7 +130,8 @@ def _run(
     builder, algebra = importer.builder, importer.algebra
     assert isinstance(builder, SourceBuilder)  # as the importer makes it
     initial = [
-        importer.sized(expression_of(value, builder), name) for value, name in zip(carried, _names(node), strict=False)
+        importer.sized(expression_of(value, builder), name)
+        for value, name in zip(carried, output_names(node), strict=False)
     ]
     if not all(isinstance(each.struct_info, relax.TensorStructInfo) for each in initial):
         raise ConversionError("carries a sequence or an optional value; carry its tensors one by one")
@@ -185,14 +139,14 @@ def _run(
     varying: set[tirx.Var] = set()
     while True:
         types = [relax.TensorStructInfo(s, each.struct_info.dtype) for s, each in zip(shapes, initial, strict=True)]
-        step, changed = _step(importer, node, body, steps, types, inputs, conditional)
+        step, changed = step_of(importer, node, body, steps, types, inputs, conditional)
         changed = [(state, axis) for state, axis in changed if shapes[state][axis] not in varying]
         if not changed:
             break
         for state, axis in changed:
             shapes[state][axis] = size = _new_size(importer, f"carried_{state}_{axis}")
             varying.add(size)
-    begin = _begin(importer, steps, initial, step)
+    begin = beginning(importer, steps, initial, step)
     known = [info if not varying & set(_variables(info)) else None for info in types]
     return _called(importer, node, steps, types, known, begin, step)
 
@@ -201,161 +155,10 @@ def _variables(info: relax.TensorStructInfo) -> list[tirx.Var]:
     return [variable for size in info.shape.values for variable in tirx.analysis.undefined_vars(size)]
 
 
-def _names(node: onnx.NodeProto) -> list[str]:
-    return [name or "carried" for name in node.output]
-
-
 def _new_size(importer: GraphImporter, name: str) -> tirx.Var:
     size = tirx.Var(name, "int64")
     importer.algebra.declare(size, minimum=0)
     return size
-
-
-def _step(
-    importer: GraphImporter,
-    node: onnx.NodeProto,
-    body: onnx.GraphProto,
-    steps: Steps,
-    types: Sequence[relax.TensorStructInfo],
-    inputs: BodyInputs,
-    conditional: bool,
-) -> tuple[_Step, list[tuple[int, int]]]:
-    """One step, for carried values of these types, and which of their sizes the step changes."""
-    builder, op = importer.builder, relax.op
-    number = relax.Var("number", relax.TensorStructInfo((), "int64"))
-    state = [relax.Var(f"state_{i}", info) for i, info in enumerate(types)]
-    uses = importer.index_uses.body()
-    outside = set(importer.algebra.variables)
-
-    def emitted() -> tuple[
-        relax.Expr, list[relax.Var], list[tuple[int, int]], list[relax.TensorStructInfo], list[Flag]
-    ]:
-        values = dict(zip((value.name for value in body.input), inputs(number, state), strict=True))
-        results = importer.add_subgraph(body, uses, values)
-        holds = results.pop(0) if conditional else None
-        made = [importer.sized(expression_of(value, builder), "made") for value in results]
-        if not all(isinstance(each.struct_info, relax.TensorStructInfo) for each in made):
-            raise ConversionError("makes a sequence or an optional value in its body; make its tensors one by one")
-        carried, rows = made[: len(types)], made[len(types) :]
-        changed = _changed(importer, node, types, carried)
-        kinds = [_row(importer, row, outside) for row in rows]
-        count = tirx.Var("rows", "int64")
-        stacks: list[relax.Var] = []
-        stacked: list[relax.Expr] = []
-        for i, (kind, row) in enumerate(zip(kinds, rows, strict=True)):
-            if kind.shape is not None:
-                stack = relax.Var(f"stack_{i}", relax.TensorStructInfo([count, *kind.shape], kind.dtype))
-                stacks.append(stack)
-                stacked.append(builder.emit(op.concat([stack, builder.emit(op.expand_dims(row, [0]))], 0)))
-                continue
-            flat = relax.Var(f"flat_{i}", relax.TensorStructInfo([tirx.Var("elements", "int64")], kind.dtype))
-            shape = relax.Var(f"shape_{i}", relax.TensorStructInfo([1 + kind.ndim], "int64"))
-            stacks += [flat, shape]
-            size = importer.algebra.product(shape_of(row, importer.algebra))
-            stacked.append(builder.emit(op.concat([flat, builder.emit(op.reshape(row, [size]))], 0)))
-            stacked.append(_same_shape(importer, number, shape, row))
-        following = builder.emit(op.add(number, relax.const(1, "int64")))
-        again = _holds(importer, steps.limit, following, None if holds is None else holds)
-        counts, flags = uses.counted()
-        counted = []
-        if counts is not None:
-            before = relax.Var("counted", relax.TensorStructInfo([len(flags)], "int32"))
-            stacks.append(before)
-            counted.append(builder.emit(op.add(counts, before)))
-        result = builder.emit(relax.Tuple([again, following, *carried, *stacked, *counted]))
-        return result, stacks, changed, kinds, flags
-
-    block, (result, stacks, changed, kinds, flags) = _in_block(builder, emitted)
-    return _Step(_Part(block, result, [number, *state, *stacks]), kinds, flags), changed
-
-
-def _in_block(builder: relax.BlockBuilder, emitted: Callable[[], T]) -> tuple[relax.BindingBlock, T]:
-    """The bindings that a function emits, in a block of their own, and what it returns."""
-    builder.begin_scope()
-    builder._begin_binding_block()
-    try:
-        made = emitted()
-    finally:
-        block = builder._end_block()
-        builder.end_scope()
-    return block, made
-
-
-def _changed(
-    importer: GraphImporter,
-    node: onnx.NodeProto,
-    types: Sequence[relax.TensorStructInfo],
-    carried: Sequence[relax.Expr],
-) -> list[tuple[int, int]]:
-    """The carried values and their axes that have another size after the step."""
-    changed = []
-    for position, (before, after) in enumerate(zip(types, carried, strict=True)):
-        info = after.struct_info
-        if (info.dtype, info.ndim) != (before.dtype, before.ndim):
-            raise ConversionError(
-                f"carries {_names(node)[position]!r} as {before.dtype} of {before.ndim} dimensions into a step, and as "
-                f"{info.dtype} of {info.ndim} out of it; correct the model"
-            )
-        for axis, (old, new) in enumerate(zip(before.shape.values, shape_of(after, importer.algebra), strict=True)):
-            try:
-                same = importer.algebra.equal(importer.algebra.simplify(old), new)
-            except UndecidedError:
-                same = False
-            if not same:
-                changed.append((position, axis))
-    return changed
-
-
-def _row(importer: GraphImporter, row: relax.Expr, outside: set[tirx.Var]) -> _Row:
-    shape, info = shape_of(row, importer.algebra), row.struct_info
-    inside = any(not isinstance(s, int) and set(tirx.analysis.undefined_vars(s)) - outside for s in shape)
-    return _Row(info.dtype, info.ndim, None if inside else shape)
-
-
-def _same_shape(importer: GraphImporter, number: relax.Expr, before: relax.Expr, row: relax.Expr) -> relax.Expr:
-    """What the state says of the shapes of the rows up to this one."""
-    op, emit = relax.op, importer.builder.emit
-    shape = expression_of(Value(pack_sizes(shape_of(row, importer.algebra))), importer.builder)
-    alike = emit(op.strided_slice(before, [0], [0], [1]))
-    last = emit(op.strided_slice(before, [0], [1], [1 + row.struct_info.ndim]))
-    same = emit(op.min(op.astype(op.equal(last, shape), "int64"), [0], True))
-    first = emit(op.astype(op.equal(op.reshape(number, [1]), relax.const(0, "int64")), "int64"))
-    return emit(op.concat([emit(op.multiply(alike, op.maximum(same, first))), shape], 0))
-
-
-def _holds(
-    importer: GraphImporter, limit: relax.Expr | None, number: relax.Expr, condition: Value | relax.Expr | None
-) -> relax.Expr:
-    """Whether a step of this number runs."""
-    emit = importer.builder.emit
-    if isinstance(condition, Value):
-        known = condition.known
-        always = known is not None and bool(known.values.item())
-        condition = None if always else _number(importer, condition, "bool")
-    within = None if limit is None else emit(relax.op.less(number, limit))
-    if within is None or condition is None:
-        either = condition if within is None else within
-        return relax.const(True, "bool") if either is None else either
-    return emit(relax.op.logical_and(condition, within))
-
-
-def _begin(importer: GraphImporter, steps: Steps, initial: Sequence[relax.Expr], step: _Step) -> _Part:
-    """What comes before the first step."""
-    builder = importer.builder
-
-    def emitted() -> tuple[relax.Expr]:
-        zero = relax.const(0, "int64")
-        holds = _holds(importer, steps.limit, zero, steps.first)
-        stacks: list[relax.Expr] = []
-        for row in step.rows:
-            stacks.append(builder.emit(relax.op.zeros([0, *(row.shape or ())], row.dtype)))
-            if row.shape is None:
-                stacks.append(relax.const(np.array([1] + [0] * row.ndim), "int64"))
-        counted = [relax.const(np.zeros(len(step.flags), "int32"))] if step.flags else []
-        return (builder.emit(relax.Tuple([holds, zero, *initial, *stacks, *counted])),)
-
-    block, (result,) = _in_block(builder, emitted)
-    return _Part(block, result, [])
 
 
 def _called(
@@ -364,8 +167,8 @@ def _called(
     steps: Steps,
     types: Sequence[relax.TensorStructInfo],
     known: Sequence[relax.TensorStructInfo | None],
-    begin: _Part,
-    step: _Step,
+    begin: Part,
+    step: Step,
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
     """The results of a call of the runtime's loop with both functions.
 
@@ -387,7 +190,7 @@ def _called(
     held = [relax.Var("sizes", relax.ShapeStructInfo(list(free)))] if free else []
     names = []
     for part, body in zip(parts, bodies, strict=True):
-        name = builder.part_name(_names(node)[0])
+        name = builder.part_name(output_names(node)[0])
         params = [*held, *captured, *part.params]
         builder.begin_scope(params)
         normal = builder.normalize(body)
@@ -416,7 +219,7 @@ def _called(
     count, *fields = (builder.emit(relax.TupleGetItem(results, i)) for i in range(len(infos)))
     if step.flags:
         importer.index_uses.add_counts(fields.pop(), list(step.flags))
-    last = [importer.sized(each, name) for each, name in zip(fields[: len(types)], _names(node), strict=False)]
+    last = [importer.sized(each, name) for each, name in zip(fields[: len(types)], output_names(node), strict=False)]
     return last, _stacked(importer, node, steps, step.rows, fields[len(types) :], count)
 
 
@@ -424,7 +227,7 @@ def _stacked(
     importer: GraphImporter,
     node: onnx.NodeProto,
     steps: Steps,
-    rows: Sequence[_Row],
+    rows: Sequence[Row],
     fields: Sequence[relax.Expr],
     count: relax.Expr,
 ) -> list[relax.Expr]:
@@ -436,7 +239,7 @@ def _stacked(
         field = left.pop(0)
         if row.shape is not None:
             if steps.length is None:
-                number = _new_size(importer, f"{_names(node)[0]}_steps") if number is None else number
+                number = _new_size(importer, f"{output_names(node)[0]}_steps") if number is None else number
                 field = builder.match_cast(field, relax.TensorStructInfo([number, *row.shape], row.dtype))
             stacks.append(field)
             continue

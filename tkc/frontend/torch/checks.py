@@ -13,13 +13,14 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.control_flow import held_tensor, is_control_flow, subgraph, subgraphs
+from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, written_by
+from tkc.frontend.torch.control_flow import is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import Converter, source_of
 from tkc.frontend.torch.mutation import changed_placeholders, functional_name, is_in_place, is_unobserved
-from tkc.frontend.torch.operator_calls import READS_ELEMENT, can_be_called, written_by
 from tkc.frontend.torch.outputs import NUMBERS
 from tkc.frontend.torch.recurrent import is_recurrent_of_known_length
+from tkc.frontend.torch.subgraphs import held_tensor, subgraph, subgraphs
 from tkc.frontend.torch.weights import STATE_KINDS
 
 _INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})

@@ -9,45 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import sympy
 import torch
 from torch import fx
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 
 from tkc.contracts import CHOOSE, REPEAT, WHILE
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
-from tkc.frontend.torch.operator_calls import OperatorCalls, symbols_of
-from tkc.passes.lowering.row_writes import Element, Write
-from tkc.passes.lowering.write_function import write_function
+from tkc.frontend.torch.data_sizes import symbols_of
+from tkc.frontend.torch.graph_functions import Operands, Part, Translate, is_held_tensor, truth_value
+from tkc.frontend.torch.operator_calls import OperatorCalls
+from tkc.frontend.torch.subgraphs import placeholders, subgraph, used_symbols
 from tkc.runtime.signature import Flag
-
-Translate = Callable[[Emitter, "OperatorCalls | None", fx.Graph], None]
-"""Emits the nodes of a graph whose placeholders are bound."""
-
-
-def subgraph(node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a ``get_attr`` node stands for, if it is one."""
-    module = node.graph.owning_module
-    found = getattr(module, str(node.target), None) if node.op == "get_attr" and module is not None else None
-    return found if isinstance(found, fx.GraphModule) else None
-
-
-def held_tensor(node: fx.Node) -> torch.Tensor | None:
-    """The tensor that a ``get_attr`` node stands for, if it is one: what a branch makes of Python's numbers."""
-    module = node.graph.owning_module
-    found = getattr(module, str(node.target), None) if node.op == "get_attr" and module is not None else None
-    return found.detach() if isinstance(found, torch.Tensor) and not found.is_complex() else None
-
-
-def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a node calls."""
-    return [found for given in node.all_input_nodes if (found := subgraph(given)) is not None]
 
 
 def is_control_flow(node: fx.Node) -> bool:
@@ -95,7 +71,7 @@ class ControlFlow:
             (holds,) = begin.run(condition, begin.values)
             ours = begin.counted()
             with self._part(node, given) as step:
-                state = [step.state(placeholder.meta["val"]) for placeholder in _placeholders(body)[:count]]
+                state = [step.state(placeholder.meta["val"]) for placeholder in placeholders(body)[:count]]
                 counted = [step.state_of(counts.struct_info) for counts in ours]
                 made = step.run(body, [*state, *step.values[count:]])
                 (again,) = step.run(condition, [*made, *step.values[count:]])
@@ -120,7 +96,7 @@ class ControlFlow:
         results = node.meta["val"][first:]
         with self._part(node, given) as begin:
             with self._part(node, given, numbered=True) as step:
-                state = [step.state(placeholder.meta["val"]) for placeholder in _placeholders(body)[:first]]
+                state = [step.state(placeholder.meta["val"]) for placeholder in placeholders(body)[:first]]
                 stored = [step.state(result) for result in results]
                 rows = [step.row(tensor) for tensor in step.values[first:last]]
                 made = step.run(body, [*state, *rows, *step.values[last:]])
@@ -147,21 +123,21 @@ class ControlFlow:
             begin.end([*map(begin.zeros, results), *firsts, *_none_counted(step.flags)])
         self._repeat(node, xs[0], begin, step, given, hidden=len(xs))
 
-    def _operands(self, node: fx.Node, given: Sequence[Any]) -> _Operands:
+    def _operands(self, node: fx.Node, given: Sequence[Any]) -> Operands:
         """What ``node`` hands to its functions, ``given`` the operands of its graphs."""
-        symbols = self.emitter.symbols.within(sorted(set(_used_symbols(node)), key=str))[1]
-        tensors = [value for each in given if _is_tensor(value := self._value(each))]
+        symbols = self.emitter.symbols.within(sorted(set(used_symbols(node)), key=str))[1]
+        tensors = [value for each in given if is_held_tensor(value := self._value(each))]
         sizes = [relax.ShapeExpr(list(symbols.values()))] if symbols else []
-        return _Operands(node, given, [self._value(each) for each in given], [*sizes, *dict.fromkeys(tensors)])
+        return Operands(node, given, [self._value(each) for each in given], [*sizes, *dict.fromkeys(tensors)])
 
     def _value(self, operand: Any) -> Any:
         return self.emitter.env[operand] if isinstance(operand, fx.Node) else operand
 
     @contextmanager
-    def _part(self, node: fx.Node, given: _Operands, *, numbered: bool = False) -> Iterator[_Part]:
+    def _part(self, node: fx.Node, given: Operands, *, numbered: bool = False) -> Iterator[Part]:
         """A function that ``node`` has called, under construction; what is emitted meanwhile is the function's."""
         builder = self.emitter.builder
-        part = _Part(self, given, numbered=numbered)
+        part = Part(self.emitter, self.calls, self.translate, given, numbered=numbered)
         with builder.function(part.name.value, part.params):
             with builder.dataflow():
                 yield part
@@ -174,11 +150,9 @@ class ControlFlow:
             return relax.PrimValue(tirx.Cast("int64", self.emitter.symbols.condition(value.node.expr)))
         if isinstance(value, bool):
             return relax.PrimValue(tirx.IntImm("int64", int(value)))
-        return _truth(self.emitter, self._value(condition))
+        return truth_value(self.emitter, self._value(condition))
 
-    def _repeat(
-        self, node: fx.Node, xs: fx.Node, begin: _Part, step: _Part, given: _Operands, *, hidden: int = 0
-    ) -> None:
+    def _repeat(self, node: fx.Node, xs: fx.Node, begin: Part, step: Part, given: Operands, *, hidden: int = 0) -> None:
         with self.emitter.converting(node):
             steps = relax.ShapeExpr([self.emitter.symbols.size(xs.meta["val"].shape[0])])
             self._call(node, REPEAT, [steps, begin.name, step.name, *given.arguments], [step.flags], hidden)
@@ -227,179 +201,13 @@ class ControlFlow:
         if isinstance(expected, torch.Tensor):
             if self.calls is None or self._is_known(expected):
                 return self.emitter.settled(value, expected)
-            return self.calls.settled(value, expected, node)
+            return self.calls.sizes.settled(value, expected, node)
         if self.calls is not None and isinstance(expected, torch.SymInt):
-            return self.calls.settled(value, expected, node)
+            return self.calls.sizes.settled(value, expected, node)
         for symbol in symbols_of(expected):
             self.emitter.symbols.define(symbol, nonnegative=False)
         self.emitter.builder.match_cast(value, relax.ShapeStructInfo([self.emitter.symbols.size(expected)]))
         return self.emitter.symbols.size(expected)
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """What the graphs of ``node`` are called with: the nodes and numbers ``given``, and their ``values``.
-
-    ``arguments`` are what a function of such a graph takes: the sizes that it uses, as one shape, if there are any, and
-    each tensor once that is no constant.
-    """
-
-    node: fx.Node
-    given: Sequence[Any]
-    values: Sequence[Any]
-    arguments: Sequence[relax.Expr]
-
-
-class _Part:
-    """A function under construction. ``values`` are the operands in it, of which ``params`` are its parameters.
-
-    State of a loop becomes further parameters. ``flags`` are known when the function has counted.
-    """
-
-    def __init__(self, flow: ControlFlow, given: _Operands, *, numbered: bool) -> None:
-        outer = flow.emitter
-        symbols, sizes = outer.symbols.within(sorted(set(_used_symbols(given.node)), key=str))
-        self.params: list[relax.Var] = []
-        self.flags: list[Flag] = []
-        assert isinstance(outer.builder, SourceBuilder)  # as the importer makes it
-        self.name = relax.StringImm(outer.builder.part_name(given.node.name))
-        self.result: relax.Var | None = None
-        self._flow = flow
-        self._node = given.node
-        self._number = tirx.SizeVar("number", "int64")
-        if numbered:
-            self.params.append(relax.Var("step", relax.ShapeStructInfo([self._number])))
-        if sizes:
-            self.params.append(relax.Var("sizes", relax.ShapeStructInfo(list(sizes))))
-        held: dict[relax.Expr, relax.Var] = {}
-        self.values: list[Any] = []
-        for each, value in zip(given.given, given.values, strict=True):
-            if _is_tensor(value) and value not in held:
-                fake = each.meta["val"]
-                shape = [symbols.size(size) for size in fake.shape]
-                held[value] = relax.Var(each.name, relax.TensorStructInfo(shape, dtype_name(fake.dtype)))
-            is_number = isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.SymInt)
-            self.values.append(symbols.size(each.meta["val"]) if is_number else held.get(value, value))
-        self.params += held.values()
-        uses = outer.index_uses.part({parameter: value for value, parameter in held.items()})
-        self._uses = uses
-        self._emitter = Emitter(outer.builder, symbols, uses)
-
-    def run(self, module: fx.GraphModule, values: Sequence[Any]) -> list[Any]:
-        """Emit what the graph of ``module`` makes of ``values``."""
-        emitter, symbols = self._emitter, self._emitter.symbols
-        for placeholder, value in zip(_placeholders(module), values, strict=True):
-            expected = placeholder.meta.get("val")
-            if isinstance(expected, torch.Tensor):
-                emitter.bind(placeholder, value)
-                continue
-            emitter.env[placeholder] = value
-            if isinstance(expected, torch.SymInt) and isinstance(expected.node.expr, sympy.Symbol):
-                symbols.replace(expected.node.expr, value)
-        calls = self._flow.calls and self._flow.calls.within(module.graph, emitter)
-        self._flow.translate(emitter, calls, module.graph)
-        (end,) = module.graph.find_nodes(op="output")
-        made = end.args[0] if isinstance(end.args[0], list | tuple) else [end.args[0]]
-        return [self._known(each) for each in made]
-
-    def _known(self, made: Any) -> Any:
-        return self._emitter.env[made] if isinstance(made, fx.Node) else made
-
-    def end(self, results: Sequence[Any]) -> None:
-        """Return ``results``, tensors and integers."""
-        self.result = self._emitter.builder.emit_output(relax.Tuple([self._returned(each) for each in results]))
-
-    def _returned(self, value: Any) -> relax.Expr:
-        if isinstance(value, relax.Expr):
-            return value
-        if isinstance(value, tirx.PrimExpr) or (isinstance(value, int) and not isinstance(value, bool)):
-            return relax.ShapeExpr([value])
-        raise UnsupportedModelError(
-            f"{self._node.target} ({source_of(self._node)}): it takes or returns a {type(value).__name__}; expected "
-            "tensors and integers. Make it a tensor."
-        )
-
-    def counted(self) -> list[relax.Expr]:
-        """What the graphs count, ``int32 [flags]``, if they count anything. To be asked once."""
-        counts, self.flags = self._uses.counted()
-        return [] if counts is None else [counts]
-
-    def added(self) -> list[relax.Expr]:
-        """The same, of all steps up to this one."""
-        return [
-            self._emitter.emit(relax.op.add(counts, self.state_of(counts.struct_info))) for counts in self.counted()
-        ]
-
-    def state(self, like: Any) -> Any:
-        """One more parameter, for what is like the (fake) tensor or the integer ``like``, and its value."""
-        if isinstance(like, torch.Tensor):
-            return self.state_of(relax.TensorStructInfo(self._emitter.sizes(like.shape), dtype_name(like.dtype)))
-        number = tirx.Var("state", "int64")
-        self.state_of(relax.ShapeStructInfo([number]))
-        return number
-
-    def state_of(self, info: relax.StructInfo) -> relax.Var:
-        """One more parameter, of what is known of it."""
-        parameter = relax.Var(f"state_{len(self.params)}", info)
-        self.params.append(parameter)
-        return parameter
-
-    def truth(self, condition: Any) -> relax.Expr:
-        """A truth value as a tensor without dimensions."""
-        if isinstance(condition, torch.SymBool):
-            return self._emitter.tensor(self._emitter.symbols.condition(condition.node.expr), "bool")
-        if isinstance(condition, bool):
-            return relax.const(condition, "bool")
-        return _truth(self._emitter, condition)
-
-    def zeros(self, like: torch.Tensor) -> relax.Expr:
-        """Zeros of the shape and dtype of a (fake) tensor."""
-        return self._emitter.emit(relax.op.zeros(self._emitter.sizes(like.shape), dtype_name(like.dtype)))
-
-    def row(self, tensor: relax.Expr) -> relax.Expr:
-        """The row of ``tensor`` that has the step's number."""
-        return self._rowwise(lambda source, number: lambda *index: source[(number, *index)], tensor, self._number)
-
-    def first_row(self, tensor: relax.Expr) -> relax.Expr:
-        """The row of ``tensor`` that the first step has; zeros where there is none."""
-        zero = tirx.const(0, tensor.struct_info.dtype)
-        rows = tensor.struct_info.shape.values[0]
-        if isinstance(rows, tirx.IntImm):
-            return self._rowwise(lambda source: lambda *index: source[(0, *index)] if int(rows) else zero, tensor)
-        return self._rowwise(
-            lambda source: lambda *index: tirx.if_then_else(source.shape[0] > 0, source[(0, *index)], zero), tensor
-        )
-
-    def _rowwise(self, element: Callable[..., Any], tensor: relax.Expr, *numbers: tirx.Var) -> relax.Expr:
-        def compute(source: te.Tensor, *given: tirx.Var) -> te.Tensor:
-            return te.compute(source.shape[1:], element(source, *given), name="row")
-
-        return self._emitter.emit_te("row", compute, tensor, *numbers)
-
-    def unless_first(self, value: relax.Expr, other: relax.Expr) -> relax.Expr:
-        """``value``, but in the first step ``other``."""
-
-        def compute(value: te.Tensor, other: te.Tensor, number: tirx.Var) -> te.Tensor:
-            return te.compute(
-                value.shape, lambda *index: tirx.Select(number > 0, value[index], other[index]), name="unless_first"
-            )
-
-        return self._emitter.emit_te("unless_first", compute, value, other, self._number)
-
-    def write(self, rows: relax.Var, row: relax.Expr) -> relax.Expr:
-        """``rows`` with ``row`` written where the step's number says, in place."""
-        if any(isinstance(size, tirx.IntImm) and int(size) == 0 for size in rows.struct_info.shape.values):
-            return rows
-        loops = tuple((tirx.Var(f"i{axis}", "int64"), size) for axis, size in enumerate(row.struct_info.shape.values))
-        index = tuple(var for var, _ in loops)
-        function, sizes = write_function(rows, Write(loops, (self._number, *index), Element(row, index)))
-        name = self._emitter.builder.add_func(function, "write_row")
-        call = relax.call_tir_inplace(name, [rows, row], 0, rows.struct_info, relax.ShapeExpr(sizes) if sizes else None)
-        return self._emitter.builder.emit(call)
-
-
-def _placeholders(module: fx.GraphModule) -> list[fx.Node]:
-    return list(module.graph.find_nodes(op="placeholder"))
 
 
 def _arguments(node: fx.Node) -> list[Any]:
@@ -407,34 +215,9 @@ def _arguments(node: fx.Node) -> list[Any]:
     return [(subgraph(given) or given) if isinstance(given, fx.Node) else given for given in node.args]
 
 
-def _is_tensor(value: Any) -> bool:
-    """Whether a value of a graph is a tensor that no function can hold itself."""
-    return isinstance(value, relax.Expr) and not isinstance(value, relax.Constant)
-
-
 def _none_counted(flags: Sequence[Flag]) -> list[relax.Expr]:
     """Counts of nothing for ``flags``, if there are any."""
     return [relax.const(np.zeros(len(flags), "int32"))] if flags else []
-
-
-def _truth(emitter: Emitter, condition: relax.Expr) -> relax.Expr:
-    """A tensor of one element as a truth value without dimensions."""
-    if condition.struct_info.ndim:
-        condition = emitter.emit(relax.op.reshape(condition, ()))
-    return emitter.cast(condition, "bool")
-
-
-def _used_symbols(node: fx.Node) -> Iterator[sympy.Symbol]:
-    """The symbols in ``node``, what it is called with, and the graphs that it calls."""
-    for each in (node, *node.all_input_nodes):
-        value = each.meta.get("val")
-        for leaf in value if isinstance(value, list | tuple) else [value]:
-            yield from symbols_of(leaf)
-            if isinstance(leaf, torch.SymBool | torch.SymFloat):
-                yield from leaf.node.expr.free_symbols
-    for module in subgraphs(node):
-        for inner in module.graph.nodes:
-            yield from _used_symbols(inner)
 
 
 _OPERATORS: dict[str, Callable[[ControlFlow, fx.Node], None]] = {

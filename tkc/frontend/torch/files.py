@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.torch.guards import keep_written_guards
-from tkc.frontend.torch.untrusted import check_members, harmless_guards
+from tkc.frontend.torch.untrusted.archive import check_members
+from tkc.frontend.torch.untrusted.guards import harmless_guards
 
 _LONGEST_CAUSE = 400  # characters; PyTorch's errors may print whole programs
 

@@ -10,6 +10,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.callable_operators import can_be_called
 from tkc.frontend.torch.checks import check_control_flow, unknown_operators
 from tkc.frontend.torch.complex import (
     PAIRS,
@@ -24,7 +25,6 @@ from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.flex_attention import uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
-from tkc.frontend.torch.operator_calls import can_be_called
 from tkc.frontend.torch.recurrent import recurrent_decompositions, recurrent_operators_of_any_length
 from tkc.frontend.torch.state import with_state_as_buffers, with_whole_copies
 

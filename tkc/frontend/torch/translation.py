@@ -13,14 +13,16 @@ from tvm import relax
 from tvm.runtime import from_dlpack
 
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, reads_float
 from tkc.frontend.torch.checks import converter_of, has_no_converter
-from tkc.frontend.torch.control_flow import ControlFlow, held_tensor, is_control_flow
+from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
 from tkc.frontend.torch.mutation import is_in_place
-from tkc.frontend.torch.operator_calls import READS_ELEMENT, OperatorCalls, can_be_called, reads_float
+from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
+from tkc.frontend.torch.subgraphs import held_tensor
 from tkc.runtime.signature import TensorSpec
 
 
@@ -46,7 +48,7 @@ def translated(
     ]
     new = [values[name] for name in updated]
     if calls is not None:
-        checked = calls.checked([*returned, *new])
+        checked = calls.sizes.checked([*returned, *new])
         returned, new = checked[: len(returned)], checked[len(returned) :]
     return returned, new
 
@@ -122,10 +124,10 @@ def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> No
             )
         calls.emit(node, "one of its numbers is read out of a tensor")
         return
-    if calls is not None and calls.defines_sizes(node) and can_be_called(node):
+    if calls is not None and calls.sizes.defines_sizes(node) and can_be_called(node):
         calls.emit(node, "the size of its result depends on data")
         return
-    if calls is not None and calls.mixes_sizes(node) and can_be_called(node):
+    if calls is not None and calls.sizes.mixes_sizes(node) and can_be_called(node):
         calls.emit(node, "its operands have several sizes that depend on data")
         return
     try:

@@ -1,0 +1,123 @@
+"""What of PyTorch's models is refused, and how each is named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export.graph_signature import OutputKind
+
+from tests.frontend.torch_models import Counting
+from tkc.errors import UnsupportedModelError, UsageError
+from tkc.frontend.torch.importer import import_torch
+
+pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
+
+
+@pytest.mark.parametrize("content", ["text", "cut"])
+def test_file_that_is_no_program(saved: Path, tmp_path: Path, content: str) -> None:
+    """The error names the file and says what to do."""
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"not a program" if content == "text" else saved.read_bytes()[:5000])
+    with pytest.raises(UnsupportedModelError, match=r"(?s)model\.pt2.*torch\.export\.save"):
+        import_torch(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    """A path that is none is the caller's mistake."""
+    with pytest.raises(UsageError, match=r"no file .*absent\.pt2"):
+        import_torch(tmp_path / "absent.pt2")
+
+
+def test_unknown_operators_are_all_listed_with_their_places() -> None:
+    """One error names every operator without a converter, and the modules and lines it comes from."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x) + torch.special.airy_ai(x)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + torch.special.i1(x)
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_torch(Outer(), (torch.eye(3),))
+    message = str(caught.value)
+    for operator in ("linalg_inv_ex", "special_airy_ai", "special_i1"):
+        assert operator in message
+    assert "module 'inner'" in message
+    assert "test_torch_refusals.py" in message
+
+
+def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
+    """Operators without a converter, and uses that converters refuse, also of what refused nodes return."""
+
+    class Refused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.special.i1(torch.histc(x, 4))
+            z = nn.functional.dropout(torch.histc(y * 2, 5), 0.5, training=True)
+            return torch.nextafter(z[:3].bfloat16(), x.bfloat16())
+
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_torch(Refused(), (torch.rand(3),))
+    message = str(caught.value)
+    assert "special_i1" in message
+    assert message.count("a histogram over the data's own range") == 2
+    assert "native_dropout" in message
+    assert "the next number of bfloat16" in message
+
+
+def test_single_refusal_is_the_whole_error() -> None:
+    """The node after it computes with zeros of the right shape, and is not named."""
+
+    class Refused(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.histc(x, 4).reshape(2, 2) @ x[:2]
+
+    with pytest.raises(UnsupportedModelError, match=r"\Aaten\.histc.*Give min and max\.\Z"):
+        import_torch(Refused(), (torch.rand(3),))
+
+
+def test_state_that_overlaps_other_state_is_refused() -> None:
+    """The error names both tensors."""
+
+    class Overlapping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("both", torch.zeros(2, 4))
+            self.register_buffer("first", self.both[0])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.first.add_(x)
+            return self.both + x
+
+    with pytest.raises(UnsupportedModelError, match=r"'b_first'.*'b_both'.*a tensor of its own"):
+        import_torch(Overlapping(), (torch.ones(4),))
+
+
+def test_gradients_are_refused() -> None:
+    """Only a forward pass can be compiled; the error names what is returned besides."""
+    program = torch.export.export(Counting(), (torch.ones(3),))
+    program = program.run_decompositions({})
+    specs = program.graph_signature.output_specs
+    specs[0] = dataclasses.replace(specs[0], kind=OutputKind.TOKEN)
+    with pytest.raises(UnsupportedModelError, match="as token; only a forward pass"):
+        import_torch(program)
+
+
+def test_model_that_cannot_be_exported_is_refused() -> None:
+    """Control flow over data is reported as what it is."""
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(UnsupportedModelError, match="cannot export Branching"):
+        import_torch(Branching(), (torch.ones(3),))

@@ -1,0 +1,1 @@
+"""From a model and options to an executable or a report: the stages of `tkc/pipeline.py`, kernels beside them."""

@@ -1,0 +1,76 @@
+"""Code generation: the toolchain, and the shared library of a scheduled model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tkc.child import ChildStuckError, can_fork, in_child
+from tkc.kernels import Target
+
+if TYPE_CHECKING:
+    from tvm import IRModule
+
+
+GENERATE_CODE = "generate code"
+_LOG = logging.getLogger(__name__)
+
+
+def prepare_toolchain(target: Target) -> None:
+    """Make sure that this process can generate code for ``target``; :class:`tkc.TargetError` names what is missing."""
+    from tkc.builder import toolchain
+
+    toolchain.cxx()
+    if target.is_cuda:
+        from tkc.builder import generated_cuda
+        from tkc.builder.cuda_driver_stub import ensure_cuda_runtime
+
+        os.environ["PATH"] = f"{Path(toolchain.nvcc()).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        ensure_cuda_runtime()
+        generated_cuda.register()
+
+
+def export_code(module: IRModule, target: Target, path: Path) -> None:
+    """:func:`write_code` in a process of its own: LLVM ends the one that it runs in where it finds itself in error."""
+    if not can_fork():
+        write_code(module, target, path)
+        return
+    # What the child would load or look up first, it would for every compilation anew.
+    from tvm import relax  # noqa: F401
+
+    from tkc.builder.runtime_objects import runtime_objects
+    from tkc.schedules.lowering import pipeline as lowering  # noqa: F401
+
+    runtime_objects(target)
+    try:
+        in_child(lambda: write_code(module, target, path))
+    except ChildStuckError:
+        _LOG.warning("code generation was stuck in a process of its own, and is done in this one")
+        write_code(module, target, path)
+
+
+def write_code(module: IRModule, target: Target, path: Path) -> None:
+    """Write the shared library of ``module``, whose functions are scheduled, to ``path``."""
+    from tvm import relax
+
+    from tkc.builder.runtime_objects import runtime_objects
+    from tkc.passes.graph.branches import calls_parts
+
+    functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
+    addons = runtime_objects(target, control_flow=any(map(calls_parts, functions)))
+    vm_executable(module, target).export_library(str(path), addons=addons)
+
+
+def vm_executable(module: IRModule, target: Target) -> Any:
+    """The generated code of ``module``, as Relax's virtual machine runs it."""
+    from tvm import relax
+
+    from tkc.schedules.lowering.pipeline import LOWERING
+    from tkc.schedules.target import tvm_target
+
+    generated_for = tvm_target(target)
+    with generated_for:
+        # The pipeline has run: what is left is code generation.
+        return relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)

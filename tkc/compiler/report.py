@@ -1,0 +1,129 @@
+"""The report of a compilation, and what its operators need where the model runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tkc.compiler.options import CompileOptions
+from tkc.coverage import coverage
+from tkc.kernels import Target
+from tkc.kernels.spec import as_json, parameters_told
+from tkc.runtime.call_table import CallTable
+from tkc.runtime.report import Report
+from tkc.runtime.report_rows import (
+    ChosenBy,
+    KernelUse,
+    Nondeterministic,
+    OperatorUse,
+    Refused,
+    Scheduled,
+    kernel_coverage,
+)
+from tkc.runtime.requirements import Requirements
+
+if TYPE_CHECKING:
+    from tvm import IRModule
+
+    from tkc.compilation import Compilation
+    from tkc.frontend.model import ImportedModel
+    from tkc.schedules.schedule_module import ScheduledFunction
+    from tkc.schedules.unordered import UnorderedFunction
+    from tkc.stages import StageRunner
+
+
+def compilation_report(
+    done: Compilation,
+    original: IRModule,
+    imported: ImportedModel,
+    target: Target,
+    settings: CompileOptions,
+    runner: StageRunner,
+) -> Report:
+    """What a compilation tells of itself. ``original`` is the module as it was imported."""
+    choices = {(kernel.kernel, kernel.parameters): kernel.choices for kernel in done.kernels or ()}
+    origins = _origins(done, imported, target)
+    uses = []
+    for row in done.substitutions.substitutions:
+        if (row.kernel, row.parameters) in choices:
+            configurations = tuple(
+                {"most": choice.most, **dataclasses.asdict(choice.configuration)}
+                for choice in choices[row.kernel, row.parameters]
+            )
+            parameters = as_json(row.parameters)
+            told = parameters_told(row.parameters)
+            chosen_by = origins.get((row.kernel, row.parameters), ())
+            uses.append(KernelUse(row.rule, row.kernel, parameters, configurations, row.count, told, chosen_by))
+    return Report(
+        target=str(target),
+        kernels=settings.kernels,
+        batch_invariant=settings.batch_invariant,
+        uses=tuple(uses),
+        uses_measured_on=done.kernels_measured_on,
+        operators=tuple(OperatorUse(each.operator, each.calls, each.nodes, each.why) for each in imported.operators),
+        library_calls=_library_calls(done.module),
+        refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
+        scheduled=tuple(map(_scheduled, done.scheduled)),
+        nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
+        kernel_coverage=kernel_coverage(each for own in origins.values() for each in own),
+        coverage=coverage((entry.scheduled_by, entry.cost) for entry in done.scheduled),
+        stages=tuple(runner.stages),
+        calls=_calls(done, original, imported),
+        activations=done.activations,
+    )
+
+
+def _origins(done: Compilation, imported: ImportedModel, target: Target) -> Mapping[Any, tuple[ChosenBy, ...]]:
+    from tkc.kernel_origins import kernel_origins
+
+    assert done.unscheduled is not None and done.choices is not None
+    ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
+    return kernel_origins(done.unscheduled, done.choices, target, ranges)
+
+
+def _calls(done: Compilation, original: IRModule, imported: ImportedModel) -> CallTable:
+    """What the calls of the compiled model compute of the imported one."""
+    from tkc.model_calls import call_table
+
+    assert done.unscheduled is not None
+    return call_table(done.unscheduled, original, imported.sources, done.substitutions)
+
+
+def requirements_of(operators: Sequence[OperatorUse]) -> Requirements:
+    """What must be there where ``operators`` are called: they, and the packages of those that are not PyTorch's own."""
+    packages = importlib.metadata.packages_distributions()
+    libraries = {
+        package: importlib.metadata.version(package)
+        for each in operators
+        for package in packages.get(each.operator.partition("::")[0], ())
+        if package != "tkc"
+    }
+    return Requirements(tuple(each.operator for each in operators), libraries)
+
+
+def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:
+    """The operators that are called because PyTorch's libraries are faster."""
+    from tkc.passes.canonical.library_convolutions import OPERATOR, WHY, library_calls
+
+    weights = library_calls(module)
+    return (OperatorUse(OPERATOR, len(weights), tuple(dict.fromkeys(weights)), WHY),) if weights else ()
+
+
+def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:
+    nodes = dict.fromkeys(sources.get(variable, variable) for variable in function.variables)
+    return Nondeterministic(function.function, tuple(nodes), function.reason)
+
+
+def _scheduled(function: ScheduledFunction) -> Scheduled:
+    cost = function.cost
+    return Scheduled(
+        function=function.function,
+        scheduled_by=function.scheduled_by,
+        reason=function.reason or "",
+        calls=cost.calls,
+        estimated_seconds=cost.estimated,
+        recorded_seconds=cost.recorded,
+        measured_on=function.measured_on,
+    )

@@ -1,0 +1,49 @@
+"""A single model to compile, and its import as the first stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tkc.compiler.lowering import failure_search
+from tkc.compiler.options import CompileOptions, checked_in_graph
+from tkc.frontend import import_model
+from tkc.kernels import Target
+
+if TYPE_CHECKING:
+    from tkc.frontend.model import ImportedModel
+    from tkc.stages import StageRunner
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model and what its import takes; each is as in :func:`tkc.compile`."""
+
+    model: Any
+    example_args: Sequence[Any]
+    example_kwargs: Mapping[str, Any] | None
+    dynamic_shapes: Any
+    size_names: Mapping[str, str] | None
+    constants: Mapping[str, Any] | None
+
+    def imported(self, target: Target, settings: CompileOptions, *, checks: bool) -> tuple[StageRunner, ImportedModel]:
+        """The model, imported as the first stage of the runner that is to run the others."""
+        from tkc.stages import StageRunner
+
+        search = failure_search(self.model, target, settings)
+        runner = StageRunner(settings.observer, settings.dump, search, settings.verify)
+        return runner, runner.run(
+            "import",
+            lambda: import_model(
+                self.model,
+                self.example_args,
+                self.example_kwargs,
+                self.dynamic_shapes,
+                checked_in_graph(checks, target),
+                self.size_names,
+                fallback=settings.fallback,
+                constants=self.constants,
+                exchangeable=settings.exchangeable_weights,
+            ),
+        )

@@ -1,0 +1,212 @@
+"""Sizes and numbers that only data decides: where they are defined, and what the model asserts of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.value_ranges import ValueRanges
+from tvm import relax, tirx
+
+from tkc.contracts import CHECK_SIZES
+from tkc.errors import UnsupportedModelError
+from tkc.frontend.torch.converters import CHECKS
+from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+
+
+class DataSizes:
+    """The sizes and numbers of one graph that only data decides, and what the model asserts of them.
+
+    A size is defined where the first value that has it is settled, and checked there for what the model asserts.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]], emitter: Emitter
+    ) -> None:
+        """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are not data's to define."""
+        self._emitter = emitter
+        self._ranges = ranges
+        self._defined: set[sympy.Symbol] = set(emitter.symbols.known)
+        for node in graph.find_nodes(op="placeholder"):
+            self._defined |= symbols_of(node.meta.get("val"))
+        self._of_data: set[sympy.Symbol] = set()
+        self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
+        self._is_inner = False
+        self._asserted_alone: list[tuple[str, relax.Expr]] = []
+
+    def within(self, graph: fx.Graph, emitter: Emitter) -> DataSizes:
+        """Those of a ``graph`` that this one calls."""
+        inner = DataSizes(graph, self._ranges, emitter)
+        inner._of_data |= self._of_data
+        inner._is_inner = True
+        return inner
+
+    def checked(self, outputs: list[relax.Expr]) -> list[relax.Expr]:
+        """``outputs`` of the graph, which exist where all holds that is asserted of numbers that nothing else reads.
+
+        What is checked where such a number is read would be removed with it, as what nothing reads.
+        """
+        if not self._asserted_alone:
+            return outputs
+        if not outputs:
+            raise UnsupportedModelError(
+                "the model asserts something of a number and returns no tensor, which is not supported. Return one."
+            )
+        first, *others = outputs
+        for message, holds in self._asserted_alone:
+            first = self._emitter.builder.emit(
+                relax.call_pure_packed(
+                    CHECK_SIZES, relax.StringImm(message), first, holds, sinfo_args=[first.struct_info]
+                )
+            )
+        return [first, *others]
+
+    def note_asserted(self, node: fx.Node, message: str, holds: relax.Expr) -> None:
+        """Note what is asserted of the number that ``node`` reads, if nothing else reads it."""
+        if not _is_only_asserted(node):
+            return
+        if self._is_inner:
+            raise UnsupportedModelError(
+                f"{node.target} ({source_of(node)}): a branch or the body of a loop asserts something of a number that "
+                "nothing else reads, which is not supported. Assert it outside of the function."
+            )
+        self._asserted_alone.append((message, holds))
+
+    def defines_sizes(self, node: fx.Node) -> bool:
+        """Whether only the data decides a size of the node's result, which no converter computes."""
+        results = node.meta.get("val")
+        leaves = results if isinstance(results, list | tuple) else [results]
+        return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
+
+    def mixes_sizes(self, node: fx.Node) -> bool:
+        """Whether the node takes tensors of several sizes that only the data decides.
+
+        PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
+        """
+        values = (given.meta.get("val") for given in node.all_input_nodes)
+        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in symbols_of(value)}
+        return len(found & self._of_data) > 1
+
+    def bounds(self, value: torch.SymInt) -> list[int | None]:
+        """What the integer was exported for."""
+        found = self._ranges.get(value.node.expr)
+        if found is None:
+            return [None, None]
+        least, most = ((int(bound) if abs(bound) < 2**62 else None) for bound in (found.lower, found.upper))
+        return [least, most]
+
+    def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
+        """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
+        builder = self._emitter.builder
+        if isinstance(expected, list | tuple):
+            # Of results that nothing reads, PyTorch may state sizes that they do not have.
+            read = {user.args[1] for user in node.users if user.target is operator.getitem and user.users}
+            return [
+                self.settled(builder.emit(relax.TupleGetItem(value, i)), each, node) if i in read else None
+                for i, each in enumerate(expected)
+            ]
+        if expected is None:
+            return None
+        new = {symbol for symbol in symbols_of(expected) if symbol not in self._defined}
+        self._defined |= new
+        if isinstance(expected, torch.SymBool):
+            (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
+            self._emitter.symbols.define(symbol, nonnegative=True)
+            number = self._emitter.symbols.expression(symbol)
+            self._cast(value, lambda: relax.ShapeStructInfo([number]), new, node)
+            return self._emitter.symbols.size(expected)
+        if isinstance(expected, torch.SymInt):
+            self._define_number(expected)
+            self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new, node)
+            return self._emitter.symbols.size(expected)
+        dtype = dtype_name(expected.dtype)
+        return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new, node)
+
+    def _define_number(self, value: torch.SymInt) -> None:
+        """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
+        symbol, (least, _) = value.node.expr, self.bounds(value)
+        if isinstance(symbol, sympy.Symbol):
+            self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
+
+    def checks(self, new: set[sympy.Symbol]) -> list[tuple[str, tirx.PrimExpr]]:
+        """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails."""
+        return [
+            (f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call", holds)
+            for condition, node in self._conditions
+            if condition.free_symbols & new and condition.free_symbols <= self._defined
+            if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
+        ]
+
+    def _cast(
+        self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol], node: fx.Node
+    ) -> relax.Expr:
+        """``value`` as ``sinfo``, which defines the sizes ``new``; calls are checked for what the model asserts.
+
+        A new size that is asserted to be equal to a known one is that one from there on.
+        """
+        builder, symbols = self._emitter.builder, self._emitter.symbols
+        conditions = self.checks(new)
+        if conditions:
+            # The sizes are those of what was checked, so that nothing is computed from others.
+            unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
+            seen = value.struct_info
+            builder.match_cast(value, _substituted(sinfo(), unchecked))
+            for message, holds in conditions:
+                condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
+                value = builder.emit(
+                    relax.call_pure_packed(
+                        CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
+                    )
+                )
+        self._of_data |= new
+        for condition, _ in self._conditions:
+            for symbol, other in _equal_sizes(condition):
+                if symbol in new and other.free_symbols <= self._defined - new:
+                    symbols.replace(symbol, symbols.expression(other))
+                    self._of_data.discard(symbol)
+        result = builder.match_cast(value, sinfo())
+        for message, holds in conditions:
+            self.note_asserted(node, message, relax.PrimValue(tirx.Cast("int64", holds)))
+        return result
+
+    def define(self, symbol: sympy.Symbol) -> None:
+        """Take ``symbol`` for a number that is known from here on."""
+        self._defined.add(symbol)
+
+
+def _is_only_asserted(node: fx.Node) -> bool:
+    """Whether the model does nothing with the number that ``node`` is but assert something of it."""
+    if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return all(str(user.target) in CHECKS or _is_only_asserted(user) for user in node.users)
+
+
+def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
+    """The sizes that ``condition`` says are equal to something."""
+    pairs = [condition.args, condition.args[::-1]] if isinstance(condition, sympy.Eq) else []
+    return [(left, right) for left, right in pairs if isinstance(left, sympy.Symbol)]
+
+
+def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) -> relax.StructInfo:
+    shape = sinfo.values if isinstance(sinfo, relax.ShapeStructInfo) else sinfo.shape.values
+    values = [tirx.stmt_functor.substitute(size, sizes) for size in shape]
+    is_shape = isinstance(sinfo, relax.ShapeStructInfo)
+    return relax.ShapeStructInfo(values) if is_shape else relax.TensorStructInfo(values, sinfo.dtype)
+
+
+def symbols_of(value: Any) -> set[sympy.Symbol]:
+    """The symbols in the shape of a (fake) tensor, or in a number."""
+    sizes: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else [value]
+    return {s for size in sizes if isinstance(size, torch.SymInt | torch.SymBool) for s in size.node.expr.free_symbols}
+
+
+def _condition(node: fx.Node) -> sympy.Basic | None:
+    """The condition on sizes that a node asserts."""
+    if str(node.target) != "aten._assert_scalar.default" or not isinstance(node.args[0], fx.Node):
+        return None
+    value = node.args[0].meta["val"]
+    return value.node.expr if isinstance(value, torch.SymBool) else None

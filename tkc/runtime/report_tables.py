@@ -1,0 +1,144 @@
+"""A report's rows as the tables that are printed of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from tkc.kernels import Target
+from tkc.kernels.devices import KIB
+from tkc.runtime.report_rows import (
+    Coverage,
+    KernelCoverage,
+    KernelUse,
+    Nondeterministic,
+    OperatorUse,
+    Refused,
+    Scheduled,
+    Stage,
+)
+
+
+def device_note(name: str) -> str | None:
+    """That the table of devices has no row for the target ``name``; ``None`` if it has."""
+    target = Target.parse(name)
+    if not target.is_cuda or target.device.listed:
+        return None
+    major, minor = target.device.capability
+    return (
+        f"Compute capability {major}.{minor} has no row in the table of devices: kernels use the instructions of 8.0, "
+        f"and at most {target.shared_memory // KIB} KiB of shared memory, which every GPU from 8.0 on has.\n"
+    )
+
+
+def kernels_table(title: str, uses: Sequence[KernelUse], coverage: KernelCoverage, measured_on: Sequence[str]) -> Table:
+    """A row for each kernel with its parameters. Records of the devices ``measured_on`` chose some configurations."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for column in ("kernel", "rule", "calls", "parameters", "record"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for use in uses:
+        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use), _chosen_by(use))
+    if not uses:
+        table.add_row("none", "", "0", "", "")
+    caption = []
+    if any(use.chosen_by for use in uses):
+        shares = dataclasses.asdict(coverage).items()
+        told = ", ".join(f"{_ORIGINS[origin]} {share:.1%}" for origin, share in shares)
+        caption.append(f"share of the kernels' estimated time that goes by {told}")
+    if measured_on:
+        caption.append(f"configurations in part measured on another device: {', '.join(measured_on)}")
+    table.caption = "\n".join(caption) or None
+    return table
+
+
+_ORIGINS = {"own": "records of their own shape", "near": "records of a near one", "default": "defaults"}
+
+
+def _chosen_by(use: KernelUse) -> str:
+    """What chose the use's configurations, and, where it is the same for all sizes, of which record."""
+    origins = list(dict.fromkeys(each.origin for each in use.chosen_by))
+    if len(origins) > 1 or "near" not in origins:
+        return ", ".join(origins)
+    largest = max(use.chosen_by, key=lambda each: each.seconds)
+    return f"near: {largest.record}"
+
+
+def _parameters(use: KernelUse) -> str:
+    """All of them for a report that says no more, as those of artifacts that an earlier release wrote."""
+    names = use.parameters if use.told is None else use.told
+    return " ".join(f"{name}={use.parameters[name]}" for name in names)
+
+
+def operators_table(title: str, uses: Sequence[OperatorUse]) -> Table:
+    """A row for each operator that a call has PyTorch compute."""
+    table = Table(title=title, title_justify="left")
+    for column in ("operator", "calls", "first", "why"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for use in uses:
+        table.add_row(use.operator, str(use.calls), use.nodes[0], use.why)
+    return table
+
+
+def refused_table(rows: Sequence[Refused]) -> Table:
+    """A row for each reason why a rule left something, with the first variable of its kind."""
+    table = Table(title="Left to ordinary operators", title_justify="left")
+    for column in ("rule", "places", "first", "why"):
+        table.add_column(column, overflow="fold")
+    places = Counter((row.rule, row.reason) for row in rows)
+    first: dict[tuple[str, str], str] = {}
+    for row in rows:
+        first.setdefault((row.rule, row.reason), row.variable)
+    for (rule, reason), count in places.items():
+        table.add_row(rule, str(count), first[rule, reason], reason)
+    return table
+
+
+def nondeterministic_table(rows: Sequence[Nondeterministic]) -> Table:
+    """A row for each function that may give other bits in another run."""
+    table = Table(title="Not the same bits in every run", title_justify="left")
+    for column in ("nodes", "function", "why"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(", ".join(row.nodes), row.function, row.reason)
+    return table
+
+
+def scheduled_table(rows: Sequence[Scheduled]) -> Table:
+    """A row for each rule or record that scheduled generated functions, with some of their names."""
+    table = Table(title="Generated functions", title_justify="left")
+    for column in ("scheduled by", "functions", "names"):
+        table.add_column(column, overflow="fold")
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.scheduled_by, []).append(row.function)
+    for scheduler, functions in names.items():
+        shown = ", ".join(functions[:4]) + (f", … {len(functions) - 4} more" if len(functions) > 4 else "")
+        table.add_row(scheduler, str(len(functions)), shown)
+    return table
+
+
+def coverage_table(coverage: Coverage, scheduled: Sequence[Scheduled]) -> Table:
+    """How much of the time of generated functions goes by tuning records."""
+    table = Table(title="Tuning records", title_justify="left", caption_justify="left")
+    table.add_column("record of the function")
+    table.add_column("share of the generated functions' time", justify="right")
+    for found, share in dataclasses.asdict(coverage).items():
+        table.add_row(found, f"{share:.1%}")
+    devices = sorted({row.measured_on for row in scheduled if row.measured_on})
+    if devices:
+        table.caption = f"in part measured on another device: {', '.join(devices)}"
+    return table
+
+
+def stages_table(stages: Sequence[Stage]) -> Table:
+    """A row for each stage of the compilation, and their sum."""
+    table = Table(title="Stages", title_justify="left")
+    table.add_column("stage")
+    table.add_column("seconds", justify="right")
+    for stage in stages:
+        table.add_row(stage.name, f"{stage.seconds:.2f}")
+    table.add_row("total", f"{sum(stage.seconds for stage in stages):.2f}", style="bold")
+    return table
