@@ -40,6 +40,8 @@ _BINARY: dict[type, Callable[[Numbers, Numbers], Numbers]] = {
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
 }
+_HIDDEN = {"tkc.floordiv": np.floor_divide, "tkc.floormod": np.mod}
+"""What :func:`~tkc.schedules.lowering.data_conditions.hidden` makes of quotients."""
 
 
 def same_places(before: tirx.PrimFunc, after: tirx.PrimFunc) -> bool:
@@ -113,6 +115,8 @@ class Samples:
             name = getattr(expr.op, "name", str(expr.op))
             if name == "tirx.if_then_else":
                 return np.where(*map(self, expr.args))
+            if hidden := _HIDDEN.get(name):
+                return hidden(*map(self, expr.args))
             return _mixed(name, [self(argument) for argument in expr.args])
         parts = [self(part) for name in ("a", "b", "value") if (part := getattr(expr, name, None)) is not None]
         return _mixed(type(expr).__name__, parts)

@@ -41,6 +41,7 @@ _BEFORE = tvm.transform.Sequential(
     ]
 )
 _FLATTEN = tirx.transform.FlattenBuffer()
+_STRIDES = "buffer_dim_align"
 _FLOORS = [f"tirx.{kind.__name__}" for kind in FLOORS]
 
 
@@ -113,4 +114,17 @@ def _compact(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
 def _stays_right(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """``compact`` with flat memory; ``None`` where that reads or writes other places than before."""
     flat = _FLATTEN(tvm.IRModule({"main": compact}))["main"]
-    return flat if same_places(compact, flat) and simplifies_rightly(compact) else None
+    return _without_strides(flat) if same_places(compact, flat) and simplifies_rightly(compact) else None
+
+
+def _without_strides(flat: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``flat`` without what a schedule asked for of strides: they are in its places, and TVM reads of axes there that
+    flat memory does not have."""
+
+    def replaced(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer | None:
+        if _STRIDES not in allocation.annotations:
+            return None
+        kept = {name: value for name, value in allocation.annotations.items() if name != _STRIDES}
+        return tirx.AllocBuffer(allocation.buffer, annotations=kept)
+
+    return flat.with_body(ir_transform(flat.body, None, replaced, ["tirx.AllocBuffer"]))

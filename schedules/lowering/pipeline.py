@@ -16,6 +16,7 @@ from tkc.schedules.lowering.data_conditions import without_conditions
 from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
+from tkc.schedules.lowering.vector_selections import CompareForSelections
 from tkc.schedules.lowering.wrapping_integers import WrapIntegers
 
 LOWERING = "tkc"
@@ -31,7 +32,9 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 
 def _followed(finalize: _Finalize) -> _Finalize:
-    return lambda: tvm.transform.Sequential([finalize(), NanSemantics(), HoldValues(), WrapIntegers()])
+    return lambda: tvm.transform.Sequential(
+        [finalize(), NanSemantics(), HoldValues(), WrapIntegers(), CompareForSelections()]
+    )
 
 
 def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:
