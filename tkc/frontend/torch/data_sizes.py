@@ -114,6 +114,10 @@ class DataSizes:
         new = {symbol for symbol in symbols_of(expected) if symbol not in self._defined}
         self._defined |= new
         if isinstance(expected, torch.SymBool):
+            if not expected.node.expr.free_symbols:  # the model asserts what it is
+                known = int(bool(expected.node.expr))
+                self._cast(value, lambda: relax.ShapeStructInfo([known]), new, node)
+                return tirx.IntImm("bool", known)
             (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
             self._emitter.symbols.define(symbol, nonnegative=True)
             number = self._emitter.symbols.expression(symbol)
