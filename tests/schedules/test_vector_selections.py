@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tkc
-from tests.execution import relative_error
+from tests.frontend.execution import relative_error
 
 CONDITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "of rows": lambda mask, z: mask[..., :1],
@@ -34,6 +34,7 @@ class Selecting(nn.Module):
         self.condition = condition
 
     def forward(self, hidden: Tensor, mask: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """By the mask, and filled by it."""
         y, condition = self.linear(hidden), self.condition(mask, z)
         return y + torch.where(condition, z, 3.0), y.masked_fill(condition, 0.5)
 
