@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .sources import NotConstructibleError
 
@@ -64,7 +65,11 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return torch.export.export(model, args, kwargs, strict=False)
         except Exception:
             with suppress(Exception):
-                return torch.export.export(model, args, kwargs, strict=True)
+                program = torch.export.export(model, args, kwargs, strict=True)
+                if not any(
+                    isinstance(value, FakeTensor) for value in program.constants.values()
+                ):  # it lost their numbers
+                    return program
             raise
 
 
