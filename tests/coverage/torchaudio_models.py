@@ -134,7 +134,7 @@ def _models() -> dict[str, Callable[[], _Made]]:
             self.model = models.Emformer(32, 4, 64, 2, 8, left_context_length=8, right_context_length=4)
 
         def forward(self, frames: torch.Tensor, counts: torch.Tensor, states: Any = None) -> Any:
-            return self.model.infer(frames, counts, states)  # type: ignore[operator]
+            return self.model.infer(frames, counts, states)
 
     def streamed() -> _Made:
         model = filled(Streamed())
@@ -149,7 +149,7 @@ def _models() -> dict[str, Callable[[], _Made]]:
             self.model = models.Tacotron2(**_TACOTRON)
 
         def forward(self, tokens: torch.Tensor, counts: torch.Tensor) -> Any:
-            return self.model.infer(tokens, counts)  # type: ignore[operator]
+            return self.model.infer(tokens, counts)
 
     ids = torch.randint
     return {

@@ -169,3 +169,26 @@ def test_a_gpu_raises_at_once_with_checks() -> None:
     exe(x * 0.9, ids)
     with pytest.raises(tkc.InputError, match=r"5 by aten\.index"):
         exe(x + 9, ids)
+
+
+def test_indices_into_an_axis_whose_size_the_call_finds() -> None:
+    """How many rows there are is data: the call checks its inputs then, and not before."""
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor, count: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = x[x > 0]
+            size = count.item()
+            torch._check(size >= 0)
+            return found[rows], torch.ones(size + 1, 2).cumsum(0)[rows], x[rows]
+
+    x, rows = torch.tensor([1.0, -1, 3, 5, -2, 6]), torch.tensor([0, -1, 2])
+    executable = tkc.compile(Counted(), (x, torch.tensor(3), rows), kernels="none", database=False)
+    for count in (2, 3, 9):
+        expected = Counted()(x, torch.tensor(count), rows)
+        for found, reference in zip(executable(x, torch.tensor(count), rows), expected, strict=True):
+            torch.testing.assert_close(found, reference)
+    for bad, count in ((4, 9), (-5, 9), (3, 2), (6, 9)):
+        with pytest.raises(tkc.InputError, match="index"):
+            executable(x, torch.tensor(count), torch.tensor([0, bad, 1]))
+    with pytest.raises(tkc.InputError, match="'rows' holds the index -7"):  # into x, whose size is known before
+        executable(x, torch.tensor(9), torch.tensor([0, -7, 1]))
