@@ -66,10 +66,8 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         except Exception:
             with suppress(Exception):
                 program = torch.export.export(model, args, kwargs, strict=True)
-                if not any(
-                    isinstance(value, FakeTensor) for value in program.constants.values()
-                ):  # it lost their numbers
-                    return program
+                if not any(isinstance(value, FakeTensor) for value in program.constants.values()):
+                    return program  # none without its numbers
             raise
 
 
