@@ -1,4 +1,5 @@
-"""``python -m tests.coverage``: models of transformers and of PyTorch through export and TKC, compared with PyTorch.
+"""``python -m tests.coverage``: models of PyTorch, transformers and other libraries through export and TKC, compared
+with PyTorch. Libraries that are not installed (``pip install -e '.[coverage]'``) have no models.
 
 Results go to a file, a line as each model is done; ``--resume`` leaves out what is in it already. ``--record`` writes
 docs/models.md and docs/models.json from all results in the file; ``--slice`` runs what CI runs on a day.
@@ -27,10 +28,16 @@ def main() -> int:
 
     from . import record, results
     from .run import cases, load, run, slice_of
+    from .sources import absent, sources
     from .verdicts import FAULTS, KINDS, Setting
 
     if options.record and options.target != "cpu":
         sys.exit("docs/models.md is the record of the CPU")
+    for name in options.source or ():
+        if name in absent():
+            sys.exit(f"the library of {name} is not installed: pip install -e '.[coverage]'")
+        if name not in sources():
+            sys.exit(f"no source is called {name}; there are {', '.join(sources())}")
     setting = Setting(options.target, getattr(torch, options.dtype))
     load(setting)
     every = cases()
@@ -63,6 +70,8 @@ def main() -> int:
         if time.monotonic() > end:
             print(f"stopped after {options.seconds:.0f} s, {len(chosen) - number} models before the end")
             break
+    for name in absent():
+        print(f"{name}: not installed")
     if options.record:
         record.write(results.read(options.results).values(), len(every))
     print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from tests.conformance.results import ROOT
 
 from .results import Result
+from .sources import LIBRARIES, absent
 from .verdicts import FAULTS, KINDS
 
 RECORD = ROOT / "docs" / "models.json"
@@ -29,6 +31,8 @@ def write(results: Iterable[Result], total: int) -> None:
     record = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "libraries": {LIBRARIES[name]: version(LIBRARIES[name]) for name in LIBRARIES if name not in absent()},
+        "absent": absent(),
         "commit": done.stdout.strip(),
         "total": total,
         "models": [result.to_json() for result in ordered],
@@ -60,6 +64,7 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         '"Not exportable" is PyTorch\'s own refusal. "Not constructible" says that our generic shrinking made no '
         "model or no input that PyTorch takes; it says nothing about TKC.",
         "",
+        *_libraries(record),
         "## Counts",
         "",
         f"| source | variant | {' | '.join(KINDS)} |",
@@ -99,6 +104,19 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _libraries(record: dict[str, Any]) -> list[str]:
+    """What the other sources were run with, and which could not be run."""
+    versions = [f"{name} {number}" for name, number in sorted(record.get("libraries", {}).items())]
+    found = [f"Other libraries: {', '.join(versions)} (tests/coverage has the small models and calls)."]
+    missing = [f"Not installed, so nothing of them was run anew: {', '.join(record.get('absent', ()))}."]
+    return [
+        line
+        for lines, any_of in ((found, versions), (missing, record.get("absent")))
+        if any_of
+        for line in (*lines, "")
+    ]
 
 
 def _rows(results: list[Result], kinds: Iterable[str]) -> list[str]:

@@ -42,9 +42,9 @@ _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 
 
 def configurations(default: Any) -> Iterator[Any]:
-    """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with all widths
-    divided by the same number; with few layers and words alone. All but the first keep widths that depend on one
-    another, which no rule knows.
+    """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with all
+    widths divided by the same number; with few layers and words alone. All but the first keep widths that depend on
+    one another, which no rule knows.
 
     Raises what the configuration's class raises where it takes none of them.
     """

@@ -1,12 +1,13 @@
-"""Where models come from. A source lists cases by name and makes the examples of a case; the table is ``SOURCES``.
+"""Where models come from. A source lists cases by name and makes the examples of a case; the table is :func:`sources`.
 
-Another library (timm, torchvision, diffusers, PyG) is one more entry of it.
+Sources of libraries that are not installed (``LIBRARIES``, the extra ``coverage``) have no cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -46,9 +47,38 @@ class Source(Protocol):
         """The example; raises :class:`NotConstructibleError`."""
 
 
+LIBRARIES: Mapping[str, str] = {
+    "diffusers": "diffusers",
+    "pyg": "torch_geometric",
+    "timm": "timm",
+    "torchaudio": "torchaudio",
+    "torchvision": "torchvision",
+}
+"""The package that each source needs which TKC's tests do not need otherwise."""
+
+
+def absent() -> list[str]:
+    """The sources whose library is not installed, sorted."""
+    return sorted(source for source, library in LIBRARIES.items() if find_spec(library) is None)
+
+
 def sources() -> Mapping[str, Source]:
-    """All sources by name."""
+    """All sources that have cases here, by name."""
+    from .diffusers_models import Diffusers
+    from .pyg_models import Pyg
+    from .timm_models import Timm
     from .torch_layers import TorchLayers
+    from .torchaudio_models import Torchaudio
+    from .torchvision_models import Torchvision
     from .transformers_models import Transformers
 
-    return {"torch": TorchLayers(), "transformers": Transformers()}
+    every: dict[str, Source] = {
+        "torch": TorchLayers(),
+        "transformers": Transformers(),
+        "diffusers": Diffusers(),
+        "pyg": Pyg(),
+        "timm": Timm(),
+        "torchaudio": Torchaudio(),
+        "torchvision": Torchvision(),
+    }
+    return {name: source for name, source in every.items() if name not in absent()}

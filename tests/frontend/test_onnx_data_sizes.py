@@ -283,3 +283,14 @@ def test_how_many_are_largest() -> None:
     call = agrees(graph, (normal(4, 7), [3], normal(2)), (normal(2, 5), [0], normal(1)), (normal(3, 2), [2], normal(3)))
     with pytest.raises(InputError, match="sizes that do not fit"):
         call(normal(4, 7), np.array([8]), normal(2))
+
+
+def test_indices_into_as_many_rows_as_data_keep() -> None:
+    """They are inputs, but what they are to be is known in the call alone."""
+    nodes = "c = Compress<axis = 0>(x, keep) y = Gather<axis = 0>(c, rows)"
+    graph = f"g (float[n] x, bool[n] keep, int64[k] rows) => (float[k] y) {{ {nodes} }}"
+    x, four, two = normal(6), [True, False, True, True, True, False], [True, False, False, False, True, False]
+    call = agrees(graph, (x, four, [0, -1, 3]), (x, two, [1, -2]))
+    for bad in (2, -3, 4):
+        with pytest.raises(InputError, match="1 by ONNX node 'y'"):
+            call(x, np.array(two), np.array([0, bad]))

@@ -121,3 +121,17 @@ def test_model_that_cannot_be_exported_is_refused() -> None:
 
     with pytest.raises(UnsupportedModelError, match="cannot export Branching"):
         import_torch(Branching(), (torch.ones(3),))
+
+
+def test_constants_whose_numbers_the_tracer_lost_are_refused() -> None:
+    """By name: strict export lets them pass."""
+
+    class Lost(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.new_zeros(4)
+            y.data[1:].copy_(x)
+            return y * 2
+
+    program = torch.export.export(Lost(), (torch.ones(3),), strict=True)
+    with pytest.raises(UnsupportedModelError, match=r"'lifted_tensor_0' without its numbers.*Write into x itself"):
+        import_torch(program)

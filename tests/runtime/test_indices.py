@@ -169,3 +169,44 @@ def test_a_gpu_raises_at_once_with_checks() -> None:
     exe(x * 0.9, ids)
     with pytest.raises(tkc.InputError, match=r"5 by aten\.index"):
         exe(x + 9, ids)
+
+
+def test_indices_into_an_axis_whose_size_the_call_finds() -> None:
+    """How many rows there are is data: the call checks its inputs then, and not before."""
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor, count: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            found = x[x > 0]
+            size = count.item()
+            torch._check(size >= 0)
+            return found[rows], torch.ones(size + 1, 2).cumsum(0)[rows], x[rows]
+
+    x, rows = torch.tensor([1.0, -1, 3, 5, -2, 6]), torch.tensor([0, -1, 2])
+    executable = tkc.compile(Counted(), (x, torch.tensor(3), rows), kernels="none", database=False)
+    for count in (2, 3, 9):
+        expected = Counted()(x, torch.tensor(count), rows)
+        for found, reference in zip(executable(x, torch.tensor(count), rows), expected, strict=True):
+            torch.testing.assert_close(found, reference)
+    for bad, count in ((4, 9), (-5, 9), (3, 2), (6, 9)):
+        with pytest.raises(tkc.InputError, match="index"):
+            executable(x, torch.tensor(count), torch.tensor([0, bad, 1]))
+    with pytest.raises(tkc.InputError, match="'rows' holds the index -7"):  # into x, whose size is known before
+        executable(x, torch.tensor(9), torch.tensor([0, -7, 1]))
+
+
+def test_sums_at_indices_count_none_from_the_end() -> None:
+    """``index_add`` takes no negative index, whatever else of the model is decomposed."""
+
+    class Summed(nn.Module):
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            real = x.new_zeros(3, 2).index_add_(0, rows, torch.special.xlog1py(x, x.abs()), alpha=2)
+            pairs = torch.complex(x, -x).sin()
+            return real, torch.view_as_real(torch.zeros(3, 2, dtype=pairs.dtype).index_add(0, rows, pairs))
+
+    x, rows = torch.randn(4, 2), torch.tensor([0, 2, 2, 1])
+    executable = tkc.compile(Summed(), (x, rows), kernels="none", database=False)
+    for found, expected in zip(executable(x, rows), Summed()(x, rows), strict=True):
+        torch.testing.assert_close(found, expected)
+    for bad in (-1, 3):
+        with pytest.raises(tkc.InputError, match=f"'rows' holds the index {bad} at .*, expected 0 to 2"):
+            executable(x, torch.tensor([0, bad, 1, 1]))

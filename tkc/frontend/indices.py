@@ -129,7 +129,7 @@ class IndexUses:
         for use in self._uses:
             name = self._inputs.get(self._origin(use.indices))
             size = written_size(use.size)
-            if name is not None and use.part is None:  # the first of equal ones is named
+            if name is not None and use.part is None and self._is_known(use.size):  # the first of equal ones is named
                 bounds.setdefault((name, size, use.wraps), IndexBound(name, size, use.wraps, use.source))
         return tuple(bounds.values())
 
@@ -171,11 +171,21 @@ class IndexUses:
     def _is_counted(self, use: IndexUse) -> bool:
         held = self._origin(use.indices)
         if held in self._inputs:
-            # On the CPU, the bounds of an input are checked before a call, but those of all its elements alike.
-            return self._checked in ("inputs", "all") or self._in_branch or use.part is not None
+            # On the CPU, the bounds of an input are checked before a call, but those of all its elements alike, and
+            # not into an axis whose size the call itself finds.
+            late = use.part is not None or (self._checked != "none" and not self._is_known(use.size))
+            return self._checked in ("inputs", "all") or self._in_branch or late
         if self._in_branch and self._bad_constant(use) is not None:
             return True
         return (self._checked == "all" or (self._checked == "writes" and use.writes)) and self._is_computed(held)
+
+    def _is_known(self, size: Size) -> bool:
+        """Whether the shapes of the inputs tell ``size``, and no data: it is known before a call."""
+        if isinstance(size, int):
+            return True
+        given = [axis for value in self._inputs for axis in axes_of(value)]
+        known = {variable for axis in given for variable in tirx.analysis.undefined_vars(axis)}
+        return known.issuperset(tirx.analysis.undefined_vars(size))
 
     def _bad_constant(self, use: IndexUse) -> int | None:
         """An index out of range among constant ones, if there is one."""
@@ -216,6 +226,12 @@ class IndexUses:
 
     def _origin(self, indices: relax.Expr) -> relax.Expr:
         return origin(self._builder, indices)
+
+
+def axes_of(value: relax.Expr) -> Sequence[tirx.PrimExpr]:
+    """The sizes of a tensor's axes; none of one whose rank is all that is known, or that is none."""
+    shape = getattr(value.struct_info, "shape", None)
+    return shape.values if isinstance(shape, relax.ShapeExpr) else ()
 
 
 def written_size(size: Size) -> int | str:

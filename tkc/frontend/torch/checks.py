@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
@@ -25,6 +26,17 @@ from tkc.frontend.torch.weights import STATE_KINDS
 
 _INPUTS = frozenset({InputKind.USER_INPUT, InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
 _OUTPUTS = frozenset({OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION, *STATE_KINDS})
+
+
+def check_constants(program: ExportedProgram) -> None:
+    """Raises UnsupportedModelError for a tensor of which the tracer kept no numbers: ``torch.export(strict=True)``
+    lets such pass."""
+    if lost := sorted(name for name, value in program.constants.items() if isinstance(value, FakeTensor)):
+        raise UnsupportedModelError(
+            f"The exported program holds {', '.join(map(repr, lost))} without its numbers: PyTorch's tracer lost it, "
+            "as it does where code writes into the x.data of a tensor that it computed. Write into x itself, or into "
+            "x.detach()."
+        )
 
 
 def check_interface(program: ExportedProgram) -> None:

@@ -18,7 +18,7 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.checks import check_interface, check_operators, check_strided_views
+from tkc.frontend.torch.checks import check_constants, check_interface, check_operators, check_strided_views
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name
 from tkc.frontend.torch.converters.symbols import Symbols
 from tkc.frontend.torch.dimensions import DimensionNames, Dimensions, dimension_names, names_in_program, renamed
@@ -80,6 +80,7 @@ def import_torch(
         inputs = program_inputs(program)
         names = {**names_in_program(program, [value for _, value in inputs]), **renamed(inputs, size_names or {})}
         _check_named(program_dimensions(program, names), size_names or {})
+    check_constants(program)
     with equal_sizes_of(program):
         guards = Guards.of(program)
         options = _Options(checked_in_graph, fallback, read_state, exchangeable)

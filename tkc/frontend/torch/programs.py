@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """``module`` with a graph of its own, whose values have the names that they have.
+
+    Signatures name values, and ``torch.fx`` calls the copy of an ``input`` or ``id``, which Python has, ``input_1``.
+    """
+    graph = copy.deepcopy(module.graph)
+    for node, own in zip(module.graph.nodes, graph.nodes, strict=True):
+        own.name = node.name
+    return fx.GraphModule(module, graph)
 
 
 def program_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.mutation import changed_placeholders
-from tkc.frontend.torch.programs import program_of
+from tkc.frontend.torch.programs import copied, program_of
 from tkc.frontend.torch.weights import STATE_KINDS, weight
 from tkc.runtime.tensors import identity
 
@@ -130,7 +129,7 @@ def _check_sharing(graph: fx.Graph, tensors: dict[str, torch.Tensor], changed: s
 
 def _with_weights(program: ExportedProgram, chosen: dict[str, InputSpec]) -> ExportedProgram:
     """``program`` reading, for each placeholder in ``chosen``, that of the weight chosen for it."""
-    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
+    module = copied(program.graph_module)
     nodes = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for name, spec in chosen.items():
         if name != spec.arg.name:

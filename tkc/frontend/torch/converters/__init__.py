@@ -56,6 +56,7 @@ KEPT = frozenset(
         "aten::rms_norm",
         "aten::diff",
         "aten::masked_fill",
+        "aten::index_add",
         "aten::index_copy",
         "aten::select_scatter",
         "aten::one_hot",
