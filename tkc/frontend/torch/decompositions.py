@@ -31,7 +31,6 @@ _OF_PYTORCH = (
     _aten.triu_indices.default,
     _aten.tril_indices.default,
     _aten.max_pool2d_with_indices_backward.default,
-    _aten.special_log_ndtr.default,
 )
 """Operators whose decompositions PyTorch has, but not among its core ones."""
 

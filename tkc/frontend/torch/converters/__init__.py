@@ -18,6 +18,7 @@ from tkc.frontend.torch.converters import (
     resampling,
     shapes,
     sorting,
+    special,
     strided,
 )
 from tkc.frontend.torch.converters.emitter import Converter
@@ -38,6 +39,7 @@ CONVERTERS: dict[str, Converter] = {
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
     **sorting.CONVERTERS,
+    **special.CONVERTERS,
     **reductions.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,
