@@ -84,13 +84,13 @@ def zeta(loops: Loops, x: Number, q: Number) -> Number:
     result = loops.cell("result", nan())
     with loops.when(tirx.EQ(x, number(1))):
         loops.set(result, infinity())
-    with loops.when(x > number(1)):
+    with loops.when(either(x > number(1), tirx.isnan(x))):
         is_pole = both(q <= number(0), is_whole(q))
         with loops.when(is_pole):
             loops.set(result, infinity())
-        with loops.when(either(q > number(0), both(tirx.Not(is_pole), is_whole(x)))):
+        with loops.when(either(q > number(0), both(q <= number(0), tirx.Not(is_pole), is_whole(x)))):
             loops.set(result, _zeta_series(loops, x, q))
-    return tirx.Select(tirx.isnan(q), q, result.value)
+    return result.value
 
 
 def _zeta_series(loops: Loops, x: Number, q: Number) -> Number:
@@ -140,11 +140,12 @@ def incomplete_gamma(*, upper: bool) -> Program:
         zero, one = (number(0), number(1)) if upper else (number(1), number(0))
         # Where all, or nothing, of the integral is above x.
         result = loops.cell("result", nan())
-        is_defined = both(a >= number(0), x >= number(0))
-        are_both = either(both(tirx.EQ(a, number(0)), tirx.EQ(x, number(0))), both(tirx.isinf(a), tirx.isinf(x)))
-        nothing_above = either(tirx.EQ(a, number(0)), tirx.isinf(x))
+        is_defined = tirx.Not(either(a < number(0), x < number(0)))  # also of NaN, as PyTorch has it
+        is_at_zero = tirx.EQ(a, number(0))
+        is_undefined = either(both(is_at_zero, tirx.Not(x > number(0))), both(tirx.isinf(a), tirx.isinf(x)))
+        nothing_above = either(is_at_zero, tirx.isinf(x))
         all_above = either(tirx.EQ(x, number(0)), tirx.isinf(a))
-        with loops.when(both(is_defined, tirx.Not(are_both))):
+        with loops.when(both(is_defined, tirx.Not(is_undefined))):
             with loops.when(nothing_above):
                 loops.set(result, zero)
             with loops.otherwise():
@@ -197,8 +198,8 @@ def _prefactor(loops: Loops, a: Number, x: Number) -> Number:
         shifted = loops.cell("shifted", a + number(_LANCZOS_G - 0.5)).value
         inverse = loops.cell("inverse", quotient(number(1), a)).value
         # By 1 / a, so that no power overflows: the degrees of both polynomials are the same.
-        direct = rational(a, _LANCZOS_NUMERATOR[::-1], _LANCZOS_DENOMINATOR[::-1])
-        turned = rational(inverse, _LANCZOS_NUMERATOR, _LANCZOS_DENOMINATOR)
+        direct = rational(a, _LANCZOS_NUMERATOR, _LANCZOS_DENOMINATOR)
+        turned = rational(inverse, _LANCZOS_NUMERATOR[::-1], _LANCZOS_DENOMINATOR[::-1])
         sum_ = tirx.if_then_else(a > number(1), turned, direct)
         loops.set(result, quotient(sqrt(shifted * number(math.exp(-1))), sum_))
         with loops.when(both(a < number(200), x < number(200))):

@@ -37,29 +37,33 @@ def _half(x: Number) -> Number:
 @dataclass(frozen=True)
 class _Chebyshev:
     """Of one kind: degree 1 is ``slope * x + constant``; the values at 1, and at -1, where those of odd degrees are
-    negative; and the form in the degree and the angle, the arc cosine of the argument."""
+    negative; and the form in the degree and the angle, the arc cosine of the argument.
+
+    Between -1 and 1 PyTorch has that of degrees above ``most`` (of ``2x - 1``, above ``most_shifted``).
+    """
 
     slope: int
     constant: int
     at_one: _OfDegree
     at_minus_one: _OfDegree
     of_angle: Callable[[Number, Number], Number]
+    most: int
+    most_shifted: int
 
 
 _KINDS = {
-    "t": _Chebyshev(1, 0, _one, _one, lambda n, angle: cos(n * angle)),
-    "u": _Chebyshev(2, 0, _next, _next, lambda n, angle: quotient(sin(_next(n) * angle), sin(angle))),
-    "v": _Chebyshev(2, -1, _one, _odd, lambda n, angle: quotient(cos(_half(_odd(n)) * angle), cos(_half(angle)))),
-    "w": _Chebyshev(2, 1, _odd, _one, lambda n, angle: quotient(sin(_half(_odd(n)) * angle), sin(_half(angle)))),
+    "t": _Chebyshev(1, 0, _one, _one, lambda n, angle: cos(n * angle), 6, 6),
+    "u": _Chebyshev(2, 0, _next, _next, lambda n, angle: quotient(sin(_next(n) * angle), sin(angle)), 8, 6),
+    "v": _Chebyshev(2, -1, _one, _odd, lambda n, angle: quotient(cos(_half(_odd(n)) * angle), cos(_half(angle))), 8, 6),
+    "w": _Chebyshev(2, 1, _odd, _one, lambda n, angle: quotient(sin(_half(_odd(n)) * angle), sin(_half(angle))), 8, 4),
 }
 """By the names of PyTorch's operators (DLMF 18.5)."""
-
-_BY_RECURRENCE = 8  # degrees up to which Chebyshev's are computed so between -1 and 1
 
 
 def chebyshev(kind: str, *, shifted: bool = False) -> Program:
     """Chebyshev's polynomial of the first to fourth kind, ``t`` to ``w``; ``shifted``, of ``2x - 1``."""
     form = _KINDS[kind]
+    most = form.most_shifted if shifted else form.most
 
     def program(loops: Loops, x: Number, n: Number) -> Number:
         result, degree = _begun(loops, n)
@@ -70,7 +74,7 @@ def chebyshev(kind: str, *, shifted: bool = False) -> Program:
                 below = form.at_minus_one(degree)
                 loops.set(result, tirx.Select(x > number(0), form.at_one(degree), tirx.Select(is_even, below, -below)))
             with loops.otherwise():
-                with loops.when(both(degree > number(_BY_RECURRENCE), absolute(x) < number(1))):
+                with loops.when(both(degree > number(most), absolute(x) < number(1))):
                     angle = loops.cell("angle", acos(x)).value
                     loops.set(result, form.of_angle(degree, angle))
                 with loops.otherwise():
