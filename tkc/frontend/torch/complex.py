@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.decompositions import decompositions
 from tkc.frontend.torch.outputs import Pairs
 from tkc.frontend.torch.pair_calls import on_pairs
-from tkc.frontend.torch.programs import program_of
+from tkc.frontend.torch.programs import copied, program_of
 from tkc.frontend.torch.weights import weight
 
 aten = torch.ops.aten
@@ -49,7 +48,7 @@ def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgr
     A complex input or weight becomes the real tensor ``[..., 2]`` of its real and imaginary parts, which state stays,
     too, and so does what the program returns of complex tensors. One that changes such is in functional form.
     """
-    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
+    module = copied(program.graph_module)
     weights = _make_weights(program, module.graph)
     for node in list(module.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default and _is_complex(node.args[0]):

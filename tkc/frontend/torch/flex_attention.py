@@ -7,7 +7,6 @@ query sees a key, each for one batch, head, query and key. PyTorch's tracer, whi
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters.emitter import place_of
-from tkc.frontend.torch.programs import program_of
+from tkc.frontend.torch.programs import copied, program_of
 
 _OPERATOR = "flex_attention"
 _BLOCK_MASK = 4
@@ -108,16 +107,16 @@ def with_flex_attention_written_out(program: ExportedProgram) -> ExportedProgram
 
 
 def _written_out(module: fx.GraphModule) -> fx.GraphModule:
-    copied = fx.GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta.update(module.meta)
-    for name, child in list(copied.named_children()):
-        if isinstance(child, fx.GraphModule):  # all are copied: PyTorch takes from them the tensors that they hold
-            setattr(copied, name, _written_out(child))
-    forget_blocks(copied.graph)
-    for node in filter(_is_flex_attention, copied.graph.nodes):
+    whole = copied(module)
+    whole.meta.update(module.meta)
+    for name, child in list(whole.named_children()):
+        if isinstance(child, fx.GraphModule):  # all are whole: PyTorch takes from them the tensors that they hold
+            setattr(whole, name, _written_out(child))
+    forget_blocks(whole.graph)
+    for node in filter(_is_flex_attention, whole.graph.nodes):
         node.target = _WRITTEN_OUT
-    copied.recompile()
-    return copied
+    whole.recompile()
+    return whole
 
 
 def _uses_flex_attention(module: fx.GraphModule) -> bool:

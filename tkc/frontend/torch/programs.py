@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """``module`` with a copy of its graph, to be changed.
+
+    The nodes keep their names, by which a program's signature knows them: FX would name one ``input_1`` that the
+    exporter named ``input``, which is a function of Python, after an argument.
+    """
+    graph = copy.deepcopy(module.graph)
+    for original, node in zip(module.graph.nodes, graph.nodes, strict=True):
+        node.name = original.name
+    return fx.GraphModule(module, graph)
 
 
 def program_of(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.mutation import changed_placeholders
-from tkc.frontend.torch.programs import program_of
+from tkc.frontend.torch.programs import copied, program_of
 from tkc.frontend.torch.weights import STATE_KINDS, weight
 from tkc.runtime.tensors import identity
 
@@ -61,19 +60,26 @@ def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:
         for spec in signature.input_specs
         if spec.kind != InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     }
-    changed = changed_placeholders(program.graph) & held.keys()
-    if not changed:
+    written = changed_placeholders(program.graph)
+    if not written:
         return program
+    changed = written & held.keys()
     tensors = {name: weight(program, spec) for name, spec in held.items()}
     _check_sharing(program.graph, tensors, changed)
     chosen: dict[str, InputSpec] = {}
-    for identical in {identity(tensors[name]) for name in changed}:
-        group = [spec for name, spec in held.items() if identity(tensors[name]) == identical]
+    groups: dict[Hashable, list[InputSpec]] = {}
+    for name, spec in held.items():
+        groups.setdefault(identity(tensors[name]), []).append(spec)
+    for group in groups.values():
         first = min(group, key=lambda spec: spec.kind == InputKind.CONSTANT_TENSOR)
+        if changed.isdisjoint(spec.arg.name for spec in group):
+            # Tied ones become one, too: PyTorch's tracer takes no tensor twice, if the program changes any.
+            chosen |= {spec.arg.name: first for spec in group} if len(group) > 1 else {}
+            continue
         buffer = replace(first, kind=InputKind.BUFFER, persistent=False)
         kept = buffer if first.kind == InputKind.CONSTANT_TENSOR else first
         chosen |= {spec.arg.name: kept for spec in group}
-    return _with_weights(program, chosen)
+    return _with_weights(program, chosen) if chosen else program
 
 
 _COPIES = {
@@ -130,7 +136,7 @@ def _check_sharing(graph: fx.Graph, tensors: dict[str, torch.Tensor], changed: s
 
 def _with_weights(program: ExportedProgram, chosen: dict[str, InputSpec]) -> ExportedProgram:
     """``program`` reading, for each placeholder in ``chosen``, that of the weight chosen for it."""
-    module = fx.GraphModule(program.graph_module, copy.deepcopy(program.graph))
+    module = copied(program.graph_module)
     nodes = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for name, spec in chosen.items():
         if name != spec.arg.name:
