@@ -80,7 +80,11 @@ def check_strided_views(graph: fx.Graph) -> None:
             )
 
 
-_STRIDED = {torch.ops.aten.as_strided.default: 1, torch.ops.aten.as_strided_scatter.default: 2}
+_STRIDED = {
+    torch.ops.aten.as_strided.default: 1,
+    torch.ops.aten.as_strided_copy.default: 1,
+    torch.ops.aten.as_strided_scatter.default: 2,
+}
 """Views by strides, and writes into them, with the position of the view's shape among their arguments."""
 
 

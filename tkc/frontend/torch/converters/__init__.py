@@ -6,6 +6,7 @@ from tkc.frontend.torch.converters import (
     attention,
     convolution,
     creation,
+    digits,
     elementwise,
     indexing,
     normalization,
@@ -34,6 +35,7 @@ _IMAGES: dict[str, Converter] = {
 CONVERTERS: dict[str, Converter] = {
     **_IMAGES,
     **elementwise.CONVERTERS,
+    **digits.CONVERTERS,
     **shapes.CONVERTERS,
     **strided.CONVERTERS,
     **creation.CONVERTERS,
