@@ -21,6 +21,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.least_sizes import conditions_of_operators
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
 
@@ -122,6 +123,8 @@ class OperatorCalls:
             self._defined |= symbols_of(node.meta.get("val"))
         self._of_data: set[sympy.Symbol] = set()
         self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
+        asserted = {condition for condition, _ in self._conditions}
+        self._conditions += (each for each in conditions_of_operators(graph) if each[0] not in asserted)
         self._calls: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
         self._is_inner = False

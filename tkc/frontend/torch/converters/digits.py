@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -9,7 +11,7 @@ from tkc.frontend.torch.converters.elementwise import elementwise, of_two_from_l
 from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
 from tkc.passes.lowering import number_functions
 
-Number = tirx.PrimExpr
+Number: TypeAlias = tirx.PrimExpr
 
 _NARROW = ("float16", "bfloat16")
 
