@@ -16,11 +16,10 @@ from tkc.frontend.torch.flex_attention import forget_captured
 from tkc.frontend.torch.recurrent import recurrent_operators_of_any_length
 from tkc.frontend.torch.state import unchanged_tensors
 
-
 DERIVATIVES = (
-    "The model takes derivatives within itself (torch.func.grad, vjp, jacrev or such), which torch.export does not write "
-    "out. Compile what torch.fx.experimental.proxy_tensor.make_fx(model)(*example_args) returns, or call the model through "
-    'torch.compile(backend="tkc").'
+    "The model takes derivatives within itself (torch.func.grad, vjp, jacrev or such), which torch.export does not "
+    "write out. Compile what torch.fx.experimental.proxy_tensor.make_fx(model)(*example_args) returns, or call the "
+    'model through torch.compile(backend="tkc").'
 )
 """What is said of a model that PyTorch cannot export or trace anew because of such."""
 
