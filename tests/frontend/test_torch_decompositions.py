@@ -218,8 +218,17 @@ def test_a_diagonal_as_long_as_the_lesser_of_two_sizes(rows: int) -> None:
     torch.testing.assert_close(tkc.compile(program)(x), torch.diagonal_scatter(x, x.diagonal() * 2) + 1)
 
 
-def test_the_most_frequent_value_of_rows_with_nan() -> None:
-    """PyTorch takes NaN for the least value, and no two for the same."""
-    x = torch.tensor([[math.nan, -1.0, 2.0], [1.0, math.nan, math.nan], [3.0, 3.0, math.nan]])
-    found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,))(x)
-    torch.testing.assert_close(found, torch.mode(x, 1)[0], equal_nan=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
+def test_the_most_frequent_value_of_rows(dtype: torch.dtype) -> None:
+    """The least of several, and where the last such is, of few and of many values, along either axis."""
+    x = (torch.randn(7, 40, generator=torch.Generator().manual_seed(1)) * 3).round().to(dtype)
+    function = lambda x: (*torch.mode(x[:, :9], 1), torch.mode(x, 1)[0], *torch.mode(x, 0, keepdim=True))  # noqa: E731
+    found = tkc.compile(Model(function), (x,), fallback=False)(x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+
+
+def test_the_most_frequent_value_beside_nan() -> None:
+    """NaN is the largest value, and no two are the same; PyTorch's depends on the order of the elements."""
+    x = torch.tensor([[NAN, -1.0, 2.0, -1.0], [1.0, NAN, NAN, 2.0], [NAN] * 4])
+    found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,), fallback=False)(x)
+    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, NAN]), equal_nan=True)

@@ -85,20 +85,23 @@ def _kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tup
 
 
 def _mode(self: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The least of the most frequent values, and where the last such is; NaN is like no other."""
+    """The least of the most frequent values, and where the last such is.
+
+    NaN is the largest, and like no other. PyTorch sorts by ``<``, so that its result beside NaN depends on the order.
+    """
     if self.dim() == 0:
         return self.clone(), torch.zeros_like(self, dtype=torch.int64)
     dim = canonicalize_dim(self.dim(), dim)
-    values, order = self.to(torch.uint8 if self.dtype == torch.bool else self.dtype).sort(dim=dim, stable=True)
-    values, order = values.movedim(dim, -1), order.movedim(dim, -1)
+    x = self.to(torch.uint8 if self.dtype == torch.bool else self.dtype).movedim(dim, -1)
+    values, order = x.sort(dim=-1, stable=True)
     counts = _searchsorted(values, values, right=True) - _searchsorted(values, values)
-    if self.is_floating_point():
+    if x.is_floating_point():
         counts = torch.where(values.isnan(), 1, counts)
     first = counts.argmax(-1, keepdim=True)
     last = first + counts.gather(-1, first) - 1
-    found = [each.gather(-1, last).movedim(-1, dim) for each in (values, order)]
-    value, index = found if keepdim else (each.squeeze(dim) for each in found)
-    return value.to(self.dtype), index
+    value = values.gather(-1, last).movedim(-1, dim).to(self.dtype)
+    index = order.gather(-1, last).movedim(-1, dim)
+    return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
 
 def _median_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
