@@ -202,6 +202,27 @@ def test_operators_have_the_names_that_users_know() -> None:
     assert not any(name in str(refused.value) for name in ("tkc.", "with_effects", "token"))
 
 
+@pytest.mark.parametrize(
+    ("function", "least"),
+    [
+        (lambda y: y.select(0, 4), 5),
+        (lambda y: torch.nn.functional.interpolate(y[None, None], size=3), 1),
+        (lambda y: y.unfold(0, 4, 1), 4),
+        (lambda y: torch.nn.functional.avg_pool1d(y[None], 3), 3),
+    ],
+    ids=["select", "interpolate", "unfold", "pool"],
+)
+def test_too_few_elements_of_those_that_data_decide_are_refused(function: Any, least: int) -> None:
+    """By the node that asks for more; what is not there was read."""
+    executable = compiled(lambda x: function(x[x > 0]), torch.ones(6))
+    x = torch.ones(6)
+    x[least:] = -1
+    torch.testing.assert_close(executable(x), function(x[x > 0]))
+    x[least - 1] = -1
+    with pytest.raises(tkc.InputError, match=rf">= {least} \(.*in forward\)"):
+        executable(x)
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     """An operator on a sparse tensor: generated code has none."""
     with pytest.raises(tkc.UnsupportedModelError, match="to_sparse"):
@@ -354,7 +375,9 @@ def test_a_call_costs_little_over_pytorchs_own() -> None:
     import time
 
     x = torch.rand(8) + 1
-    executable = compiled(lambda a: torch.polygamma(21, torch.polygamma(21, torch.polygamma(21, torch.polygamma(21, a)))), x)
+    executable = compiled(
+        lambda a: torch.polygamma(21, torch.polygamma(21, torch.polygamma(21, torch.polygamma(21, a)))), x
+    )
     one = compiled(lambda a: torch.polygamma(21, a), x)
 
     def median(function: Callable[[], object]) -> float:

@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import tkc
-from tests.frontend.side_by_side import Function, compare
+from tests.frontend.side_by_side import Function, Several, compare
 from tests.schedules.graphs import Model
 
 NAN, INF = math.nan, math.inf
@@ -50,6 +50,9 @@ STRIDED: dict[str, Function] = {
     "view_copy": lambda x, i: torch.view_copy(x, [-1, 2, 3]),
     "unbind_copy": lambda x, i: torch.unbind_copy(x, 1),
     "narrow_copy": lambda x, i: torch.narrow_copy(x, 1, 2, 3),
+    "as_strided_copy": lambda x, i: torch.as_strided_copy(
+        torch.cat([x, x.new_ones(1, 6)]).sum(0).to(x.dtype), (2, 2), (1, 2), 1
+    ),
     "permute_copy": lambda x, i: torch.permute_copy(x, [1, 0]),
 }
 
@@ -216,6 +219,36 @@ def test_a_diagonal_as_long_as_the_lesser_of_two_sizes(rows: int) -> None:
     )
     x = torch.rand(rows, 5)
     torch.testing.assert_close(tkc.compile(program)(x), torch.diagonal_scatter(x, x.diagonal() * 2) + 1)
+
+
+def test_rows_repeated_as_often_as_a_tensor_says() -> None:
+    """Where it is said how many there are altogether, which each call checks."""
+    x, repeats = torch.randn(4, 2), torch.tensor([2, 0, 3, 1])
+    model = Several({"repeated": lambda x, n: torch.repeat_interleave(x, n, 0, output_size=6)})
+    executable = tkc.compile(model, (x, repeats), fallback=False)
+    for counts in (repeats, torch.tensor([0, 6, 0, 0])):
+        torch.testing.assert_close(executable(x, counts)["repeated"], model(x, counts)["repeated"])
+    for counts in (torch.tensor([2, 0, 3, 2]), torch.tensor([7, -1, 0, 0])):
+        with pytest.raises(tkc.InputError, match="output_size"):
+            executable(x, counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_an_embedding_are_scaled_to_a_norm(dtype: torch.dtype) -> None:
+    """Those that are read, if their norm is larger; places of a tensor without axes are none."""
+    table, places = (
+        (torch.randn(6, 5, generator=torch.Generator().manual_seed(4)) * 2).to(dtype),
+        torch.tensor([0, 4, 0]),
+    )
+    functions: dict[str, Function] = {
+        f"norm {p}": lambda table, places, p=p: F.embedding(places, table.clone(), max_norm=3.0, norm_type=p)
+        for p in (1.0, 2.0, math.inf)
+    }
+    functions["places"] = lambda table, places: torch.nonzero_static(table[0, 0], size=2)
+    model = Several(functions)
+    found, expected = tkc.compile(model, (table, places), fallback=False)(table, places), model(table, places)
+    for name in functions:
+        torch.testing.assert_close(found[name], expected[name], rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
