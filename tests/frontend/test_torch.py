@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,18 @@ def test_all_refused_nodes_are_listed_whatever_refuses_them() -> None:
     assert message.count("a histogram over the data's own range") == 2
     assert "native_dropout" in message
     assert "Bessel functions of float64" in message
+
+
+@pytest.mark.parametrize("function", [lambda x: x & x, lambda x: x ^ 1, torch.bitwise_not], ids=["and", "xor", "not"])
+def test_bits_of_floats_are_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """PyTorch exports them, and raises in every call."""
+
+    class Bits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    with pytest.raises(UnsupportedModelError, match="has no bits"):
+        import_torch(Bits(), (torch.rand(3),))
 
 
 def test_single_refusal_is_the_whole_error() -> None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from tvm import relax, tirx
 from tvm.ir import Range
 
-from tkc.contracts import EACH_IN_A_THREAD, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
+from tkc.contracts import EACH_IN_A_THREAD, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN, S_TIR
 
 Number: TypeAlias = tirx.PrimExpr
 
@@ -150,4 +150,4 @@ def _function(
     root = tirx.SBlockRealize([], True, tirx.SBlock([], [], [], "root", outer))
     parameters = {tirx.Var(f"{buffer.name}_handle", "handle"): buffer for buffer in (*buffers, *held, out)}
     function = tirx.PrimFunc(list(parameters), root, buffer_map=parameters)
-    return function.with_attrs({NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN, "s_tir": True})
+    return function.with_attrs({NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN, S_TIR: True})

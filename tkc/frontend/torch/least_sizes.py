@@ -6,6 +6,7 @@ outside of a tensor with less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -134,6 +135,15 @@ def _reduced(call: _Call) -> Iterator[tuple[Any, int]]:
 def _reduced_along(call: _Call) -> Iterator[tuple[Any, int]]:
     if call["dim"] is not None:
         yield from _reduced(call)
+
+
+def _normed(call: _Call) -> Iterator[tuple[Any, int]]:
+    """The largest or least magnitude, or what is computed of reciprocals, is one of nothing."""
+    order = call["ord"]
+    if isinstance(order, int | float) and (order < 0 or order == math.inf):
+        shape, dims = call.shape("self"), call["dim"]
+        for dim in dims or range(len(shape)):
+            yield shape[dim], 1
 
 
 def _ranked(call: _Call) -> Iterator[tuple[Any, int]]:
@@ -274,6 +284,7 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("slice", "slice_scatter"), _slice),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "mode"), _reduced),
     **dict.fromkeys(("median", "nanmedian"), _reduced_along),
+    "linalg_vector_norm": _normed,
     **dict.fromkeys(("topk", "kthvalue"), _ranked),
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce"), _along_dim),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), _elements),

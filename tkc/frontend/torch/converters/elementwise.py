@@ -68,8 +68,14 @@ def _comparison(function: Binary) -> Converter:
     return convert
 
 
+def _check_has_bits(b: Emitter) -> None:
+    if _is_floating(b.dtype):
+        raise b.faulty(f"{b.dtype} has no bits, and PyTorch refuses every call. Convert it to integers.")
+
+
 def _bitwise(integers: Binary, booleans: Binary) -> Converter:
     def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        _check_has_bits(b)
         function = booleans if b.dtype == "bool" else integers
         return function(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
 
@@ -216,6 +222,7 @@ def masked_fill(b: Emitter, x: relax.Expr, mask: relax.Expr, value: Any) -> rela
 
 def bitwise_not(b: Emitter, x: relax.Expr) -> relax.Expr:
     """The complement: of bits, or of a truth value."""
+    _check_has_bits(b)
     return op.logical_not(x) if b.dtype == "bool" else op.bitwise_not(x)
 
 
