@@ -32,6 +32,7 @@ LEAST: dict[str, tuple[Function, int]] = {
     "mirrored": (lambda x: F.pad(x.mT[None], (1, 1), mode="reflect"), 2),
     "repeated": (lambda x: F.pad(x.mT[None], (1, 2), mode="replicate"), 1),
     "resized": (lambda x: F.interpolate(x.mT[None], size=3, mode="linear"), 1),
+    "resized exactly": (lambda x: F.interpolate(x.mT[None], size=3, mode="nearest-exact"), 1),
     "adaptive maximum": (lambda x: F.adaptive_max_pool1d(x.mT, 3), 1),
     "adaptive mean": (lambda x: F.adaptive_avg_pool2d(x[None], (2, 2)), 1),
     "windows": (lambda x: x.unfold(0, 2, 1).sum(), 2),

@@ -300,6 +300,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys((f"conv{rank}d" for rank in (1, 2, 3)), _windows),
     **dict.fromkeys((f"{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3)), _windows),
     **dict.fromkeys((f"max_pool{rank}d_with_indices" for rank in (1, 2, 3)), _windows),
+    **dict.fromkeys((f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)), _resized),
+    **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _resized),
     **dict.fromkeys((f"upsample_{name}" for name in ("nearest1d", "nearest2d", "nearest3d")), _resized),
     **dict.fromkeys((f"upsample_{name}" for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")), _resized),
 }
