@@ -101,6 +101,7 @@ def test_functions_of_one_number_are_right_to_the_last_place(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
+@pytest.mark.daily(2)
 def test_narrow_and_whole_numbers(dtype: torch.dtype) -> None:
     """Whole numbers are brought to float32, as PyTorch does it."""
     names = NARROW if dtype.is_floating_point else ("i0", "k1", "airy", "ndtri")

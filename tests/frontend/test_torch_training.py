@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.daily(3)
 def test_running_statistics_follow_pytorch(name: str) -> None:
     """After each of two calls: ``nn.Sequential`` calls its argument ``input``, which FX would rename."""
     make, x = MODELS[name]
