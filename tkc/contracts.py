@@ -54,6 +54,10 @@ HISTOGRAM_MAXIMUM: Final = "tkc.maximum"
 PARTITIONED: Final = "tkc.partitioned"
 """Of a loop: its tail is computed apart. ``schedules/blocks.py`` asks for it; no loop is partitioned twice."""
 
+EACH_IN_A_THREAD: Final = "tkc.each_in_a_thread"
+"""Of a serial loop right inside of a parallel one: its iterations are independent, too. On a GPU each has a thread of
+the block that has the parallel loop's iteration (``schedules/rules/fallback.py``). Frontends set it."""
+
 DEFAULT_SCHEDULE: Final = "tkc.schedule"
 """Of the outermost block in a tuning record's trace: with the value :data:`BY_RULES`, the default rules schedule this
 function better than anything that was tried."""

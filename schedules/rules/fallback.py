@@ -1,6 +1,7 @@
 """What schedules a function no rule fits: it runs as written, on the CPU, or, on a GPU, in one thread.
 
-A loop that its author made parallel has one thread for each iteration there.
+A loop that its author made parallel has one thread for each iteration there, or a block of threads, if the loop inside
+says that each of its iterations may have one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.contracts import EACH_IN_A_THREAD
 from tkc.schedules.blocks import launches_threads, top_level_statements
 
 
@@ -47,10 +49,17 @@ def _single_thread(statement: tirx.Stmt) -> tirx.For:
             statement,
             "threadIdx.x",
         )
-    extent = (loop.min, loop.extent)
-    thread = tirx.IterVar(extent, tirx.Var("thread", loop.loop_var.dtype), tirx.IterVar.ThreadIndex, index)
     serial = ir_transform(body, None, _serial, ["tirx.For"])
-    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.THREAD_BINDING, serial, thread)
+    if isinstance(serial, tirx.For) and EACH_IN_A_THREAD in serial.annotations and index == "blockIdx.x":
+        serial = _bound(serial, serial.body, "threadIdx.x")
+    return _bound(loop, serial, index)
+
+
+def _bound(loop: tirx.For, body: tirx.Stmt, index: str) -> tirx.For:
+    """``loop`` with its iterations, each of which is ``body``, in blocks or threads of their own."""
+    variable = tirx.Var("thread", loop.loop_var.dtype)
+    thread = tirx.IterVar((loop.min, loop.extent), variable, tirx.IterVar.ThreadIndex, index)
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.THREAD_BINDING, body, thread)
 
 
 def _serial(loop: tirx.For) -> tirx.For | None:

@@ -98,17 +98,29 @@ def samples(operator: str, dtype: str, device: str, most: int | None = None) -> 
     seed(_SEED)
     entry = operators()[operator]
     found: dict[Any, Sample] = {}
+    held: set[int] = set()
     for index, given in enumerate(entry.sample_inputs(device, DTYPES[dtype], requires_grad=False)):
         leaves, spec = pytree.tree_flatten(((given.input, *given.args), given.kwargs))
         structure = (str(spec), *map(_structure, leaves))
         if structure not in found:
             # Some samples keep an index or a mask on the CPU, which PyTorch copies; a compiled model asks for it.
             there = [leaf.to(device) if _is_input(leaf) else leaf for leaf in leaves]
-            found[structure] = _sample(index, entry.op, there, spec)
+            found[structure] = _sample(index, entry.op, [_of_its_own(leaf, held) for leaf in there], spec)
     every = list(found.values())
     if most is None or len(every) <= most:
         return every
     return [every[position * len(every) // most] for position in range(most)]
+
+
+def _of_its_own(leaf: Any, held: set[int]) -> Any:
+    """``leaf``, a copy where another sample has its memory: no graph is exported that writes into one of two such."""
+    if not _is_input(leaf) or not leaf.numel():
+        return leaf
+    memory = leaf.untyped_storage()._cdata
+    if memory in held:
+        return leaf.detach().clone()
+    held.add(memory)
+    return leaf
 
 
 def seed(value: int) -> None:

@@ -113,7 +113,12 @@ def _mixed(z: torch.Tensor, x: torch.Tensor) -> dict[str, Any]:
         "comparisons": (z == z.conj(), z != z.conj(), z.isnan(), z.isfinite(), z == 2, z.any()),
         "choices": (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1j), z[torch.tensor([1, 0])]),
         "made": (torch.full((2,), 1j), torch.ones_like(z), torch.zeros_like(x, dtype=z.dtype), torch.eye(3) * 1j),
-        "made of parts": (torch.polar(x.abs(), x), torch.complex(x, x), torch.full_like(z, 2 + 1j)),
+        "made of parts": (
+            torch.polar(x.abs(), x),
+            torch.complex(x, x),
+            torch.complex(x, x[:1]),
+            torch.full_like(z, 2 + 1j),
+        ),
         "in place": (z + 0).mul_(2).add_(1j).index_put_((torch.tensor([0]),), z[1]),
         "unchanged": (z, z.clone(), z),
         "casts": (z.to(torch.complex128), x.to(torch.complex64), z.real.to(torch.complex64)),

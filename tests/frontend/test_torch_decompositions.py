@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import tkc
-from tests.frontend.side_by_side import Function, compare
+from tests.frontend.side_by_side import Function, Several, compare
 from tests.schedules.graphs import Model
 
 NAN, INF = math.nan, math.inf
@@ -50,6 +50,9 @@ STRIDED: dict[str, Function] = {
     "view_copy": lambda x, i: torch.view_copy(x, [-1, 2, 3]),
     "unbind_copy": lambda x, i: torch.unbind_copy(x, 1),
     "narrow_copy": lambda x, i: torch.narrow_copy(x, 1, 2, 3),
+    "as_strided_copy": lambda x, i: torch.as_strided_copy(
+        torch.cat([x, x.new_ones(1, 6)]).sum(0).to(x.dtype), (2, 2), (1, 2), 1
+    ),
     "permute_copy": lambda x, i: torch.permute_copy(x, [1, 0]),
 }
 
@@ -218,8 +221,47 @@ def test_a_diagonal_as_long_as_the_lesser_of_two_sizes(rows: int) -> None:
     torch.testing.assert_close(tkc.compile(program)(x), torch.diagonal_scatter(x, x.diagonal() * 2) + 1)
 
 
-def test_the_most_frequent_value_of_rows_with_nan() -> None:
-    """PyTorch takes NaN for the least value, and no two for the same."""
-    x = torch.tensor([[math.nan, -1.0, 2.0], [1.0, math.nan, math.nan], [3.0, 3.0, math.nan]])
-    found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,))(x)
-    torch.testing.assert_close(found, torch.mode(x, 1)[0], equal_nan=True)
+def test_rows_repeated_as_often_as_a_tensor_says() -> None:
+    """Where it is said how many there are altogether, which each call checks."""
+    x, repeats = torch.randn(4, 2), torch.tensor([2, 0, 3, 1])
+    model = Several({"repeated": lambda x, n: torch.repeat_interleave(x, n, 0, output_size=6)})
+    executable = tkc.compile(model, (x, repeats), fallback=False)
+    for counts in (repeats, torch.tensor([0, 6, 0, 0])):
+        torch.testing.assert_close(executable(x, counts)["repeated"], model(x, counts)["repeated"])
+    for counts in (torch.tensor([2, 0, 3, 2]), torch.tensor([7, -1, 0, 0])):
+        with pytest.raises(tkc.InputError, match="output_size"):
+            executable(x, counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_an_embedding_are_scaled_to_a_norm(dtype: torch.dtype) -> None:
+    """Those that are read, if their norm is larger; places of a tensor without axes are none."""
+    table, places = (
+        (torch.randn(6, 5, generator=torch.Generator().manual_seed(4)) * 2).to(dtype),
+        torch.tensor([0, 4, 0]),
+    )
+    functions: dict[str, Function] = {
+        f"norm {p}": lambda table, places, p=p: F.embedding(places, table.clone(), max_norm=3.0, norm_type=p)
+        for p in (1.0, 2.0, math.inf)
+    }
+    functions["places"] = lambda table, places: torch.nonzero_static(table[0, 0], size=2)
+    model = Several(functions)
+    found, expected = tkc.compile(model, (table, places), fallback=False)(table, places), model(table, places)
+    for name in functions:
+        torch.testing.assert_close(found[name], expected[name], rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
+def test_the_most_frequent_value_of_rows(dtype: torch.dtype) -> None:
+    """The least of several, and where the last such is, of few and of many values, along either axis."""
+    x = (torch.randn(7, 40, generator=torch.Generator().manual_seed(1)) * 3).round().to(dtype)
+    function = lambda x: (*torch.mode(x[:, :9], 1), torch.mode(x, 1)[0], *torch.mode(x, 0, keepdim=True))  # noqa: E731
+    found = tkc.compile(Model(function), (x,), fallback=False)(x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+
+
+def test_the_most_frequent_value_beside_nan() -> None:
+    """NaN is the largest value, and no two are the same; PyTorch's depends on the order of the elements."""
+    x = torch.tensor([[NAN, -1.0, 2.0, -1.0], [1.0, NAN, NAN, 2.0], [NAN] * 4])
+    found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,), fallback=False)(x)
+    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, NAN]), equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ LEAST: dict[str, tuple[Function, int]] = {
     "mirrored": (lambda x: F.pad(x.mT[None], (1, 1), mode="reflect"), 2),
     "repeated": (lambda x: F.pad(x.mT[None], (1, 2), mode="replicate"), 1),
     "resized": (lambda x: F.interpolate(x.mT[None], size=3, mode="linear"), 1),
+    "resized exactly": (lambda x: F.interpolate(x.mT[None], size=3, mode="nearest-exact"), 1),
+    "adaptive maximum": (lambda x: F.adaptive_max_pool1d(x.mT, 3), 1),
+    "adaptive mean": (lambda x: F.adaptive_avg_pool2d(x[None], (2, 2)), 1),
+    "windows": (lambda x: x.unfold(0, 2, 1).sum(), 2),
+    "convolution": (lambda x: F.conv1d(x.mT[None], torch.ones(1, 4, 2)).sum(), 3),
+    "pooling": (lambda x: F.avg_pool2d(x[None], 2).sum(), 4),
+    "norm of the largest": (lambda x: torch.linalg.vector_norm(x, math.inf, 0), 1),
+    "norm of reciprocals": (lambda x: torch.norm(x, -2), 1),
     "maximum": (lambda x: x.amax(0), 1),
     "the largest": (lambda x: x.max(0)[1], 1),
     "the largest of all": (lambda x: x.argmin(), 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -93,7 +94,11 @@ def check_strided_views(graph: fx.Graph) -> None:
             )
 
 
-_STRIDED = {torch.ops.aten.as_strided.default: 1, torch.ops.aten.as_strided_scatter.default: 2}
+_STRIDED = {
+    torch.ops.aten.as_strided.default: 1,
+    torch.ops.aten.as_strided_copy.default: 1,
+    torch.ops.aten.as_strided_scatter.default: 2,
+}
 """Views by strides, and writes into them, with the position of the view's shape among their arguments."""
 
 
@@ -136,7 +141,7 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
     callable_ones = [node for node in unknown_operators(graph) if can_be_called(node)]
     for node in unknown_operators(graph):
         if not (fallback and node in callable_ones):
-            unknown.setdefault(_named(node), []).append(source_of(node))
+            unknown.setdefault(name_of(node), []).append(source_of(node))
     if unknown:
         others = "" if fallback or not callable_ones else ", or let fallback=True call them in PyTorch"
         lines = [f"  {name}: {'; '.join(dict.fromkeys(places))}" for name, places in sorted(unknown.items())]
@@ -151,10 +156,12 @@ def check_operators(graph: fx.Graph, *, fallback: bool) -> None:
         )
 
 
-def _named(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
     """The operator by the name that a user knows, also of a Fourier transform, and of one that is called in order."""
     if node.target is torch.ops.higher_order.with_effects:
         return str(node.args[1])
+    if isinstance(node.target, FunctionType):  # whose text has its address
+        return f"{node.target.__module__}.{node.target.__name__}"
     name = str(written_by(node) or node.target)
     return name.replace("tkc.fft_", "aten._fft_", 1) if name.startswith("tkc.fft_") else name
 

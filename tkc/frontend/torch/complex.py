@@ -173,7 +173,7 @@ _OF_EACH_PART = frozenset(
 """Operators that move or add up elements: of the real parts, and of the imaginary ones."""
 
 _OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
-"""Operators whose decomposition (``decompositions.py``) holds for complex numbers, too."""
+"""Operators whose decomposition (``decompositions/``) holds for complex numbers, too."""
 
 
 _PLACES = frozenset({"index", "indices", "mask"})
@@ -246,6 +246,12 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
 
         return make
 
+    def broadcast(real: torch.Tensor, imaginary: torch.Tensor) -> Any:
+        return pair(*torch.broadcast_tensors(real, imaginary))
+
+    def polar(length: torch.Tensor, angle: torch.Tensor) -> Any:
+        return pair(length * angle.cos(), length * angle.sin())
+
     def scaled(x: torch.Tensor, number: Any) -> Any:
         if x.is_complex() or not isinstance(number, complex):
             return NotImplemented
@@ -253,8 +259,8 @@ def _makers(pair: Callable[[torch.Tensor, torch.Tensor], Any]) -> dict[torch._op
 
     return {
         aten.mul.Scalar: scaled,
-        aten.complex.default: pair,
-        aten.polar.default: lambda length, angle: pair(length * angle.cos(), length * angle.sin()),
+        aten.complex.default: broadcast,
+        aten.polar.default: polar,
         aten.view_as_complex.default: lambda pairs: pair(pairs[..., 0], pairs[..., 1]),
         aten._to_copy.default: to_copy,
         aten._fft_r2c.default: lambda x, *how: _of_pairs(pair, torch.ops.tkc.fft_r2c(x, *how)),

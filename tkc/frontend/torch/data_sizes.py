@@ -16,6 +16,7 @@ from tkc.contracts import CHECK_SIZES
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.least_sizes import conditions_of_operators
 
 
 class DataSizes:
@@ -35,6 +36,8 @@ class DataSizes:
             self._defined |= symbols_of(node.meta.get("val"))
         self._of_data: set[sympy.Symbol] = set()
         self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
+        asserted = {condition for condition, _ in self._conditions}
+        self._conditions += (each for each in conditions_of_operators(graph) if each[0] not in asserted)
         self._is_inner = False
         self._asserted_alone: list[tuple[str, relax.Expr]] = []
 

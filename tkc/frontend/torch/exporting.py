@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,13 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.flex_attention import forget_captured
 from tkc.frontend.torch.recurrent import recurrent_operators_of_any_length
 from tkc.frontend.torch.state import unchanged_tensors
+
+DERIVATIVES = (
+    "The model takes derivatives within itself (torch.func.grad, vjp, jacrev or such), which torch.export does not "
+    "write out. Compile what torch.fx.experimental.proxy_tensor.make_fx(model)(*example_args) returns, or call the "
+    'model through torch.compile(backend="tkc").'
+)
+"""What is said of a model that PyTorch cannot export or trace anew because of such."""
 
 
 def of_their_own(examples: Any) -> Any:
@@ -54,8 +62,16 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dy
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
     except Exception as error:
+        if _comes_from_derivatives(error):
+            raise UnsupportedModelError(f"{DERIVATIVES} ({str(error).splitlines()[0]})") from error
         raise UnsupportedModelError(
             f"torch.export cannot export {type(model).__name__}: {error}\n"
             "The example arguments must fit its forward, and its control flow must not depend on data "
             "(see the PyTorch documentation of torch.export)."
         ) from error
+
+
+def _comes_from_derivatives(error: BaseException) -> bool:
+    """Whether ``torch.func`` was computing derivatives when PyTorch raised ``error`` on its own."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any("eager_transforms" in file for file in files) and "/torch/" in files[-1]

@@ -54,7 +54,7 @@ class Guards:
             condition
             for condition in map(known.replace, conditions)
             # What holds of all sizes but 0 and 1, which the tracer thinks of as others, is granted as it is to a Dim.
-            if not _is_granted(condition, known.var_to_range)
+            if not holds_in(condition, known.var_to_range)
         )
         # A loaded program does not know its inputs as sources of its symbols. Reading it may make a few guards anew.
         written = () if known.source_to_var else tuple(written_guards(program))
@@ -91,7 +91,8 @@ def _over_sizes(guard: str, paths: Mapping[str, int], shapes: Sequence[Shape | N
         ) from error
 
 
-def _is_granted(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
+def holds_in(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]]) -> bool:
+    """Whether ``condition`` holds of all numbers in ``ranges``, as far as PyTorch can tell."""
     known = {symbol: ranges[symbol] for symbol in condition.free_symbols if symbol in ranges}
     try:
         return bound_sympy(condition, known).lower is sympy.true

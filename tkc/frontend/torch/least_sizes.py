@@ -6,6 +6,7 @@ outside of a tensor with less.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -14,8 +15,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import is_symbolic
 
-Least: TypeAlias = "tuple[sympy.Expr, int]"
-"""A formula over the program's symbols, and the least value that it may have."""
+Least: TypeAlias = "tuple[sympy.Expr | sympy.Rel, int]"
+"""A formula over the program's symbols, and the least value that it may have; or a condition on them, and 1."""
 
 Constants: TypeAlias = Mapping[str, torch.Tensor]
 
@@ -26,11 +27,23 @@ def asked_by_operators(graph: fx.Graph, constants: Constants | None = None) -> I
     Those of branches and bodies of loops are left out: they need not run.
     """
     for node in graph.nodes:
-        rule = _RULES.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
-        for size, least in () if rule is None else rule(_Call(node, constants or {})):
-            formula = _formula(size)
-            if not formula.is_number:
-                yield formula, least
+        yield from _asked_by(node, constants or {})
+
+
+def conditions_of_operators(graph: fx.Graph) -> Iterator[tuple[sympy.Basic, fx.Node]]:
+    """The same as conditions, each with the node that asks it."""
+    for node in graph.nodes:
+        for formula, least in _asked_by(node, {}):
+            is_condition = isinstance(formula, sympy.Rel)
+            yield (formula if is_condition else sympy.Ge(formula, least, evaluate=False)), node
+
+
+def _asked_by(node: fx.Node, constants: Constants) -> Iterator[Least]:
+    rule = _RULES.get(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
+    for size, least in () if rule is None else rule(_Call(node, constants)):
+        formula = size if isinstance(size, sympy.Rel) else _formula(size)
+        if formula.free_symbols:
+            yield formula, least
 
 
 def computed_below_zero(graph: fx.Graph, minima: Mapping[sympy.Symbol, int]) -> Iterator[Least]:
@@ -122,6 +135,15 @@ def _reduced(call: _Call) -> Iterator[tuple[Any, int]]:
 def _reduced_along(call: _Call) -> Iterator[tuple[Any, int]]:
     if call["dim"] is not None:
         yield from _reduced(call)
+
+
+def _normed(call: _Call) -> Iterator[tuple[Any, int]]:
+    """The largest or least magnitude, or what is computed of reciprocals, is one of nothing."""
+    order = call["ord"]
+    if isinstance(order, int | float) and (order < 0 or order == math.inf):
+        shape, dims = call.shape("self"), call["dim"]
+        for dim in dims or range(len(shape)):
+            yield shape[dim], 1
 
 
 def _ranked(call: _Call) -> Iterator[tuple[Any, int]]:
@@ -218,11 +240,51 @@ def _resized(call: _Call) -> Iterator[tuple[Any, int]]:
         yield size, 1
 
 
+def _rank(name: str) -> int:
+    """How many axes the images of an operator have: 2 of ``aten.avg_pool2d.default``."""
+    return int(name[name.index("d.") - 1]) if "d." in name else int(name[name.index("d_") - 1])
+
+
+def _adaptive(call: _Call) -> Iterator[tuple[Any, int]]:
+    """Each position is computed of one or more, however many there are."""
+    for size in call.shape("self")[-_rank(str(call.node.target)) :]:
+        yield size, 1
+
+
+def _windows(call: _Call) -> Iterator[tuple[Any, int]]:
+    """One window is there on each axis, of an image that PyTorch (2.11) may export with fewer pixels."""
+    results = call.node.meta["val"]
+    result = results[0] if isinstance(results, list | tuple) else results
+    name = str(call.node.target)
+    if "unfold" in name:
+        yield result.shape[call["dimension"]], 1
+        return
+    image = call.shape("input" if "conv" in name else "self")
+    image = image[2:] if "convolution" in name else image[-_rank(name) :]
+    for size, count in zip(image, result.shape[-len(image) :], strict=True):
+        if isinstance(size, torch.SymInt):
+            yield count, 1
+
+
+def _normalized(call: _Call) -> Iterator[tuple[Any, int]]:
+    """Numbers that are normalized by their own mean and deviation are not one; PyTorch checks that in Python."""
+    shape, target = call.shape("input"), str(call.node.target)
+    if "batch_norm" in target and call["training"]:
+        sizes = [size for axis, size in enumerate(shape) if axis != 1]
+    elif "instance_norm" in target and call["use_input_stats"]:
+        sizes = list(shape[2:])
+    else:
+        return
+    count = sympy.Mul(*map(_formula, sizes))
+    yield sympy.Ne(count, 1, evaluate=False), 1  # not evaluated: to PyTorch every size is 2 or more
+
+
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("select", "select_scatter"), _select),
     **dict.fromkeys(("slice", "slice_scatter"), _slice),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "mode"), _reduced),
     **dict.fromkeys(("median", "nanmedian"), _reduced_along),
+    "linalg_vector_norm": _normed,
     **dict.fromkeys(("topk", "kthvalue"), _ranked),
     **dict.fromkeys(("index_select", "index_add", "index_copy", "index_fill", "index_reduce"), _along_dim),
     **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce"), _elements),
@@ -231,6 +293,15 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys((f"reflection_pad{rank}d" for rank in (1, 2, 3)), _mirrored),
     **dict.fromkeys((f"replication_pad{rank}d" for rank in (1, 2, 3)), _repeated),
     "pad": _pad,
+    **dict.fromkeys((f"adaptive_{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3)), _adaptive),
+    **dict.fromkeys((f"_adaptive_avg_pool{rank}d" for rank in (2, 3)), _adaptive),
+    **dict.fromkeys(("batch_norm", "instance_norm"), _normalized),
+    **dict.fromkeys(("unfold", "convolution"), _windows),
+    **dict.fromkeys((f"conv{rank}d" for rank in (1, 2, 3)), _windows),
+    **dict.fromkeys((f"{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3)), _windows),
+    **dict.fromkeys((f"max_pool{rank}d_with_indices" for rank in (1, 2, 3)), _windows),
+    **dict.fromkeys((f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)), _resized),
+    **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _resized),
     **dict.fromkeys((f"upsample_{name}" for name in ("nearest1d", "nearest2d", "nearest3d")), _resized),
     **dict.fromkeys((f"upsample_{name}" for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")), _resized),
 }

@@ -12,12 +12,13 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from tkc.frontend.torch.complex import PAIRS
 from tkc.frontend.torch.converters.emitter import dtype_name
 from tkc.frontend.torch.dimensions import DimensionNames, Dimensions, input_dimensions, size_conditions
 from tkc.frontend.torch.equal_sizes import ranges_of_equal_sizes
-from tkc.frontend.torch.guards import Guards
+from tkc.frontend.torch.guards import Guards, holds_in
 from tkc.frontend.torch.least_sizes import asked_by_operators, computed_below_zero
 from tkc.frontend.torch.outputs import Pairs, program_outputs, returned_updates, tensor_spec
 from tkc.frontend.torch.recurrent import recurrent_length
@@ -82,11 +83,19 @@ def _needed_sizes(
     ]
     for formula, least in dict.fromkeys(asked):
         name = names.get(formula)
-        if name is None:
+        if isinstance(formula, sympy.Rel):
+            needed.append(formula)
+        elif name is None:
             needed.append(sympy.Ge(formula, least, evaluate=False))  # as in _asserted
         else:
             sizes[name] = replace(sizes[name], minimum=max(sizes[name].minimum, least))
-    return sizes, needed
+    ranges = {
+        symbol: ValueRanges((sizes[name].minimum - offset) // factor, sympy.oo)
+        for symbol, (name, offset, factor) in solved
+        if factor > 0
+    }
+    known = ranges.keys()
+    return sizes, [each for each in needed if not (each.free_symbols <= known and holds_in(each, ranges))]
 
 
 def _asserted(program: ExportedProgram) -> Iterator[sympy.Basic]:

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.callable_operators import can_be_called
-from tkc.frontend.torch.checks import check_control_flow, unknown_operators
+from tkc.frontend.torch.checks import check_control_flow, name_of, unknown_operators
 from tkc.frontend.torch.complex import (
     PAIRS,
     complex_decompositions,
@@ -23,6 +23,7 @@ from tkc.frontend.torch.complex import (
 from tkc.frontend.torch.converters import KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.decompositions import decompositions
+from tkc.frontend.torch.exporting import DERIVATIVES
 from tkc.frontend.torch.flex_attention import uses_flex_attention, with_flex_attention_written_out
 from tkc.frontend.torch.mutation import is_in_place, is_unobserved
 from tkc.frontend.torch.recurrent import recurrent_decompositions, recurrent_operators_of_any_length
@@ -71,7 +72,10 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         if not is_complex:
             if fallback and all(map(_can_be_called_as_it_is, unknown_operators(program.graph))):
                 return program
-            names = sorted({f"{node.target} ({source_of(node)})" for node in unknown_operators(program.graph)})
+            if transforms := _of_transforms(program.graph_module):
+                places = "; ".join(dict.fromkeys(map(source_of, transforms)))
+                raise UnsupportedModelError(f"{DERIVATIVES} ({places}: {str(error).splitlines()[0]})") from error
+            names = sorted({f"{name_of(node)} ({source_of(node)})" for node in unknown_operators(program.graph)})
             raise UnsupportedModelError(
                 f"TKC cannot compile {'; '.join(names)}: PyTorch has no form of it in its core operators "
                 f"({str(error).splitlines()[0]})\nWrite it with other operators, or keep that part outside the model."
@@ -92,6 +96,13 @@ def _reads_logsumexp(graph: fx.Graph) -> bool:
     backward pass: PyTorch's decomposition (2.13) has the weights in place of their logsumexp."""
     calls = graph.find_nodes(op="call_function", target=_CPU_ATTENTION)
     return any(user.args[1] == 1 and user.users for node in calls for user in node.users)
+
+
+def _of_transforms(module: fx.GraphModule) -> list[fx.Node]:
+    """The calls of functions of ``torch.func`` in an exported graph, and in those that it calls."""
+    graphs = (each.graph for each in module.modules() if isinstance(each, fx.GraphModule))
+    nodes = (node for graph in graphs for node in graph.nodes)
+    return [node for node in nodes if getattr(node.target, "__module__", "") == "torch._functorch.predispatch"]
 
 
 def _can_be_called_as_it_is(node: fx.Node) -> bool:

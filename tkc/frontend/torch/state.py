@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,19 +60,26 @@ def with_state_as_buffers(program: ExportedProgram) -> ExportedProgram:
         for spec in signature.input_specs
         if spec.kind != InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     }
-    changed = changed_placeholders(program.graph) & held.keys()
-    if not changed:
+    written = changed_placeholders(program.graph)
+    if not written:
         return program
+    changed = written & held.keys()
     tensors = {name: weight(program, spec) for name, spec in held.items()}
     _check_sharing(program.graph, tensors, changed)
     chosen: dict[str, InputSpec] = {}
-    for identical in {identity(tensors[name]) for name in changed}:
-        group = [spec for name, spec in held.items() if identity(tensors[name]) == identical]
+    groups: dict[Hashable, list[InputSpec]] = {}
+    for name, spec in held.items():
+        groups.setdefault(identity(tensors[name]), []).append(spec)
+    for group in groups.values():
         first = min(group, key=lambda spec: spec.kind == InputKind.CONSTANT_TENSOR)
+        if changed.isdisjoint(spec.arg.name for spec in group):
+            # Tied ones become one, too: PyTorch's tracer takes no tensor twice, if the program changes any.
+            chosen |= {spec.arg.name: first for spec in group} if len(group) > 1 else {}
+            continue
         buffer = replace(first, kind=InputKind.BUFFER, persistent=False)
         kept = buffer if first.kind == InputKind.CONSTANT_TENSOR else first
         chosen |= {spec.arg.name: kept for spec in group}
-    return _with_weights(program, chosen)
+    return _with_weights(program, chosen) if chosen else program
 
 
 _COPIES = {

@@ -6,6 +6,7 @@ from tkc.frontend.torch.converters import (
     attention,
     convolution,
     creation,
+    digits,
     elementwise,
     indexing,
     normalization,
@@ -18,6 +19,7 @@ from tkc.frontend.torch.converters import (
     resampling,
     shapes,
     sorting,
+    special,
     strided,
 )
 from tkc.frontend.torch.converters.emitter import Converter
@@ -33,11 +35,13 @@ _IMAGES: dict[str, Converter] = {
 CONVERTERS: dict[str, Converter] = {
     **_IMAGES,
     **elementwise.CONVERTERS,
+    **digits.CONVERTERS,
     **shapes.CONVERTERS,
     **strided.CONVERTERS,
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
     **sorting.CONVERTERS,
+    **special.CONVERTERS,
     **reductions.CONVERTERS,
     **normalization.CONVERTERS,
     **products.CONVERTERS,

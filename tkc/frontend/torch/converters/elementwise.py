@@ -68,8 +68,14 @@ def _comparison(function: Binary) -> Converter:
     return convert
 
 
+def _check_has_bits(b: Emitter) -> None:
+    if _is_floating(b.dtype):
+        raise b.faulty(f"{b.dtype} has no bits, and PyTorch refuses every call. Convert it to integers.")
+
+
 def _bitwise(integers: Binary, booleans: Binary) -> Converter:
     def convert(b: Emitter, x: Any, y: Any) -> relax.Expr:
+        _check_has_bits(b)
         function = booleans if b.dtype == "bool" else integers
         return function(b.tensor(x, b.dtype), b.tensor(y, b.dtype))
 
@@ -216,6 +222,7 @@ def masked_fill(b: Emitter, x: relax.Expr, mask: relax.Expr, value: Any) -> rela
 
 def bitwise_not(b: Emitter, x: relax.Expr) -> relax.Expr:
     """The complement: of bits, or of a truth value."""
+    _check_has_bits(b)
     return op.logical_not(x) if b.dtype == "bool" else op.bitwise_not(x)
 
 
@@ -290,12 +297,14 @@ def _log_base(base: float) -> Converter:
     return convert
 
 
-def elementwise(b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr) -> relax.Expr:
-    """``function`` of each element of tensors of one shape, in float32 of narrower ones.
+def elementwise(
+    b: Emitter, name: str, function: number_functions.Function, *operands: relax.Expr, in_float32: bool = True
+) -> relax.Expr:
+    """``function`` of each element of tensors of one shape; ``in_float32`` of narrower ones, or of what they are.
 
     The result is not called ``name`` alone: in CUDA code it would hide the library's function of that name.
     """
-    compute = number_functions.in_float32(function)
+    compute = number_functions.in_float32(function) if in_float32 else function
 
     def loops(*tensors: te.Tensor) -> te.Tensor:
         return te.compute(tensors[0].shape, lambda *i: compute(*(tensor(*i) for tensor in tensors)), name=f"T_{name}")
@@ -313,7 +322,7 @@ def log1p(b: Emitter, x: relax.Expr) -> relax.Expr:
     return elementwise(b, "log1p", number_functions.log1p, b.tensor(x, b.dtype))
 
 
-def _from_library(name: str) -> Converter:
+def of_two_from_library(name: str) -> Converter:
     """The C library's function of two floats, in the dtype of the result."""
     function = number_functions.from_library(name)
 
@@ -344,37 +353,6 @@ def _bessel(name: str) -> Converter:
         return op.where(infinite, b.tensor(math.nan, b.dtype), b.emit(convert(b, x)))
 
     return in_float32
-
-
-def nextafter(b: Emitter, x: relax.Expr, y: relax.Expr) -> relax.Expr:
-    """The next number of the dtype after ``x`` towards ``y``."""
-    if b.dtype not in ("float32", "float64"):
-        raise b.unsupported(f"the next number of {b.dtype} is not supported. Use float32 or float64.")
-    result: relax.Expr = _from_library("nextafter")(b, x, y)
-    return result
-
-
-def signbit(b: Emitter, x: relax.Expr) -> relax.Expr:
-    """Whether an element is negative, as -0.0 is."""
-    dtype = x.struct_info.dtype
-    if dtype == "bool":
-        return op.zeros_like(x)
-    if not _is_floating(dtype):
-        return op.less(x, relax.const(0, dtype))
-    x = b.wide(x)
-    one = b.emit(op.ones_like(x))
-    signed = elementwise(b, "copysign", number_functions.from_library("copysign"), one, x)
-    return op.less(signed, relax.const(0, x.struct_info.dtype))
-
-
-def ldexp(b: Emitter, x: relax.Expr, exponent: relax.Expr) -> relax.Expr:
-    """``x * 2 ** exponent``; PyTorch has the power of a whole number in float32."""
-    dtype = exponent.struct_info.dtype
-    power_dtype = dtype if _is_floating(dtype) else "float32"
-    two = b.tensor(2.0, "float32" if power_dtype in ("float16", "bfloat16") else power_dtype)
-    power_of_two = b.emit(op.power(two, b.wide(b.tensor(exponent, power_dtype))))
-    x = b.wide(b.tensor(x, b.dtype))  # a power that is infinite in float16 may have a finite product
-    return op.multiply(x, b.tensor(b.cast(power_of_two, power_dtype), x.struct_info.dtype))
 
 
 def _reciprocal(x: relax.Expr) -> relax.Expr:
@@ -478,10 +456,8 @@ CONVERTERS: dict[str, Converter] = {
             "elu": elu,
             "hardtanh": clamp,
             "softshrink": softshrink,
-            "hypot": _from_library("hypot"),
+            "hypot": of_two_from_library("hypot"),
             "sign": sign,
-            "signbit": signbit,
-            "nextafter": nextafter,
             **{name: _unary_from_library(name) for name in ("lgamma", "erfc", "exp2")},
             **{f"special_bessel_{name}": _bessel(name) for name in ("j0", "j1", "y0", "y1")},
             "expm1": expm1,
@@ -516,9 +492,8 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "prims.scalar_tensor.default": scalar_tensor,
     "prims.convert_element_type.default": cast,
-    "aten.copysign.Tensor": _from_library("copysign"),
-    "aten.copysign.Scalar": _from_library("copysign"),
-    "aten.ldexp.Tensor": ldexp,
+    "aten.copysign.Tensor": of_two_from_library("copysign"),
+    "aten.copysign.Scalar": of_two_from_library("copysign"),
     "aten.remainder.Scalar_Tensor": remainder,
     **{
         f"aten.bitwise_{name}.Scalar_Tensor": _bitwise(function, logical)

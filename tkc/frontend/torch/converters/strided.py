@@ -116,5 +116,6 @@ CONVERTERS: dict[str, Converter] = {
     "aten.diagonal.default": diagonal,
     "aten.diagonal_scatter.default": diagonal_scatter,
     "aten.as_strided.default": as_strided,
+    "aten.as_strided_copy.default": as_strided,
     "aten.as_strided_scatter.default": as_strided_scatter,
 }
