@@ -313,6 +313,32 @@ def test_masks_by_data(function: Function, mask: Tensor, expected: dict[str, Any
     assert only_call(module, *inputs) == parameters(**expected)
 
 
+HIDDEN: dict[str, Function] = {
+    "filled": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e9)),
+    "filled with less": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e4)),
+    "filled after a sum": lambda q, k, v, m: eager(q, k, v, lambda s: (s + k[:, :, None, :, 0]).masked_fill(~m, -1e9)),
+    "filled twice": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e9).masked_fill(~m.roll(1), -1e9)),
+}
+
+
+@pytest.mark.parametrize("function", HIDDEN.values(), ids=HIDDEN)
+def test_a_query_that_sees_nothing_averages_whatever_its_scores(function: Function) -> None:
+    """The fill takes the place of scores: their digits beyond it must not be left in the sum of both."""
+    mask = keep_first(BATCH, 1, 1, TOKENS)
+    mask[0] = False
+    inputs = (heads() * 300, heads(seed=1), heads(seed=2), mask)
+    assert only_call(imported(function, *inputs, symbolic=()), *inputs).mask == "additive"
+
+
+def test_numbers_of_16_bits_that_hide_scores_are_no_mask() -> None:
+    """Of float16 none is so large that a score is lost in the sum of both."""
+    inputs = (*(heads(seed=seed).half() for seed in range(3)), keep_first(BATCH, 1, 1, TOKENS))
+    module = imported(HIDDEN["filled with less"], *inputs, symbolic=())
+    report = substituted(module, RULES)[1]
+    assert not report.substitutions
+    assert "none of float16 is so large" in str(report.refusals)
+
+
 def distances(q: Tensor, k: Tensor) -> Tensor:
     """How far each key is before each query, the last of both at the same position."""
     return torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]) - torch.arange(k.shape[2])
