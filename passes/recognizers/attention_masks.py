@@ -180,7 +180,7 @@ def _as_numbers(graph: Graph, tensors: list[_Tensor], name: str) -> relax.Expr:
             total = number if total is None else relax.op.add(total, number)
             continue
         if tensor.is_filled and name == "float16":
-            raise NotAttention("hidden scores are filled with a number, and none of float16 is so large as to hide them")
+            raise NotAttention("scores are hidden by a number, and none of float16 is so large as to hide all of them")
         hidden = relax.const(_HIDDEN if tensor.is_filled else -inf, name)
         total = relax.op.where(tensor.value, relax.const(0.0, name) if total is None else total, hidden)
     return total
