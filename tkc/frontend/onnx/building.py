@@ -15,7 +15,7 @@ from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.onnx import sequences
-from tkc.frontend.onnx.branches import BRANCHES
+from tkc.frontend.onnx.branches import BRANCHES, Decisions
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter
 from tkc.frontend.onnx.initializers import to_torch
@@ -54,6 +54,7 @@ def to_relax(
     checked_in_graph: CheckedInGraph,
     *,
     exchangeable: bool,
+    decisions: Decisions,
 ) -> Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     read: set[str] = set()
@@ -61,7 +62,7 @@ def to_relax(
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
             found = dict(zip(names, resolved, strict=True))
-            return _build(proto, found, weights, algebra, checked_in_graph, read, exchangeable=exchangeable)
+            return _build(proto, found, weights, algebra, checked_in_graph, read, decisions, exchangeable=exchangeable)
         except SizesLearned:
             continue
 
@@ -73,6 +74,7 @@ def _build(
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
     read: set[str],
+    decisions: Decisions,
     *,
     exchangeable: bool,
 ) -> Built:
@@ -92,6 +94,7 @@ def _build(
         index_uses=uses,
         narrow=narrow_types(proto.graph),
         value_converters=_VALUE_CONVERTERS,
+        decisions=decisions,
     )
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)

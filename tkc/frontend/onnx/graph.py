@@ -14,6 +14,7 @@ from tvm import relax, tirx
 from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
+from tkc.frontend.onnx.branches import Decisions
 from tkc.frontend.onnx.domains import STANDARD_DOMAINS, describe, plain_domain
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES
@@ -57,6 +58,7 @@ class GraphImporter:
     """The types of values that are narrower than a byte, by name."""
     value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
     """Converters of operators that choose or repeat a graph, or make or take sequences: from a node to its values."""
+    decisions: Decisions = field(default_factory=Decisions)
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -239,6 +241,7 @@ class GraphImporter:
             self.parts,
             self.narrow,
             self.value_converters,
+            self.decisions,
         )
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tkc.contracts import MAIN
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.indices import CheckedInGraph
 from tkc.frontend.model import ImportedModel
-from tkc.frontend.onnx.building import to_relax
+from tkc.frontend.onnx.branches import Decisions
+from tkc.frontend.onnx.building import Built, to_relax
 from tkc.frontend.onnx.channel_scales import with_scaled_convolutions
 from tkc.frontend.onnx.expansion import expanded
 from tkc.frontend.onnx.files import read_model
@@ -30,6 +31,9 @@ from tkc.frontend.onnx.standard_forms import with_own_domains, without_maps
 from tkc.frontend.onnx.untrusted import check_structure
 from tkc.frontend.onnx.value_types import with_outputs, without_untyped_outputs
 from tkc.frontend.onnx.weights import CONSTANT_BYTES, held_weights, separate_weights
+
+# Each is an import of the whole model.
+_MOST_DECISIONS = 16
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,15 +84,13 @@ def _imported(
     given = proto
     weights, proto = separate_weights(proto, path, constants, exchangeable=exchangeable)
     inputs = [value for value in proto.graph.input if value.name not in weights]
-    algebra = SizeAlgebra()
-    types = input_types(inputs, algebra)
     outputs = [value.name for value in proto.graph.output]
+    input_types(inputs, SizeAlgebra())  # what is wrong with them is told first
     proto = with_outputs(expanded(upgraded(without_untyped_outputs(proto))), outputs)
     computed: set[str] = set()
     if not exchangeable:
         proto, computed = _computed_ahead(proto, weights)
-    names = [value.name for value in inputs]
-    built = to_relax(proto, names, types, weights, algebra, checked_in_graph, exchangeable=exchangeable)
+    built, algebra = _built(proto, inputs, weights, checked_in_graph, exchangeable=exchangeable)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(
@@ -99,6 +101,47 @@ def _imported(
         values=built.values,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
         held=held_weights(given, path, weights, built, computed, exchangeable=exchangeable),
+    )
+
+
+def _built(
+    proto: onnx.ModelProto,
+    inputs: Sequence[onnx.ValueInfoProto],
+    weights: dict[str, np.ndarray],
+    checked_in_graph: CheckedInGraph,
+    *,
+    exchangeable: bool,
+) -> tuple[Built, SizeAlgebra]:
+    """The module, and what is known of its sizes: of the first branches with which the model can be imported whole."""
+    decisions, failed = Decisions(), None
+    for _ in range(_MOST_DECISIONS):
+        algebra = SizeAlgebra()
+        types = input_types(inputs, algebra)
+        names = [value.name for value in inputs]
+        try:
+            built = to_relax(
+                proto, names, types, weights, algebra, checked_in_graph, exchangeable=exchangeable, decisions=decisions
+            )
+        except UnsupportedModelError as error:
+            failed = failed or error
+        else:
+            if not decisions.taken or _has_declared_ranks(proto, built):
+                for name, then in decisions.taken.items():
+                    _LOG.warning("If %s: compiled for the %s-branch alone", name, "then" if then else "else")
+                return built, algebra
+        if not decisions.change():
+            break
+    raise failed or UnsupportedModelError(
+        "The model declares outputs of other numbers of dimensions than any of its branches gives; correct the model."
+    )
+
+
+def _has_declared_ranks(proto: onnx.ModelProto, built: Built) -> bool:
+    """Whether the outputs have as many dimensions as the model declares."""
+    fields = built.module[MAIN].body.body.struct_info.fields
+    return all(
+        not value.type.tensor_type.HasField("shape") or len(value.type.tensor_type.shape.dim) == field.ndim
+        for value, field in zip(proto.graph.output, fields, strict=False)
     )
 
 
