@@ -86,7 +86,7 @@ def import_model(
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx
 
-            return import_onnx(path, checked_in_graph, constants, exchangeable=exchangeable)
+            return import_onnx(path, checked_in_graph, constants, exchangeable=exchangeable, fallback=fallback)
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
@@ -94,7 +94,7 @@ def import_model(
         _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph, constants, exchangeable=exchangeable)
+        return import_onnx(model, checked_in_graph, constants, exchangeable=exchangeable, fallback=fallback)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

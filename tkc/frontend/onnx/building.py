@@ -14,6 +14,7 @@ from tvm import relax
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
+from tkc.frontend.model import OperatorCall
 from tkc.frontend.onnx import sequences
 from tkc.frontend.onnx.branches import BRANCHES, Decisions
 from tkc.frontend.onnx.converters import CONVERTERS
@@ -22,6 +23,7 @@ from tkc.frontend.onnx.initializers import to_torch
 from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.onnx.torch_calls import TorchCalls
 from tkc.frontend.onnx.value_types import narrow_types
 from tkc.frontend.onnx.values import Value, Weight
 from tkc.frontend.sources import SourceBuilder
@@ -33,7 +35,8 @@ _VALUE_CONVERTERS = {**BRANCHES, **LOOPS, **dict.fromkeys(sequences.OPERATORS, s
 @dataclass(frozen=True)
 class Built:
     """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
-    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them."""
+    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them;
+    what it calls of PyTorch's."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
@@ -43,6 +46,7 @@ class Built:
     values: dict[str, str]
     read: set[str]
     uses: IndexUses
+    operators: tuple[OperatorCall, ...]
 
 
 def to_relax(
@@ -55,6 +59,7 @@ def to_relax(
     *,
     exchangeable: bool,
     decisions: Decisions,
+    fallback: bool,
 ) -> Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     read: set[str] = set()
@@ -62,7 +67,17 @@ def to_relax(
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
             found = dict(zip(names, resolved, strict=True))
-            return _build(proto, found, weights, algebra, checked_in_graph, read, decisions, exchangeable=exchangeable)
+            return _build(
+                proto,
+                found,
+                weights,
+                algebra,
+                checked_in_graph,
+                read,
+                decisions,
+                exchangeable=exchangeable,
+                fallback=fallback,
+            )
         except SizesLearned:
             continue
 
@@ -77,6 +92,7 @@ def _build(
     decisions: Decisions,
     *,
     exchangeable: bool,
+    fallback: bool,
 ) -> Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -95,6 +111,7 @@ def _build(
         narrow=narrow_types(proto.graph),
         value_converters=_VALUE_CONVERTERS,
         decisions=decisions,
+        torch_calls=TorchCalls(fallback),
     )
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
@@ -126,7 +143,9 @@ def _build(
         if isinstance(value.expression, relax.Var)
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return Built(module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses)
+    return Built(
+        module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses, importer.torch_calls.calls
+    )
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

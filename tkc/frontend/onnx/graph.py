@@ -19,6 +19,7 @@ from tkc.frontend.onnx.domains import STANDARD_DOMAINS, describe, plain_domain
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned, checkable, fold, pack_sizes
+from tkc.frontend.onnx.torch_calls import RANDOM, TorchCalls
 from tkc.frontend.onnx.untrusted import MOST_RANK, short, told
 from tkc.frontend.onnx.values import (
     ConversionError,
@@ -59,6 +60,7 @@ class GraphImporter:
     value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
     """Converters of operators that choose or repeat a graph, or make or take sequences: from a node to its values."""
     decisions: Decisions = field(default_factory=Decisions)
+    torch_calls: TorchCalls = field(default_factory=TorchCalls)
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -107,7 +109,17 @@ class GraphImporter:
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses, self.narrow)
+            context = Node(
+                node,
+                opset,
+                attributes,
+                inputs,
+                self.builder,
+                self.algebra,
+                self.index_uses,
+                self.narrow,
+                self.torch_calls,
+            )
             converter = self.converters.get((plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
@@ -153,6 +165,8 @@ class GraphImporter:
     def _known_outputs(
         self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
     ) -> Sequence[Value] | None:
+        if node.op_type in RANDOM:
+            return None
         if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS and inputs[0] is not None:
             known = self._shape_arithmetic(node, inputs[0])
         elif all(value is None or value.known is not None for value in inputs):
@@ -231,18 +245,7 @@ class GraphImporter:
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
         outer.update(inputs or {})
-        inner = GraphImporter(
-            self.builder,
-            self.opsets,
-            self.converters,
-            self.algebra,
-            index_uses,
-            outer,
-            self.parts,
-            self.narrow,
-            self.value_converters,
-            self.decisions,
-        )
+        inner = dataclasses.replace(self, index_uses=index_uses, values=outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

@@ -44,6 +44,7 @@ def import_onnx(
     constants: Mapping[str, Any] | None = None,
     *,
     exchangeable: bool = False,
+    fallback: bool = True,
 ) -> ImportedModel:
     """Import an ONNX model: a path, whose external weight files are memory-mapped, or a ``ModelProto``.
 
@@ -57,6 +58,8 @@ def import_onnx(
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
     it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
+    Random numbers are drawn by PyTorch, which ``fallback=False`` refuses.
+
     Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and
     :class:`tkc.errors.UnsupportedModelError` for a file that is no whole ONNX model, or has operators, types or an
     opset that cannot be imported.
@@ -67,10 +70,10 @@ def import_onnx(
     proto = with_own_domains(without_maps(proto))
     if exchangeable:
         try:
-            return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=True)
+            return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=True, fallback=fallback)
         except UnsupportedModelError as error:
             _LOG.info("small weights are constants of the code: as parameters they are refused (%s)", error)
-    return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=False)
+    return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=False, fallback=fallback)
 
 
 def _imported(
@@ -80,6 +83,7 @@ def _imported(
     constants: Mapping[str, Any],
     *,
     exchangeable: bool,
+    fallback: bool,
 ) -> ImportedModel:
     given = proto
     weights, proto = separate_weights(proto, path, constants, exchangeable=exchangeable)
@@ -90,7 +94,7 @@ def _imported(
     computed: set[str] = set()
     if not exchangeable:
         proto, computed = _computed_ahead(proto, weights)
-    built, algebra = _built(proto, inputs, weights, checked_in_graph, exchangeable=exchangeable)
+    built, algebra = _built(proto, inputs, weights, checked_in_graph, exchangeable=exchangeable, fallback=fallback)
     signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(
@@ -99,6 +103,7 @@ def _imported(
         signature,
         sources=built.sources,
         values=built.values,
+        operators=built.operators,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
         held=held_weights(given, path, weights, built, computed, exchangeable=exchangeable),
     )
@@ -111,6 +116,7 @@ def _built(
     checked_in_graph: CheckedInGraph,
     *,
     exchangeable: bool,
+    fallback: bool,
 ) -> tuple[Built, SizeAlgebra]:
     """The module, and what is known of its sizes: of the first branches with which the model can be imported whole."""
     decisions, failed = Decisions(), None
@@ -120,7 +126,15 @@ def _built(
         names = [value.name for value in inputs]
         try:
             built = to_relax(
-                proto, names, types, weights, algebra, checked_in_graph, exchangeable=exchangeable, decisions=decisions
+                proto,
+                names,
+                types,
+                weights,
+                algebra,
+                checked_in_graph,
+                exchangeable=exchangeable,
+                decisions=decisions,
+                fallback=fallback,
             )
         except UnsupportedModelError as error:
             failed = failed or error

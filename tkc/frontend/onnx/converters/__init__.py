@@ -21,6 +21,7 @@ from tkc.frontend.onnx.converters import (
     pooling,
     quantization,
     quantized_recurrent,
+    random_numbers,
     recurrent,
     reductions,
     regions,
@@ -55,6 +56,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         signal.CONVERTERS,
         windows.CONVERTERS,
         placement.CONVERTERS,
+        random_numbers.CONVERTERS,
     )
     for name, converter in table.items()
 } | {
