@@ -219,11 +219,20 @@ class GraphImporter:
         bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, self.algebra, expression)
         info = bound.struct_info
         check_size(info)
+        if isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr):
+            self._declare_sizes(info.shape)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
             raise ConversionError(
                 f"makes a tensor of {info.dtype}, which compiled models cannot hold; cast it to another type"
             )
         return bound
+
+    def _declare_sizes(self, shape: relax.ShapeExpr) -> None:
+        """Have the algebra know of sizes that data decides, which Apache TVM's converters name (NonZero's)."""
+        for size in shape.values:
+            for variable in tirx.analysis.undefined_vars(size):
+                if variable not in self.algebra.variables:
+                    self.algebra.declare(variable, minimum=0)
 
     def sized(self, tensor: relax.Expr, name: str) -> relax.Expr:
         """The tensor with new symbolic sizes, where the taken branch decides them."""

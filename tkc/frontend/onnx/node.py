@@ -213,7 +213,7 @@ class Node:
         shape = self.emit(relax.op.tensor_to_shape(self.emit(relax.op.concat([tensor, *flags]))))
         sizes = [tirx.Var(f"{identifier(self.proto.output[0], ())}_{axis}", "int64") for axis in range(count)]
         for size in sizes:
-            self.algebra.declare(size, minimum=-1)
+            self.algebra.declare(size, minimum=0)
         self.builder.match_cast(shape, relax.ShapeStructInfo([*sizes, *[1] * len(flags)]))
         return sizes
 
