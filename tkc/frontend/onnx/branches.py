@@ -7,9 +7,9 @@ which the rest can be imported, and a call in which the other would be taken fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -45,10 +45,14 @@ class Decisions:
 
 @dataclass(frozen=True)
 class _Branch:
-    """A branch that lacks its end: its bindings, what they compute, and its own counts of bad indices and divisors."""
+    """A branch that lacks its end: its bindings, what they compute, and its own counts of bad indices and divisors.
+
+    ``results`` are tensors, those of a sequence one after the other; ``lengths`` has the structure of each.
+    """
 
     bindings: relax.BindingBlock
     results: Sequence[relax.Expr]
+    lengths: Sequence[Any]
     counts: relax.Var | None
     flags: list[Flag]
 
@@ -80,20 +84,44 @@ def choice(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
         test = importer.builder.emit(relax.op.reshape(test, ()))
     outside = set(importer.algebra.variables)
     then, other = (_branch(importer, branches[name]) for name in ("then_branch", "else_branch"))
-    for name, left, right in zip(node.output, then.results, other.results, strict=True):
+    for name, one, two in zip(node.output, then.lengths, other.lengths, strict=True):
+        if one != two:
+            raise ConversionError(f"has {short(name)} as sequences of other lengths, by the branch; choose tensors")
+    names = [name for name, one in zip(node.output, then.lengths, strict=True) for _ in range(_count(one))]
+    for name, left, right in zip(names, then.results, other.results, strict=True):
         if _have_other_ranks(left, right) and _is_of_sizes(importer.builder, test):
             return _decided(importer, node, test)
         _check_alike(name, left, right)
     ends = then.end(importer.builder, 0, len(other.flags)), other.end(importer.builder, len(then.flags), 0)
     chosen = importer.builder.emit(relax.If(test, *ends))
     if flags := then.flags + other.flags:
-        counts = importer.builder.emit(relax.TupleGetItem(chosen, len(node.output)))
+        counts = importer.builder.emit(relax.TupleGetItem(chosen, len(names)))
         importer.index_uses.add_counts(counts, flags)
-    fields = [importer.builder.emit(relax.TupleGetItem(chosen, i)) for i in range(len(node.output))]
-    return [
+    fields = [importer.builder.emit(relax.TupleGetItem(chosen, i)) for i in range(len(names))]
+    tensors = iter(
         Value(expression=_either(importer, *each, outside))
-        for each in zip(node.output, fields, then.results, other.results, strict=True)
-    ]
+        for each in zip(names, fields, then.results, other.results, strict=True)
+    )
+    return [_structured(length, tensors) for length in then.lengths]
+
+
+def _structure(value: Value) -> Any:
+    """``None`` of a tensor, of a sequence the list of its elements'."""
+    return None if value.sequence is None else [_structure(element) for element in value.sequence]
+
+
+def _count(structure: Any) -> int:
+    return 1 if structure is None else sum(map(_count, structure))
+
+
+def _tensors(value: Value) -> list[Value]:
+    return [value] if value.sequence is None else [each for element in value.sequence for each in _tensors(element)]
+
+
+def _structured(structure: Any, tensors: Iterator[Value]) -> Value:
+    if structure is None:
+        return next(tensors)
+    return Value(sequence=[_structured(element, tensors) for element in structure])
 
 
 def _decided(importer: GraphImporter, node: onnx.NodeProto, test: relax.Expr) -> list[Value]:
@@ -157,12 +185,13 @@ def _branch(importer: GraphImporter, graph: onnx.GraphProto) -> _Branch:
     importer.builder.begin_scope()
     importer.builder._begin_binding_block()
     try:
-        results = [expression_of(value, importer.builder) for value in importer.add_subgraph(graph, uses)]
+        values = importer.add_subgraph(graph, uses)
+        results = [expression_of(each, importer.builder) for value in values for each in _tensors(value)]
         counts, flags = uses.counted()
     finally:
         block = importer.builder._end_block()
         importer.builder.end_scope()
-    return _Branch(block, results, counts, flags)
+    return _Branch(block, results, [_structure(value) for value in values], counts, flags)
 
 
 def _check_alike(name: str, left: relax.Expr, right: relax.Expr) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +37,7 @@ _VALUE_CONVERTERS = {**BRANCHES, **LOOPS, **dict.fromkeys(sequences.OPERATORS, s
 class Built:
     """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
     by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them;
-    what it calls of PyTorch's."""
+    what it calls of PyTorch's; the structure of each output, of the names of its tensors, and all of these names."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
@@ -47,6 +48,8 @@ class Built:
     read: set[str]
     uses: IndexUses
     operators: tuple[OperatorCall, ...]
+    structures: list[Any]
+    outputs: list[str]
 
 
 def to_relax(
@@ -124,7 +127,8 @@ def _build(
     with builder.function(MAIN, [*variables, *parameters.values()]):
         try:
             importer.add_nodes(proto.graph.node)
-            outputs = [importer.tensor(value.name) for value in proto.graph.output]
+            results = [importer.result(value.name) for value in proto.graph.output]
+            outputs = [tensor for _, tensors in results for _, tensor in tensors]
             counts, flags = uses.counted()
         except Exception:
             builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
@@ -143,9 +147,11 @@ def _build(
         if isinstance(value.expression, relax.Var)
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return Built(
-        module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses, importer.torch_calls.calls
-    )
+    structures = [structure for structure, _ in results]
+    names = [name for _, tensors in results for name, _ in tensors]
+    called = importer.torch_calls.calls
+    flags = tuple(flags)
+    return Built(module, used_tensors, bounds, flags, builder.sources, values, read, uses, called, structures, names)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

@@ -80,19 +80,25 @@ class GraphImporter:
                     "or have the exporter fold constants and write fixed sizes."
                 ) from error
 
-    def tensor(self, name: str) -> relax.Expr:
-        """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
+    def result(self, name: str) -> tuple[Any, list[tuple[str, relax.Expr]]]:
+        """An output of the graph: its structure, of names, and its tensors by these.
+
+        A sequence is a list, and an optional value that is not there ``None``.
+        """
         if name not in self.values:
             raise UnsupportedModelError(f"Output {short(name)} is computed by no node; export the model again.")
         try:
-            tensor = expression_of(self.values[name], self.builder)
+            return self._flat(name, self.values[name])
         except ConversionError as error:
             raise UnsupportedModelError(f"Output {name!r} {error}.") from error
-        if not isinstance(tensor.struct_info, relax.TensorStructInfo):
-            raise UnsupportedModelError(
-                f"Output {name!r} is a sequence; only tensors can be outputs: return its tensors one by one."
-            )
-        return tensor
+
+    def _flat(self, name: str, value: Value) -> tuple[Any, list[tuple[str, relax.Expr]]]:
+        if value.absent:
+            return None, []
+        if value.sequence is None:
+            return name, [(name, expression_of(value, self.builder))]
+        parts = [self._flat(f"{name}.{i}", element) for i, element in enumerate(value.sequence)]
+        return [structure for structure, _ in parts], [tensor for _, tensors in parts for tensor in tensors]
 
     def _add_node(self, node: onnx.NodeProto) -> None:
         if node.op_type in self.value_converters and node.domain in STANDARD_DOMAINS:
@@ -100,9 +106,9 @@ class GraphImporter:
             self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
             return
         inputs = [self.values[name] if name else None for name in node.input]
-        if any(value is not None and value.sequence is not None for value in inputs):
+        if any(value is not None and (value.sequence is not None or value.absent) for value in inputs):
             if node.op_type != "Identity":
-                raise ConversionError("reads a sequence, of which only tensors can be read; use SequenceAt")
+                raise ConversionError("reads a sequence or an optional value; use SequenceAt or OptionalGetElement")
             self.values[node.output[0]] = self.values[node.input[0]]
             return
         opset = self.opsets.get(plain_domain(node.domain), 1)

@@ -28,9 +28,11 @@ from tkc.frontend.onnx.opsets import check_opset, upgraded
 from tkc.frontend.onnx.signature import input_types, signature_of
 from tkc.frontend.onnx.sizes import SizeAlgebra
 from tkc.frontend.onnx.standard_forms import with_own_domains, without_maps
+from tkc.frontend.onnx.structured_inputs import StructuredInputs, result_structure, with_tensors_as_inputs
 from tkc.frontend.onnx.untrusted import check_structure
 from tkc.frontend.onnx.value_types import with_outputs, without_untyped_outputs
 from tkc.frontend.onnx.weights import CONSTANT_BYTES, held_weights, separate_weights
+from tkc.runtime.signature import Constant
 
 # Each is an import of the whole model.
 _MOST_DECISIONS = 16
@@ -42,6 +44,8 @@ def import_onnx(
     model: str | os.PathLike[str] | onnx.ModelProto,
     checked_in_graph: CheckedInGraph = "none",
     constants: Mapping[str, Any] | None = None,
+    examples: Sequence[Any] = (),
+    named_examples: Mapping[str, Any] | None = None,
     *,
     exchangeable: bool = False,
     fallback: bool = True,
@@ -58,6 +62,9 @@ def import_onnx(
     at the call or, as ``checked_in_graph`` says, by the module itself (see :class:`Signature`). Where nothing checks
     it, the model reads NaN there, or, of types without NaN and when it writes, brings the index into range.
 
+    Of inputs that are sequences, optional values or tensors without a shape, ``examples``, in the order of the inputs,
+    and ``named_examples`` say how many tensors there are, and of how many dimensions.
+
     Random numbers are drawn by PyTorch, which ``fallback=False`` refuses.
 
     Raises :class:`tkc.errors.UsageError` for a file that is not there and for constants that do not fit, and
@@ -68,12 +75,15 @@ def import_onnx(
     check_opset(proto)
     check_structure(proto)
     proto = with_own_domains(without_maps(proto))
+    proto, structure = with_tensors_as_inputs(proto, examples, named_examples or {})
     if exchangeable:
         try:
-            return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=True, fallback=fallback)
+            return _imported(
+                proto, path, checked_in_graph, constants or {}, structure, exchangeable=True, fallback=fallback
+            )
         except UnsupportedModelError as error:
             _LOG.info("small weights are constants of the code: as parameters they are refused (%s)", error)
-    return _imported(proto, path, checked_in_graph, constants or {}, exchangeable=False, fallback=fallback)
+    return _imported(proto, path, checked_in_graph, constants or {}, structure, exchangeable=False, fallback=fallback)
 
 
 def _imported(
@@ -81,11 +91,12 @@ def _imported(
     path: Path | None,
     checked_in_graph: CheckedInGraph,
     constants: Mapping[str, Any],
+    structure: StructuredInputs,
     *,
     exchangeable: bool,
     fallback: bool,
 ) -> ImportedModel:
-    given = proto
+    whole = proto
     weights, proto = separate_weights(proto, path, constants, exchangeable=exchangeable)
     inputs = [value for value in proto.graph.input if value.name not in weights]
     outputs = [value.name for value in proto.graph.output]
@@ -95,7 +106,10 @@ def _imported(
     if not exchangeable:
         proto, computed = _computed_ahead(proto, weights)
     built, algebra = _built(proto, inputs, weights, checked_in_graph, exchangeable=exchangeable, fallback=fallback)
-    signature = signature_of(proto.graph, built.module[MAIN], inputs, algebra)
+    signature = signature_of(proto.graph, built.module[MAIN], inputs, built.outputs, algebra)
+    given, (out_spec, absent) = structure.signature(signature), result_structure(built.structures)
+    constants_out = tuple((position, Constant(name, None)) for position, name in absent)
+    signature = dataclasses.replace(signature, **given, out_spec=out_spec, constant_outputs=constants_out)
     signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
     return ImportedModel(
         built.module,
@@ -105,7 +119,7 @@ def _imported(
         values=built.values,
         operators=built.operators,
         shares_weights=False,  # an ONNX model holds bytes, which nobody changes
-        held=held_weights(given, path, weights, built, computed, exchangeable=exchangeable),
+        held=held_weights(whole, path, weights, built, computed, exchangeable=exchangeable),
     )
 
 
@@ -152,10 +166,12 @@ def _built(
 
 def _has_declared_ranks(proto: onnx.ModelProto, built: Built) -> bool:
     """Whether the outputs have as many dimensions as the model declares."""
-    fields = built.module[MAIN].body.body.struct_info.fields
+    fields = dict(zip(built.outputs, built.module[MAIN].body.body.struct_info.fields, strict=False))
     return all(
-        not value.type.tensor_type.HasField("shape") or len(value.type.tensor_type.shape.dim) == field.ndim
-        for value, field in zip(proto.graph.output, fields, strict=False)
+        not value.type.tensor_type.HasField("shape")
+        or value.name not in fields
+        or len(value.type.tensor_type.shape.dim) == fields[value.name].ndim
+        for value in proto.graph.output
     )
 
 

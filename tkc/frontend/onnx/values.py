@@ -48,13 +48,15 @@ class Weight:
 class Value:
     """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
 
-    A sequence is the list of its elements.
+    A sequence is the list of its elements. ``absent`` is an optional value that is not there; one that is there is the
+    value itself.
     """
 
     known: Known | None = None
     expression: relax.Expr | None = None
     weight: Weight | None = None
     sequence: list[Value] | None = None
+    absent: bool = False
 
 
 _OPERANDS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "equal", "less", "less_equal", "greater",
@@ -135,11 +137,11 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
     checked = [new if algebra.undecided(new, size) else size for new, size in zip(sizes, old, strict=True)]
     if all(new is size for new, size in zip(checked, old, strict=True)):
         return
-    variables = [(new, size) for new, size in zip(checked, old, strict=True) if new is not size and _is_variable(new)]
-    for pair in variables:
-        left, right = (expression_of(Value(pack_sizes([each])), builder) for each in pair)
-        require(builder, relax.op.equal(left, right))
-    if variables:
+    changed = [(new, size) for new, size in zip(checked, old, strict=True) if new is not size]
+    if any(_is_variable(new) for new, _ in changed):
+        for pair in changed:
+            left, right = (expression_of(Value(pack_sizes([each])), builder) for each in pair)
+            require(builder, relax.op.equal(left, right))
         value.expression = builder.emit_te(_copied, tensor, checked, primfunc_name_hint="copy")
         return
     value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
@@ -168,6 +170,8 @@ def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
+    if value.absent:
+        raise ConversionError("is or reads an optional value that is not there; correct the model, or its example")
     if value.sequence is not None:
         return builder.emit(relax.Tuple([expression_of(element, builder) for element in value.sequence]))
     if value.expression is None and known is not None:

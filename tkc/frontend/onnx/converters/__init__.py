@@ -11,6 +11,7 @@ from tkc.frontend.onnx.converters import (
     creation,
     elementwise,
     features,
+    grams,
     grid_sample,
     indexing,
     linear_attention,
@@ -57,6 +58,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         windows.CONVERTERS,
         placement.CONVERTERS,
         random_numbers.CONVERTERS,
+        grams.CONVERTERS,
     )
     for name, converter in table.items()
 } | {
