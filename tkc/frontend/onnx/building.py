@@ -150,8 +150,8 @@ def _build(
     structures = [structure for structure, _ in results]
     names = [name for _, tensors in results for name, _ in tensors]
     called = importer.torch_calls.calls
-    flags = tuple(flags)
-    return Built(module, used_tensors, bounds, flags, builder.sources, values, read, uses, called, structures, names)
+    checked = tuple(flags)
+    return Built(module, used_tensors, bounds, checked, builder.sources, values, read, uses, called, structures, names)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

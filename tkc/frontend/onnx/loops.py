@@ -192,7 +192,7 @@ def _of_each_batch(importer: GraphImporter, node: onnx.NodeProto) -> onnx.NodePr
     names, results = [f"{name} of a batch" for name in node.input[1:]], [f"{name} of a batch" for name in node.output]
     states = len(names) - count
     rows = len(results) - states
-    inner = onnx.helper.make_node(
+    inner = onnx.helper.make_node(  # the last attribute is _OF_A_BATCH
         "Scan",
         names,
         results,
@@ -200,7 +200,7 @@ def _of_each_batch(importer: GraphImporter, node: onnx.NodeProto) -> onnx.NodePr
         body=body,
         num_scan_inputs=count,
         scan_input_directions=attributes.get("directions", [0] * count),
-        **{_OF_A_BATCH: 1},
+        of_a_batch=1,
     )
     if rows == 0 and states == 0:
         raise ConversionError("computes nothing; correct the model")
@@ -217,7 +217,7 @@ def _of_each_batch(importer: GraphImporter, node: onnx.NodeProto) -> onnx.NodePr
         name=node.name,
         body=graph,
         num_scan_inputs=len(names),
-        **{_OF_A_BATCH: 1},
+        of_a_batch=1,
     )
 
 

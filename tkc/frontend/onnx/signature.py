@@ -132,6 +132,10 @@ def element_type(name: str, data_type: int) -> str:
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
     except KeyError:
         dtype = f"number {data_type}"
+    if dtype == "object":
+        raise UnsupportedModelError(
+            f"Tensor {name!r} holds text, which compiled models cannot; give it the numbers of tokens."
+        )
     if dtype not in DTYPES and dtype not in WIDENED:
         known = ", ".join((*DTYPES, *WIDENED))
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")

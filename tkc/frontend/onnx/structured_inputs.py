@@ -96,7 +96,7 @@ def _by_name(names: Sequence[str], examples: Sequence[Any], named: Mapping[str, 
 
 def _is_whole(kind: onnx.TypeProto) -> bool:
     """Whether a type says all that a compiled model needs."""
-    return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
+    return bool(kind.HasField("tensor_type") and kind.tensor_type.HasField("shape"))
 
 
 @dataclass
