@@ -7,7 +7,6 @@ and that a step changes is a size of the state.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -17,8 +16,10 @@ import onnx
 from tvm import relax, tirx
 
 from tkc.contracts import GLOBAL_SYMBOL, WHILE
+from tkc.frontend.onnx.batched_scans import OF_A_BATCH, of_each_batch
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Known, Size, UndecidedError, pack_sizes
+from tkc.frontend.onnx.unrolled_loops import unrolled
 from tkc.frontend.onnx.values import ConversionError, Value, expression_of, shape_of
 from tkc.frontend.sources import SourceBuilder
 from tkc.runtime.signature import Flag
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from tkc.frontend.onnx.graph import GraphImporter
 
 T = TypeVar("T")
-
-# Steps of a loop that are written out.
-_MOST_UNROLLED = 256
-
-_OF_A_BATCH = "of_a_batch"
-"""An attribute of a Scan of opset 8 that has no batch any more."""
 
 BodyInputs = Callable[[relax.Var, Sequence[relax.Var]], list[Value]]
 """The values of a body's inputs, of the step's number, int64 without dimensions, and of what the loop carries."""
@@ -86,7 +81,7 @@ def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     body = _body(node)
     trips, condition, *carried = (importer.values[name] if name else None for name in node.input)
     if any(value is not None and (value.sequence is not None or value.absent) for value in carried):
-        return _unrolled(importer, body, trips, condition, [value for value in carried if value is not None])
+        return unrolled(importer, body, trips, condition, [value for value in carried if value is not None])
     limit = None if trips is None else _number(importer, trips, "int64")
     first = None
     if condition is not None and not (condition.known is not None and bool(condition.known.values.item())):
@@ -106,53 +101,10 @@ def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     return [Value(expression=each) for each in (*last, *rows)]
 
 
-def _unrolled(
-    importer: GraphImporter, body: onnx.GraphProto, trips: Value | None, condition: Value | None, carried: list[Value]
-) -> list[Value]:
-    """The results of a Loop that carries sequences, one step after the other: their lengths are known so."""
-    holds = _known_number(condition, 1)
-    limit = None if trips is None else _known_number(trips, 0)
-    if holds is None or (trips is not None and limit is None):
-        raise ConversionError(
-            "carries a sequence as often as only the running model knows; make its trip count and condition constants, "
-            "or carry tensors"
-        )
-    stacks: list[list[Value]] = [[] for _ in body.output[1 + len(carried) :]]
-    for step in itertools.count():
-        if not holds or (limit is not None and step >= limit):
-            break
-        if step == _MOST_UNROLLED:
-            raise ConversionError(f"carries a sequence for more than {_MOST_UNROLLED} steps; carry tensors")
-        given = [Value(Known.constant(np.array(step, "int64"))), Value(Known.constant(np.array(True))), *carried]
-        values = dict(zip((value.name for value in body.input), given, strict=True))
-        again, *results = importer.add_subgraph(body, importer.index_uses, values)
-        carried, rows = results[: len(carried)], results[len(carried) :]
-        for stack, row in zip(stacks, rows, strict=True):
-            stack.append(row)
-        holds = _known_number(again, 1)
-        if holds is None:
-            raise ConversionError("carries a sequence until the data ends it; make its condition a constant")
-    if stacks and not stacks[0]:
-        raise ConversionError("stacks no rows, whose shape is not known; correct the model")
-    zero = Value(Known.constant(np.array([0], "int64")))
-    stacked = [
-        importer.computed("Concat", [importer.computed("Unsqueeze", [row, zero])[0] for row in stack], axis=0)[0]
-        for stack in stacks
-    ]
-    return [*carried, *stacked]
-
-
-def _known_number(value: Value | None, default: int) -> int | None:
-    """A number that is known; ``default`` where it is left out, ``None`` where the running model alone knows it."""
-    if value is None:
-        return default
-    return None if value.known is None or value.known.symbolic else int(value.known.values.item())
-
-
 def scan(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The results of a Scan: its last state, and its rows stacked along any axis."""
-    if importer.opsets.get("", 1) < 9 and not any(a.name == _OF_A_BATCH for a in node.attribute):
-        return scan(importer, _of_each_batch(importer, node))
+    if importer.opsets.get("", 1) < 9 and not any(a.name == OF_A_BATCH for a in node.attribute):
+        return scan(importer, of_each_batch(node))
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     body, count = attributes["body"], attributes["num_scan_inputs"]
     values = [importer.values[name] for name in node.input]
@@ -178,47 +130,6 @@ def scan(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     to = _axes(attributes.get("scan_output_axes", [0] * len(rows)), [row.struct_info.ndim for row in rows])
     placed = [_placed(importer, *each) for each in zip(rows, directions, to, strict=True)]
     return [Value(expression=each) for each in (*last, *placed)]
-
-
-def _of_each_batch(importer: GraphImporter, node: onnx.NodeProto) -> onnx.NodeProto:
-    """A Scan of opset 8, whose values have a batch first, as one over batches of a later one's over steps.
-
-    Its first input says how many steps each batch has, where it is given.
-    """
-    if node.input[0]:
-        raise ConversionError("is of opset 8 and has sequence_lens; export the model with opset 9 or newer")
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    body, count = attributes["body"], attributes["num_scan_inputs"]
-    names, results = [f"{name} of a batch" for name in node.input[1:]], [f"{name} of a batch" for name in node.output]
-    states = len(names) - count
-    rows = len(results) - states
-    inner = onnx.helper.make_node(  # the last attribute is _OF_A_BATCH
-        "Scan",
-        names,
-        results,
-        name=node.name,
-        body=body,
-        num_scan_inputs=count,
-        scan_input_directions=attributes.get("directions", [0] * count),
-        of_a_batch=1,
-    )
-    if rows == 0 and states == 0:
-        raise ConversionError("computes nothing; correct the model")
-    graph = onnx.helper.make_graph(
-        [inner],
-        "batch",
-        [onnx.ValueInfoProto(name=name) for name in names],
-        [onnx.ValueInfoProto(name=name) for name in results],
-    )
-    return onnx.helper.make_node(
-        "Scan",
-        list(node.input[1:]),
-        list(node.output),
-        name=node.name,
-        body=graph,
-        num_scan_inputs=len(names),
-        of_a_batch=1,
-    )
 
 
 def _placed(importer: GraphImporter, rows: relax.Expr, backwards: int, axis: int) -> relax.Expr:
