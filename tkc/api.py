@@ -108,7 +108,9 @@ def compile(
     Args:
         model: An ``nn.Module``, an ``ExportedProgram``, a ``.pt2`` or ``.onnx`` path, or an ONNX ``ModelProto``.
         example_args: Positional example inputs of an ``nn.Module``, as ``torch.export.export`` takes them.
-        example_kwargs: Its named example inputs.
+        example_kwargs: Its named example inputs. Of an ONNX model, examples are needed of inputs that are sequences or
+            optional values, or have no shape: they say how many tensors a sequence has, whether an optional value is
+            there, and how many dimensions each has. Sizes stay symbolic.
         entries: Several functions by name, over one set of weights and one state, which make a :class:`Program`.
             ``{"prefill": tkc.Entry(...), "decode": tkc.Entry(...)}`` says with what examples the model is exported for
             each; an entry may also be an ``ExportedProgram``, or a ``.pt2`` or ``.onnx`` path, and then there need be

@@ -20,6 +20,7 @@ from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.lowering.captured_sizes import CapturedSizes
+from tkc.passes.lowering.casts_in_branches import CastsInBranches
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
 from tkc.passes.lowering.define_sizes_first import DefineSizesFirst
 from tkc.passes.lowering.device_memory import DeviceMemory
@@ -172,6 +173,7 @@ def fusion_stages() -> list[PassStage]:
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
+                CastsInBranches(),
                 FuseOperators(),
                 transform.FuseTIR(),
                 RemoveUnreadBlocks(),

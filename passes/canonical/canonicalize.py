@@ -65,11 +65,17 @@ def _simplified_value(graph: Graph, value: relax.Expr) -> relax.Expr:
 
 def _cast(graph: Graph, call: relax.Call) -> relax.Expr:
     same = graph.before_widening(call.args[0], dtype(call))
-    if same is not None:
+    if same is not None and _have_one_shape(graph, same, call):
         return same
     source = graph.before_widening(call.args[0])
-    unchanged = source is None or source.same_as(call.args[0])
+    unchanged = source is None or source.same_as(call.args[0]) or not _have_one_shape(graph, source, call)
     return call if unchanged else relax.op.astype(source, dtype(call))
+
+
+def _have_one_shape(graph: Graph, source: relax.Expr, call: relax.Call) -> bool:
+    """Whether ``call`` has the sizes of ``source``, as written: no ``match_cast`` between both gives it others."""
+    known = has_known_shape(source) and has_known_shape(call)
+    return not known or graph.same_shape(shape(source), shape(call))
 
 
 def _reshape(graph: Graph, call: relax.Call) -> relax.Expr:
@@ -86,6 +92,9 @@ def _permutation(graph: Graph, call: relax.Call) -> relax.Expr:
     while (permuted := graph.call(source, "relax.permute_dims")) is not None:
         order = permuted_axes(permuted)
         source, axes = permuted.args[0], [order[axis] for axis in axes]
+    known = has_known_shape(source) and has_known_shape(call)
+    if known and not graph.same_shape([shape(source)[axis] for axis in axes], shape(call)):
+        return call  # between both, a match_cast gives the tensor the sizes that it has been checked for
     if axes == sorted(axes):
         return source
     return call if source.same_as(call.args[0]) else relax.op.permute_dims(source, axes)

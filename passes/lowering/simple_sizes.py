@@ -51,9 +51,14 @@ def with_simple_sizes(call: relax.Call) -> relax.Call:
 
 
 def simplest(sizes: list[tirx.PrimExpr]) -> list[tirx.PrimExpr] | None:
-    """``sizes`` in their simplest form; ``None`` where they have it already."""
+    """``sizes``, of variables that are not negative, in their simplest form; ``None`` where they have it already.
+
+    So ``max(n, 0)``, which TVM infers for a slice, is the ``n`` that other operators have.
+    """
     if all(isinstance(size, tirx.IntImm | tirx.Var) for size in sizes):
         return None
     analyzer = arith.Analyzer()
+    for variable in {variable for size in sizes for variable in tirx.analysis.undefined_vars(size)}:
+        analyzer.update(variable, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
     simple = [analyzer.simplify(size) for size in sizes]
     return None if all(map(structural_equal, simple, sizes)) else simple

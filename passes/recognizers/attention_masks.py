@@ -17,6 +17,9 @@ from tkc.passes.recognizers.attention_operands import Geometry, aligned
 from tkc.passes.recognizers.attention_scores import MaskTerm, NotAttention, infinite_selection, sight
 from tkc.passes.recognizers.masks import Causal, Visibility, scaled, visibility
 
+# Half the range below is left for masks that are added to it, and for a kernel's scale.
+_HIDDEN = -(2.0**126)
+
 _CONJUNCTIONS = ("relax.logical_and", "relax.bitwise_and")
 
 
@@ -34,11 +37,16 @@ class KernelMask:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A mask tensor that broadcasts to batch, heads, queries and keys, with its ``dims`` along them."""
+    """A mask tensor that broadcasts to batch, heads, queries and keys, with its ``dims`` along them.
+
+    A boolean one shows the keys where it is true, and hides the others: behind minus infinity or, ``is_filled``, behind
+    a finite number.
+    """
 
     value: relax.Expr
     dims: tuple[tirx.PrimExpr, ...]
     dtype: str
+    is_filled: bool = False
 
     @property
     def is_bool(self) -> bool:
@@ -65,12 +73,12 @@ def kernel_mask(
     if not tensors:
         return KernelMask(overall.causal, overall.window)
     dims = tuple(_widest([tensor.dims[axis] for tensor in tensors]) for axis in range(4))
-    if all(tensor.is_bool for tensor in tensors):
+    if all(tensor.is_bool and not tensor.is_filled for tensor in tensors):
         kind: Literal["bool", "additive"] = "bool"
         value = reduce(relax.op.logical_and, (tensor.value for tensor in tensors))
     else:
         kind = "additive"
-        value = reduce(relax.op.add, (_as_number(tensor, name) for tensor in tensors))
+        value = _as_numbers(tensors, name)
     whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
     if not all(map(geometry.space.equal, dims, whole)):
         value = relax.op.broadcast_to(value, whole)
@@ -140,7 +148,8 @@ def _tensor(geometry: Geometry, term: MaskTerm, name: str) -> _Tensor:
             if fill is None:
                 found = _Tensor(_multiplied(four, term.factor, dtype(least)), tuple(dims), dtype(least))
             else:
-                found = _Tensor(_selecting(four, keeps, fill, name), tuple(dims), "bool" if fill == -inf else name)
+                shown = four if keeps else relax.op.logical_not(four)
+                found = _Tensor(shown, tuple(dims), "bool", is_filled=fill != -inf)
         if (source := geometry.expressions.source(value, index)) is not None:
             value, index = source
         elif fill is not None and (call := graph.call(value, "relax.logical_not", "relax.bitwise_not")) is not None:
@@ -163,21 +172,30 @@ def _narrow(graph: Graph, value: relax.Expr, factor: float, name: str) -> relax.
     return value if narrow is None else narrow
 
 
-def _selecting(condition: relax.Expr, keeps: bool, fill: float, name: str) -> relax.Expr:
-    """A mask that shows the keys where ``condition`` is ``keeps``: as truth values, or for a finite fill as numbers."""
-    if fill == -inf:
-        return condition if keeps else relax.op.logical_not(condition)
-    shown, hidden = relax.const(0.0, name), relax.const(max(fill, tirx.min_value(name).value), name)
-    return relax.op.where(condition, *((shown, hidden) if keeps else (hidden, shown)))
-
-
 def _multiplied(value: relax.Expr, factor: float, name: str) -> relax.Expr:
     return value if factor == 1 else relax.op.multiply(value, relax.const(factor, name))
 
 
+def _as_numbers(tensors: list[_Tensor], name: str) -> relax.Expr:
+    """The masks, the innermost first, as one tensor that is added to the scores.
+
+    Where a finite number takes the place of scores, a query that sees nothing averages over the keys. So the sum with a
+    score has to be that number, whatever the score: one so large that float32 rounds every score away.
+    """
+    total = None
+    for tensor in tensors:
+        if not tensor.is_bool:
+            number = _as_number(tensor, name)
+            total = number if total is None else relax.op.add(total, number)
+            continue
+        if tensor.is_filled and name == "float16":
+            raise NotAttention("scores are hidden by a number, and none of float16 is so large as to hide all of them")
+        hidden = relax.const(_HIDDEN if tensor.is_filled else -inf, name)
+        total = relax.op.where(tensor.value, relax.const(0.0, name) if total is None else total, hidden)
+    return total
+
+
 def _as_number(tensor: _Tensor, name: str) -> relax.Expr:
-    if tensor.is_bool:
-        return relax.op.where(tensor.value, relax.const(0.0, name), relax.const(-inf, name))
     if tensor.dtype == name:
         return tensor.value
     raise NotAttention(f"a {tensor.dtype} tensor is added to the scores, which the kernel would round to {name}")

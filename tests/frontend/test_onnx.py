@@ -14,6 +14,7 @@ import transformers
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.runner import Runner
 
+import tkc
 from tests.frontend.onnx_execution import EVERY_CASE, compiled, evaluated, parsed
 from tkc.errors import UnsupportedModelError, UsageError
 from tkc.frontend.onnx.importer import import_onnx
@@ -377,8 +378,11 @@ def test_models_that_cannot_be_imported(graph: str, opset: int, message: str) ->
 
 
 def test_input_without_a_shape() -> None:
-    """The error names the input."""
+    """The error names the input, and what gives it one: an example, of as many dimensions."""
     model = parsed("g (float[N] x) => (float[N] y) { y = Neg(x) }")
     model.graph.input[0].type.tensor_type.ClearField("shape")
-    with pytest.raises(UnsupportedModelError, match="'x' has no shape"):
+    with pytest.raises(UnsupportedModelError, match=r"'x' is a tensor without a shape, .*example_kwargs"):
         import_onnx(model)
+    executable = tkc.compile(model, target="cpu", kernels="none", example_args=(np.zeros(2, "float32"),))
+    assert [len(spec.shape) for spec in executable.signature.inputs] == [1]
+    np.testing.assert_array_equal(executable(x=np.ones(3, "float32")), -np.ones(3, "float32"))

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from tests.frontend.onnx_execution import evaluated, parsed, run, run_all
+from tests.frontend.onnx_execution import compiled, evaluated, parsed, run, run_all
 from tests.passes.reference_execution import substituted
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
@@ -266,3 +267,39 @@ def test_attention_becomes_a_kernel(graph: str, kernel: str) -> None:
     rewritten, report = substituted(module)
     assert [call.kernel for call in report.substitutions if "attention" in call.kernel] == [kernel]
     assert "softmax" not in rewritten["main"].script()
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "normalized"), [("relu", 1, 0), ("silu", 2, 0), ("identity", 2, 1), ("gelu", 1, 1), ("swiglu", 2, 1)]
+)
+def test_mixture_of_experts(kind: str, k: int, normalized: int) -> None:
+    """As ONNX Runtime computes it on the CPU: the experts of each row by themselves; SwiGLU's gates alternate."""
+    experts, hidden, inner = 4, 8, 6
+    wide = inner * 2 if kind == "swiglu" else inner
+    more = ", swiglu_fusion = 1, activation_alpha = 1.702, activation_beta = 1.0" if kind == "swiglu" else ""
+    model = parsed(f"""g (float[n, {hidden}] x, float[n, {experts}] r, float[{experts}, {wide}, {hidden}] w1,
+        float[{experts}, {wide}] b1, float[{experts}, {hidden}, {inner}] w2) => (float[n, {hidden}] y) {{
+        y = com.microsoft.MoE<activation_type = "{kind}", k = {k}, normalize_routing_weights = {normalized}{more}>
+            (x, r, w1, b1, w2)
+    }}""")
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    call = compiled(model)
+    random = np.random.default_rng(0)
+    shapes = ((5, hidden), (5, experts), (experts, wide, hidden), (experts, wide), (experts, hidden, inner))
+    x, r, w1, b1, w2 = (random.normal(size=shape).astype("float32") for shape in shapes)
+    chances = np.exp(r) / np.exp(r).sum(1, keepdims=True)
+    expected = np.zeros_like(x)
+    activations = {
+        "relu": lambda h: np.maximum(h, 0),
+        "silu": lambda h: h / (1 + np.exp(-h)),
+        "identity": lambda h: h,
+        "gelu": lambda h: 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))),
+        "swiglu": lambda h: h[::2] / (1 + np.exp(-1.702 * h[::2])) * (h[1::2] + 1),
+    }
+    for row in range(5):
+        chosen = np.argsort(-chances[row])[:k]
+        total = chances[row, chosen].sum() if normalized else 1
+        for expert in chosen:
+            made = w2[expert] @ activations[kind](w1[expert] @ x[row] + b1[expert])
+            expected[row] += chances[row, expert] / total * made
+    np.testing.assert_allclose(call(x, r, w1, b1, w2)[0], expected, rtol=1e-4, atol=1e-5)

@@ -294,3 +294,21 @@ def test_indices_into_as_many_rows_as_data_keep() -> None:
     for bad in (2, -3, 4):
         with pytest.raises(InputError, match="1 by ONNX node 'y'"):
             call(x, np.array(two), np.array([0, bad]))
+
+
+def test_sizes_of_formulas_are_compared() -> None:
+    """Sums of convolutions of two data-sized tensors, whose channels are those of the weights in every call."""
+    call = compiled("""g (float[1] x, int64[3] a, int64[3] b, float[4, 4, 3] k) => (float[n, 4, m] y) {
+        p = Expand(x, a)
+        q = Expand(x, b)
+        u = Conv<pads = [1, 1], strides = [2]>(p, k)
+        v = Conv<pads = [1, 1], strides = [2]>(q, k)
+        y = Add(u, v)
+    }""")
+    k = np.random.default_rng(0).normal(size=(4, 4, 3)).astype("float32")
+    one, sizes = np.ones(1, "float32"), np.array([1, 4, 9])
+    (found,) = call(one, sizes, np.array([1, 4, 10]), k)
+    np.testing.assert_allclose(found[0, :, 1:4], 2 * np.broadcast_to(k.sum((1, 2))[:, None], (4, 3)), rtol=1e-5)
+    for other in ([1, 4, 11], [2, 4, 9], [1, 5, 9]):
+        with pytest.raises(InputError, match="sizes"):
+            call(one, sizes, np.array(other), k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import tkc
@@ -146,3 +147,21 @@ def test_rows_whose_size_a_step_decides() -> None:
     assert call(x, np.array([3]), np.array(0))[0].shape == (0, 0)
     with pytest.raises(InputError, match="sizes that do not fit"):
         call(x, np.array([3, 2]), np.array(2))
+
+
+def test_a_scan_of_opset_8_has_a_batch() -> None:
+    """Of which each sequence is scanned by itself, from either end."""
+    body = onnx.parser.parse_graph("b (float[2] s, float[2] e, float[2] w) => (float[2] t, float[2] r) "
+                                   "{ m = Mul(e, w) t = Add(s, m) r = Identity(t) }")  # fmt: skip
+    node = onnx.helper.make_node(
+        "Scan", ["", "s", "x", "w"], ["y", "z"], body=body, num_scan_inputs=2, directions=[0, 1]
+    )
+    values = {"s": [3, 2], "x": ["b", "n", 2], "w": ["b", "n", 2], "y": ["b", 2], "z": ["b", "n", 2]}
+    infos = [onnx.helper.make_tensor_value_info(name, 1, shape) for name, shape in values.items()]
+    graph = onnx.helper.make_graph([node], "g", infos[:3], infos[3:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 8)], ir_version=7)
+    s, x, w = (np.random.default_rng(i).normal(size=(3, 5, 2)).astype("float32") for i in range(3))
+    y, z = compiled(model)(s[:, 0], x, w)
+    sums = s[:, :1] + np.cumsum(x * w[:, ::-1], 1)
+    np.testing.assert_allclose(z, sums, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(y, z[:, -1])

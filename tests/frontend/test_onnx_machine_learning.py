@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-from tests.frontend.onnx_execution import compiled, evaluated
+import tkc
+from tests.frontend.onnx_execution import compiled, evaluated, parsed
 from tkc.errors import UnsupportedModelError
 
 ML = "ai.onnx.ml"
@@ -320,3 +322,18 @@ def test_support_vector_machines(kernel: str) -> None:
     given = {"n_supports": 7, "coefficients": coefficients[0].tolist(), "rho": [0.5]}
     (found,) = evaluated(model("SVMRegressor", {"x": ("float32", ["n", 4])}, {"y": "float32"}, **given, **options), x)
     assert np.allclose(found[:, 0], matrix @ coefficients[0] + 0.5, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+def test_counts_of_n_grams(mode: str) -> None:
+    """Of a symbolic number of tokens, fewer than an n-gram has among them, with tokens left out between."""
+    model = parsed(f"""g (int32[b, n] x) => (float[b, 4] y) {{
+        y = TfIdfVectorizer<mode = "{mode}", min_gram_length = 1, max_gram_length = 2, max_skip_count = 1,
+            ngram_counts = [0, 2], ngram_indexes = [0, 3, 1, 2], pool_int64s = [5, 6, 5, 6, 6, 5],
+            weights = [2.0, 3.0, 4.0, 5.0]>(x)
+    }}""")
+    executable = tkc.compile(model, target="cpu", kernels="none")
+    evaluator = ReferenceEvaluator(model)
+    for tokens in ([[5, 6, 5, 5], [7, 7, 6, 5]], [[5], [6]], [[5, 7, 6], [6, 6, 6]]):
+        x = np.array(tokens, "int32")
+        np.testing.assert_array_equal(executable(x), evaluator.run(None, {"x": x})[0])

@@ -80,17 +80,39 @@ def test_branches_of_different_types_are_refused(then: str, told: str) -> None:
         tkc.compile(model, target="cpu", kernels="none")
 
 
-def test_sizes_that_the_model_computes_apart_are_refused() -> None:
-    """TVM would drop the check that they are equal."""
-    model = parsed(
-        """g (float[n] x, int64[1] a, int64[1] b) => (float[m] y) {
+def test_sizes_that_the_model_computes_apart_are_compared_at_the_call() -> None:
+    """What reads both takes them for one, and a call in which they differ fails."""
+    call = compiled("""g (float[1] x, int64[1] a, int64[1] b) => (float[m] y, float[k, 3] z) {
         p = Expand(x, a)
         q = Expand(x, b)
         y = Add(p, q)
-    }""".replace("float[n] x", "float[1] x")
-    )
-    with pytest.raises(UnsupportedModelError, match=r"\(Add\).*to be equal"):
-        tkc.compile(model, target="cpu", kernels="none")
+        axes = Constant<value_ints = [1]>()
+        u = Unsqueeze(p, axes)
+        v = Unsqueeze(q, axes)
+        z = Concat<axis = 1>(u, v, u)
+    }""")
+    x, three = np.ones(1, "float32"), np.array([3])
+    y, z = call(x, three, three)
+    np.testing.assert_array_equal(y, np.full(3, 2, "float32"))
+    np.testing.assert_array_equal(z, np.ones((3, 3), "float32"))
+    with pytest.raises(InputError, match="sizes"):
+        call(x, three, np.array([4]))
+
+
+def test_rows_that_two_masks_choose() -> None:
+    """As PyTorch's exporter writes ``y[mask] = f(x[mask])``: as many of both, and the model does not know."""
+    call = compiled("""g (float[n] x, float[n] mask) => (float[n] y) {
+        less = Abs(mask)
+        p = NonZero(mask)
+        q = NonZero(less)
+        at = Transpose<perm = [1, 0]>(p)
+        from = Transpose<perm = [1, 0]>(q)
+        chosen = GatherND(x, from)
+        twice = Add(chosen, chosen)
+        y = ScatterND(x, at, twice)
+    }""")
+    x, mask = np.arange(1, 6, dtype="float32"), np.array([1, 0, -1, 1, 0], "float32")
+    np.testing.assert_array_equal(call(x, mask)[0], np.where(mask != 0, 2 * x, x))
 
 
 def test_sizes_with_names_of_their_own_are_learned_to_be_equal() -> None:

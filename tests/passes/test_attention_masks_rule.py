@@ -235,3 +235,29 @@ def test_a_small_number_hides_nothing() -> None:
     function = lambda q, k, v: eager(q, k, v, lambda s: s + torch.where(distances(q, k) < 0, -1.0, 0.0))  # noqa: E731
     (call,) = substituted(symbolic(function, q, k, v), RULES)[1].substitutions
     assert call.parameters == parameters(mask="additive")
+
+
+HIDDEN: dict[str, Function] = {
+    "filled": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e9)),
+    "filled with less": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e4)),
+    "filled after a sum": lambda q, k, v, m: eager(q, k, v, lambda s: (s + k[:, :, None, :, 0]).masked_fill(~m, -1e9)),
+    "filled twice": lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e9).masked_fill(~m.roll(1), -1e9)),
+}
+
+
+@pytest.mark.parametrize("function", HIDDEN.values(), ids=HIDDEN)
+def test_a_query_that_sees_nothing_averages_whatever_its_scores(function: Function) -> None:
+    """The fill takes the place of scores: their digits beyond it must not be left in the sum of both."""
+    mask = keep_first(BATCH, 1, 1, TOKENS)
+    mask[0] = False
+    inputs = (heads() * 300, heads(seed=1), heads(seed=2), mask)
+    assert only_call(imported(function, *inputs, symbolic=()), *inputs).mask == "additive"
+
+
+def test_numbers_of_16_bits_that_hide_scores_are_no_mask() -> None:
+    """Of float16 none is so large that a score is lost in the sum of both."""
+    inputs = (*(heads(seed=seed).half() for seed in range(3)), keep_first(BATCH, 1, 1, TOKENS))
+    module = imported(HIDDEN["filled with less"], *inputs, symbolic=())
+    report = substituted(module, RULES)[1]
+    assert not report.substitutions
+    assert "none of float16 is so large as to" in str(report.refusals)

@@ -31,9 +31,10 @@ def import_model(
     ``ModelProto``; one that is imported already is returned as it is.
 
     Example inputs and ``dynamic_shapes`` (as ``torch.export.export`` takes them) are for an ``nn.Module``; the other
-    kinds carry their own signature, and giving them is a :class:`UsageError`. ``checked_in_graph`` says which indices
-    the module itself counts the bad ones of (see :class:`Signature`). ``size_names`` is for programs: with
-    ``{"x_0": "batch"}`` the first axis of ``x`` has the name of its ``Dim`` again, which a ``.pt2`` file has lost.
+    kinds carry their own signature, and giving them is a :class:`UsageError`. Examples of an ONNX model's inputs say
+    how many tensors a sequence has. ``checked_in_graph`` says which indices the module itself counts the bad ones of
+    (see :class:`Signature`). ``size_names`` is for programs: with ``{"x_0": "batch"}`` the first axis of ``x`` has the
+    name of its ``Dim`` again, which a ``.pt2`` file has lost.
     ``fallback`` has a PyTorch model call PyTorch's own operators where TKC has no converter. ``read_state`` names
     buffers of a PyTorch model that may change between calls, though it does not change them.
     ``constants`` binds inputs of an ONNX model, by their names. With ``exchangeable``, small weights are parameters
@@ -46,10 +47,13 @@ def import_model(
     if isinstance(model, ImportedModel):
         return model
     is_module = isinstance(model, torch.nn.Module)
+    examples = (tuple(example_args), dict(example_kwargs or {}))
     is_onnx = type(model).__name__ == "ModelProto" or str(model).endswith(".onnx")
     if constants and not is_onnx:
         raise UsageError(f"constants is for ONNX models; {_described(model)} binds them when it is exported")
-    if not is_module and (example_args or example_kwargs or dynamic_shapes is not None):
+    if dynamic_shapes is not None and is_onnx:
+        raise UsageError("dynamic_shapes is for an nn.Module; an ONNX model names its symbolic sizes itself")
+    if not is_module and not is_onnx and (example_args or example_kwargs or dynamic_shapes is not None):
         raise UsageError(
             f"example inputs and dynamic_shapes are for an nn.Module; {_described(model)} has its own signature"
         )
@@ -86,7 +90,9 @@ def import_model(
         if path.suffix == ".onnx":
             from tkc.frontend.onnx.importer import import_onnx
 
-            return import_onnx(path, checked_in_graph, constants, exchangeable=exchangeable)
+            return import_onnx(
+                path, checked_in_graph, constants, *examples, exchangeable=exchangeable, fallback=fallback
+            )
         raise UsageError(
             f"{path.name} is neither .pt2 (torch.export.save) nor .onnx; rename it or export the model again"
         )
@@ -94,7 +100,7 @@ def import_model(
         _refuse_size_names(size_names, "a ModelProto")
         from tkc.frontend.onnx.importer import import_onnx
 
-        return import_onnx(model, checked_in_graph, constants, exchangeable=exchangeable)
+        return import_onnx(model, checked_in_graph, constants, *examples, exchangeable=exchangeable, fallback=fallback)
     raise UsageError(
         f"{_described(model)} is no model; give an nn.Module, an ExportedProgram, a .pt2 or .onnx path, or a ModelProto"
     )

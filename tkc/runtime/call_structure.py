@@ -44,6 +44,8 @@ class CallStructure:
         if self.in_spec is None:
             flat = self._by_name(args, kwargs)
         else:
+            if self._signature.input_names:
+                args, kwargs = self._in_order(args, kwargs), {}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self.in_spec:
                 flat = self._reordered(args, kwargs)
@@ -94,6 +96,21 @@ class CallStructure:
         if faults:
             raise InputError(f"the model takes {listed(leaves)}, in this order or by name; {'; '.join(faults)}")
         return [given[name] for name in names]
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a model whose inputs, some of them sequences, are given in order or by name."""
+        names = self._signature.input_names
+        given = dict(zip(names, args, strict=False))
+        twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
+        missing = [name for name in names if name not in given and name not in kwargs]
+        if twice or unknown or missing or len(args) > len(names):
+            found = ", ".join(map(repr, kwargs)) or "no names"
+            raise InputError(
+                f"the model takes {', '.join(names)}, in this order or by name; found {len(args)} positional inputs "
+                f"and {found}"
+            )
+        # A sequence may be any list of tensors.
+        return tuple(list(value) if isinstance(value, tuple) else value for value in map((given | kwargs).get, names))
 
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""

@@ -75,12 +75,13 @@ class Signature:
     ``leaves`` are the flattened arguments in order: tensors, which the compiled function takes, and constants,
     which it does not. ``in_spec`` and ``out_spec`` are pytree specs as ``torch.utils._pytree.treespec_dumps`` writes
     them: of ``(args, kwargs)``, and of the result; ``None`` means positional tensors in, a tuple (or the one
-    tensor) out, as ONNX has it. ``constant_outputs`` are the leaves of the result that are no tensors, by their
-    position among its leaves (``None`` for attention weights that were not asked for). ``size_outputs`` are those that
-    follow from the sizes of a call, in the same form: each a :class:`~tkc.runtime.sizes.Formula`. ``number_outputs``
-    are the positions among ``outputs`` of those that the model returns as numbers of Python's, and the compiled
-    function as tensors of no axes. ``conditions`` are formulas that must hold between the sizes of a call: the model
-    was exported under them.
+    tensor) out, as ONNX has it. ``input_names`` are those of the positional arguments, which may be given by name, too,
+    where an ONNX model takes sequences or optional values. ``constant_outputs`` are the leaves of the result that are
+    no tensors, by their position among its leaves (``None`` for attention weights that were not asked for).
+    ``size_outputs`` are those that follow from the sizes of a call, in the same form: each a
+    :class:`~tkc.runtime.sizes.Formula`. ``number_outputs`` are the positions among ``outputs`` of those that the model
+    returns as numbers of Python's, and the compiled function as tensors of no axes. ``conditions`` are formulas that
+    must hold between the sizes of a call: the model was exported under them.
 
     A call may change what it was given: ``updated_inputs`` names the inputs whose tensors it writes into, ``state`` the
     parameters that it changes and that the next call finds changed. ``returned`` lists the outputs that are such a
@@ -98,6 +99,7 @@ class Signature:
     sizes: Mapping[str, SizeRange]
     in_spec: str | None = None
     out_spec: str | None = None
+    input_names: tuple[str, ...] = ()
     constant_outputs: tuple[tuple[int, Constant], ...] = ()
     size_outputs: tuple[tuple[int, str], ...] = ()
     number_outputs: tuple[int, ...] = ()

@@ -1,29 +1,58 @@
-"""If: branches whose bindings run only when they are taken (``docs/design/control-flow.md``)."""
+"""If: branches whose bindings run only when they are taken (``docs/design/control-flow.md``).
+
+Branches that sizes choose between may give tensors of different numbers of dimensions, and a compiled model has one:
+PyTorch's exporter writes ``x.squeeze(-1)`` of a symbolic size so. The model is compiled for one of the branches, with
+which the rest can be imported, and a call in which the other would be taken fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 from tvm import relax, tirx
 
 from tkc.frontend.onnx.untrusted import short
-from tkc.frontend.onnx.values import ConversionError, Value, expression_of
+from tkc.frontend.onnx.values import ConversionError, Value, expression_of, require
 from tkc.runtime.signature import Flag
 
 if TYPE_CHECKING:
     from tkc.frontend.onnx.graph import GraphImporter
 
 
+@dataclass
+class Decisions:
+    """For which branches a model is compiled, by the first output of the If, where it can be but for one of both."""
+
+    taken: dict[str, bool] = field(default_factory=dict)
+
+    def of(self, name: str) -> bool:
+        """Whether the then-branch is taken. It is at first."""
+        return self.taken.setdefault(name, True)
+
+    def change(self) -> bool:
+        """Decide otherwise, the last ones first; ``False`` where all that can be decided was."""
+        while self.taken:
+            name, then = self.taken.popitem()
+            if then:
+                self.taken[name] = False
+                return True
+        return False
+
+
 @dataclass(frozen=True)
 class _Branch:
-    """A branch that lacks its end: its bindings, what they compute, and its own counts of bad indices and divisors."""
+    """A branch that lacks its end: its bindings, what they compute, and its own counts of bad indices and divisors.
+
+    ``results`` are tensors, those of a sequence one after the other; ``lengths`` has the structure of each.
+    """
 
     bindings: relax.BindingBlock
     results: Sequence[relax.Expr]
+    lengths: Sequence[Any]
     counts: relax.Var | None
     flags: list[Flag]
 
@@ -55,18 +84,82 @@ def choice(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
         test = importer.builder.emit(relax.op.reshape(test, ()))
     outside = set(importer.algebra.variables)
     then, other = (_branch(importer, branches[name]) for name in ("then_branch", "else_branch"))
-    for name, left, right in zip(node.output, then.results, other.results, strict=True):
+    for name, one, two in zip(node.output, then.lengths, other.lengths, strict=True):
+        if one != two:
+            raise ConversionError(f"has {short(name)} as sequences of other lengths, by the branch; choose tensors")
+    names = [name for name, one in zip(node.output, then.lengths, strict=True) for _ in range(_count(one))]
+    for name, left, right in zip(names, then.results, other.results, strict=True):
+        if _have_other_ranks(left, right) and _is_of_sizes(importer.builder, test):
+            return _decided(importer, node, test)
         _check_alike(name, left, right)
     ends = then.end(importer.builder, 0, len(other.flags)), other.end(importer.builder, len(then.flags), 0)
     chosen = importer.builder.emit(relax.If(test, *ends))
     if flags := then.flags + other.flags:
-        counts = importer.builder.emit(relax.TupleGetItem(chosen, len(node.output)))
+        counts = importer.builder.emit(relax.TupleGetItem(chosen, len(names)))
         importer.index_uses.add_counts(counts, flags)
-    fields = [importer.builder.emit(relax.TupleGetItem(chosen, i)) for i in range(len(node.output))]
-    return [
+    fields = [importer.builder.emit(relax.TupleGetItem(chosen, i)) for i in range(len(names))]
+    tensors = iter(
         Value(expression=_either(importer, *each, outside))
-        for each in zip(node.output, fields, then.results, other.results, strict=True)
-    ]
+        for each in zip(names, fields, then.results, other.results, strict=True)
+    )
+    return [_structured(length, tensors) for length in then.lengths]
+
+
+def _structure(value: Value) -> Any:
+    """``None`` of a tensor, of a sequence the list of its elements'."""
+    return None if value.sequence is None else [_structure(element) for element in value.sequence]
+
+
+def _count(structure: Any) -> int:
+    return 1 if structure is None else sum(map(_count, structure))
+
+
+def _tensors(value: Value) -> list[Value]:
+    return [value] if value.sequence is None else [each for element in value.sequence for each in _tensors(element)]
+
+
+def _structured(structure: Any, tensors: Iterator[Value]) -> Value:
+    if structure is None:
+        return next(tensors)
+    return Value(sequence=[_structured(element, tensors) for element in structure])
+
+
+def _decided(importer: GraphImporter, node: onnx.NodeProto, test: relax.Expr) -> list[Value]:
+    """The results of the branch that the model is compiled for; a call fails where the other would be taken."""
+    then = importer.decisions.of(node.output[0])
+    require(importer.builder, test if then else relax.op.logical_not(test))
+    taken = next(a.g for a in node.attribute if a.name == ("then_branch" if then else "else_branch"))
+    return importer.add_subgraph(taken, importer.index_uses)
+
+
+def _is_of_sizes(builder: relax.BlockBuilder, expression: relax.Expr) -> bool:
+    """Whether a value follows from sizes alone, by whatever operators."""
+    todo, seen = [expression], set()
+    while todo:
+        value = todo.pop()
+        if isinstance(value, relax.Var):
+            if value in seen:
+                continue
+            seen.add(value)
+            bound = builder.lookup_binding(value)
+            if bound is None:
+                return False
+            todo.append(bound)
+        elif isinstance(value, relax.Call):
+            todo.extend(value.args)
+        elif isinstance(value, relax.Tuple):
+            todo.extend(value.fields)
+        elif isinstance(value, relax.TupleGetItem):
+            todo.append(value.tuple_value)
+        elif isinstance(value, relax.If | relax.Function):
+            return False
+    return True
+
+
+def _have_other_ranks(left: relax.Expr, right: relax.Expr) -> bool:
+    one, two = left.struct_info, right.struct_info
+    both = isinstance(one, relax.TensorStructInfo) and isinstance(two, relax.TensorStructInfo)
+    return both and one.ndim >= 0 and two.ndim >= 0 and one.ndim != two.ndim
 
 
 def _either(
@@ -91,11 +184,14 @@ def _branch(importer: GraphImporter, graph: onnx.GraphProto) -> _Branch:
     uses = importer.index_uses.branch()
     importer.builder.begin_scope()
     importer.builder._begin_binding_block()
-    results = [expression_of(value, importer.builder) for value in importer.add_subgraph(graph, uses)]
-    counts, flags = uses.counted()
-    block = importer.builder._end_block()
-    importer.builder.end_scope()
-    return _Branch(block, results, counts, flags)
+    try:
+        values = importer.add_subgraph(graph, uses)
+        results = [expression_of(each, importer.builder) for value in values for each in _tensors(value)]
+        counts, flags = uses.counted()
+    finally:
+        block = importer.builder._end_block()
+        importer.builder.end_scope()
+    return _Branch(block, results, [_structure(value) for value in values], counts, flags)
 
 
 def _check_alike(name: str, left: relax.Expr, right: relax.Expr) -> None:

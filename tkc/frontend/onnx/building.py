@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,14 +15,16 @@ from tvm import relax
 from tkc.contracts import GLOBAL_SYMBOL, MAIN, NUM_INPUT
 from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
+from tkc.frontend.model import OperatorCall
 from tkc.frontend.onnx import sequences
-from tkc.frontend.onnx.branches import BRANCHES
+from tkc.frontend.onnx.branches import BRANCHES, Decisions
 from tkc.frontend.onnx.converters import CONVERTERS
 from tkc.frontend.onnx.graph import GraphImporter
 from tkc.frontend.onnx.initializers import to_torch
 from tkc.frontend.onnx.loops import LOOPS
 from tkc.frontend.onnx.opsets import opsets
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned
+from tkc.frontend.onnx.torch_calls import TorchCalls
 from tkc.frontend.onnx.value_types import narrow_types
 from tkc.frontend.onnx.values import Value, Weight
 from tkc.frontend.sources import SourceBuilder
@@ -33,7 +36,8 @@ _VALUE_CONVERTERS = {**BRANCHES, **LOOPS, **dict.fromkeys(sequences.OPERATORS, s
 @dataclass(frozen=True)
 class Built:
     """A module, the weights that it uses, which indices are checked at the call and by the module itself, the nodes
-    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them."""
+    by variables, the variables by values; the names of weights whose numbers were read, and what was noted of them;
+    what it calls of PyTorch's; the structure of each output, of the names of its tensors, and all of these names."""
 
     module: tvm.IRModule
     parameters: dict[str, torch.Tensor]
@@ -43,6 +47,9 @@ class Built:
     values: dict[str, str]
     read: set[str]
     uses: IndexUses
+    operators: tuple[OperatorCall, ...]
+    structures: list[Any]
+    outputs: list[str]
 
 
 def to_relax(
@@ -54,6 +61,8 @@ def to_relax(
     checked_in_graph: CheckedInGraph,
     *,
     exchangeable: bool,
+    decisions: Decisions,
+    fallback: bool,
 ) -> Built:
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     read: set[str] = set()
@@ -61,7 +70,17 @@ def to_relax(
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
             found = dict(zip(names, resolved, strict=True))
-            return _build(proto, found, weights, algebra, checked_in_graph, read, exchangeable=exchangeable)
+            return _build(
+                proto,
+                found,
+                weights,
+                algebra,
+                checked_in_graph,
+                read,
+                decisions,
+                exchangeable=exchangeable,
+                fallback=fallback,
+            )
         except SizesLearned:
             continue
 
@@ -73,8 +92,10 @@ def _build(
     algebra: SizeAlgebra,
     checked_in_graph: CheckedInGraph,
     read: set[str],
+    decisions: Decisions,
     *,
     exchangeable: bool,
+    fallback: bool,
 ) -> Built:
     """The module and the weights it uses. Raises ``SizesLearned`` when the inputs turn out to be more special."""
     names = identifiers(inputs)
@@ -92,6 +113,8 @@ def _build(
         index_uses=uses,
         narrow=narrow_types(proto.graph),
         value_converters=_VALUE_CONVERTERS,
+        decisions=decisions,
+        torch_calls=TorchCalls(fallback),
     )
     for name, variable in zip(inputs, variables, strict=True):
         importer.values[name] = Value(expression=variable)
@@ -104,7 +127,8 @@ def _build(
     with builder.function(MAIN, [*variables, *parameters.values()]):
         try:
             importer.add_nodes(proto.graph.node)
-            outputs = [importer.tensor(value.name) for value in proto.graph.output]
+            results = [importer.result(value.name) for value in proto.graph.output]
+            outputs = [tensor for _, tensors in results for _, tensor in tensors]
             counts, flags = uses.counted()
         except Exception:
             builder.emit_func_output(relax.Tuple([]))  # a builder dropped with an open block complains on stderr
@@ -123,7 +147,11 @@ def _build(
         if isinstance(value.expression, relax.Var)
     }
     used_tensors = {name: tensors[parameters[name]] for name in kept}
-    return Built(module, used_tensors, bounds, tuple(flags), builder.sources, values, read, uses)
+    structures = [structure for structure, _ in results]
+    names = [name for _, tensors in results for name, _ in tensors]
+    called = importer.torch_calls.calls
+    checked = tuple(flags)
+    return Built(module, used_tensors, bounds, checked, builder.sources, values, read, uses, called, structures, names)
 
 
 def _parameters(weights: Mapping[str, np.ndarray]) -> dict[str, relax.Var]:

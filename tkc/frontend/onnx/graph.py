@@ -14,11 +14,13 @@ from tvm import relax, tirx
 from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
+from tkc.frontend.onnx.branches import Decisions
 from tkc.frontend.onnx.domains import STANDARD_DOMAINS, describe, plain_domain
 from tkc.frontend.onnx.known_outputs import fold
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES
 from tkc.frontend.onnx.sizes import Known, SizeAlgebra, SizesLearned, checkable, pack_sizes
+from tkc.frontend.onnx.torch_calls import RANDOM, TorchCalls
 from tkc.frontend.onnx.untrusted import MOST_RANK, short, told
 from tkc.frontend.onnx.values import (
     ConversionError,
@@ -58,6 +60,8 @@ class GraphImporter:
     """The types of values that are narrower than a byte, by name."""
     value_converters: Mapping[str, Callable[[GraphImporter, onnx.NodeProto], list[Value]]] = field(default_factory=dict)
     """Converters of operators that choose or repeat a graph, or make or take sequences: from a node to its values."""
+    decisions: Decisions = field(default_factory=Decisions)
+    torch_calls: TorchCalls = field(default_factory=TorchCalls)
 
     def add_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Import nodes in order; raise :class:`tkc.errors.UnsupportedModelError` for one that cannot be converted."""
@@ -77,19 +81,25 @@ class GraphImporter:
                     "or have the exporter fold constants and write fixed sizes."
                 ) from error
 
-    def tensor(self, name: str) -> relax.Expr:
-        """An output of the graph as Relax expression; :class:`tkc.errors.UnsupportedModelError` if it is no tensor."""
+    def result(self, name: str) -> tuple[Any, list[tuple[str, relax.Expr]]]:
+        """An output of the graph: its structure, of names, and its tensors by these.
+
+        A sequence is a list, and an optional value that is not there ``None``.
+        """
         if name not in self.values:
             raise UnsupportedModelError(f"Output {short(name)} is computed by no node; export the model again.")
         try:
-            tensor = expression_of(self.values[name], self.builder)
+            return self._flat(name, self.values[name])
         except ConversionError as error:
             raise UnsupportedModelError(f"Output {name!r} {error}.") from error
-        if not isinstance(tensor.struct_info, relax.TensorStructInfo):
-            raise UnsupportedModelError(
-                f"Output {name!r} is a sequence; only tensors can be outputs: return its tensors one by one."
-            )
-        return tensor
+
+    def _flat(self, name: str, value: Value) -> tuple[Any, list[tuple[str, relax.Expr]]]:
+        if value.absent:
+            return None, []
+        if value.sequence is None:
+            return name, [(name, expression_of(value, self.builder))]
+        parts = [self._flat(f"{name}.{i}", element) for i, element in enumerate(value.sequence)]
+        return [structure for structure, _ in parts], [tensor for _, tensors in parts for tensor in tensors]
 
     def _add_node(self, node: onnx.NodeProto) -> None:
         if node.op_type in self.value_converters and node.domain in STANDARD_DOMAINS:
@@ -97,16 +107,26 @@ class GraphImporter:
             self.values.update({name: value for name, value in zip(node.output, results, strict=True) if name})
             return
         inputs = [self.values[name] if name else None for name in node.input]
-        if any(value is not None and value.sequence is not None for value in inputs):
+        if any(value is not None and (value.sequence is not None or value.absent) for value in inputs):
             if node.op_type != "Identity":
-                raise ConversionError("reads a sequence, of which only tensors can be read; use SequenceAt")
+                raise ConversionError("reads a sequence or an optional value; use SequenceAt or OptionalGetElement")
             self.values[node.output[0]] = self.values[node.input[0]]
             return
         opset = self.opsets.get(plain_domain(node.domain), 1)
         outputs = self._known_outputs(node, opset, inputs)
         if outputs is None:
             attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-            context = Node(node, opset, attributes, inputs, self.builder, self.algebra, self.index_uses, self.narrow)
+            context = Node(
+                node,
+                opset,
+                attributes,
+                inputs,
+                self.builder,
+                self.algebra,
+                self.index_uses,
+                self.narrow,
+                self.torch_calls,
+            )
             converter = self.converters.get((plain_domain(node.domain), node.op_type), Node.stock)
             if node.op_type in _BROADCASTING:
                 self._unify_broadcast(inputs)
@@ -152,6 +172,8 @@ class GraphImporter:
     def _known_outputs(
         self, node: onnx.NodeProto, opset: int, inputs: Sequence[Value | None]
     ) -> Sequence[Value] | None:
+        if node.op_type in RANDOM:
+            return None
         if node.op_type in ("Shape", "Size") and node.domain in STANDARD_DOMAINS and inputs[0] is not None:
             known = self._shape_arithmetic(node, inputs[0])
         elif all(value is None or value.known is not None for value in inputs):
@@ -204,11 +226,20 @@ class GraphImporter:
         bound = expression if isinstance(expression, relax.Var) else emit_simply(self.builder, self.algebra, expression)
         info = bound.struct_info
         check_size(info)
+        if isinstance(info, relax.TensorStructInfo) and isinstance(info.shape, relax.ShapeExpr):
+            self._declare_sizes(info.shape)
         if isinstance(info, relax.TensorStructInfo) and info.dtype not in DTYPES:
             raise ConversionError(
                 f"makes a tensor of {info.dtype}, which compiled models cannot hold; cast it to another type"
             )
         return bound
+
+    def _declare_sizes(self, shape: relax.ShapeExpr) -> None:
+        """Have the algebra know of sizes that data decides, which Apache TVM's converters name (NonZero's)."""
+        for size in shape.values:
+            for variable in tirx.analysis.undefined_vars(size):
+                if variable not in self.algebra.variables:
+                    self.algebra.declare(variable, minimum=0)
 
     def sized(self, tensor: relax.Expr, name: str) -> relax.Expr:
         """The tensor with new symbolic sizes, where the taken branch decides them."""
@@ -230,17 +261,7 @@ class GraphImporter:
         # Copies, so that what a branch makes of a known value stays inside the branch.
         outer = {name: dataclasses.replace(value) for name, value in self.values.items()}
         outer.update(inputs or {})
-        inner = GraphImporter(
-            self.builder,
-            self.opsets,
-            self.converters,
-            self.algebra,
-            index_uses,
-            outer,
-            self.parts,
-            self.narrow,
-            self.value_converters,
-        )
+        inner = dataclasses.replace(self, index_uses=index_uses, values=outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
         inner.add_nodes(graph.node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -87,14 +87,15 @@ def step_of(
     steps: Steps,
     types: Sequence[relax.TensorStructInfo],
     inputs: BodyInputs,
+    varying: Collection[tirx.Var],
     conditional: bool,
 ) -> tuple[Step, list[tuple[int, int]]]:
-    """One step, for carried values of these types, and which of their sizes the step changes."""
+    """One step, for carried values of these types, some of ``varying`` sizes, and which others the step changes."""
     builder, op = importer.builder, relax.op
     number = relax.Var("number", relax.TensorStructInfo((), "int64"))
     state = [relax.Var(f"state_{i}", info) for i, info in enumerate(types)]
     uses = importer.index_uses.body()
-    outside = set(importer.algebra.variables)
+    outside = set(importer.algebra.variables) - set(varying)
 
     def emitted() -> tuple[
         relax.Expr, list[relax.Var], list[tuple[int, int]], list[relax.TensorStructInfo], list[Flag]

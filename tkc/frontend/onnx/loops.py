@@ -15,6 +15,7 @@ import onnx
 from tvm import relax, tirx
 
 from tkc.contracts import GLOBAL_SYMBOL, WHILE
+from tkc.frontend.onnx.batched_scans import OF_A_BATCH, of_each_batch
 from tkc.frontend.onnx.loop_functions import (
     BodyInputs,
     Part,
@@ -28,6 +29,7 @@ from tkc.frontend.onnx.loop_functions import (
 )
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Known, Size
+from tkc.frontend.onnx.unrolled_loops import unrolled
 from tkc.frontend.onnx.values import ConversionError, Value, expression_of, shape_of
 from tkc.frontend.sources import SourceBuilder
 
@@ -39,6 +41,8 @@ def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The results of a Loop: what it carried last, and its rows stacked."""
     body = _body(node)
     trips, condition, *carried = (importer.values[name] if name else None for name in node.input)
+    if any(value is not None and (value.sequence is not None or value.absent) for value in carried):
+        return unrolled(importer, body, trips, condition, [value for value in carried if value is not None])
     limit = None if trips is None else scalar(importer, trips, "int64")
     first = None
     if condition is not None and not (condition.known is not None and bool(condition.known.values.item())):
@@ -60,8 +64,8 @@ def loop(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
 
 def scan(importer: GraphImporter, node: onnx.NodeProto) -> list[Value]:
     """The results of a Scan: its last state, and its rows stacked along any axis."""
-    if importer.opsets.get("", 1) < 9:
-        raise ConversionError("is of opset 8, where it has a batch; export the model with opset 9 or newer")
+    if importer.opsets.get("", 1) < 9 and not any(a.name == OF_A_BATCH for a in node.attribute):
+        return scan(importer, of_each_batch(node))
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     body, count = attributes["body"], attributes["num_scan_inputs"]
     values = [importer.values[name] for name in node.input]
@@ -139,7 +143,7 @@ def _run(
     varying: set[tirx.Var] = set()
     while True:
         types = [relax.TensorStructInfo(s, each.struct_info.dtype) for s, each in zip(shapes, initial, strict=True)]
-        step, changed = step_of(importer, node, body, steps, types, inputs, conditional)
+        step, changed = step_of(importer, node, body, steps, types, inputs, varying, conditional)
         changed = [(state, axis) for state, axis in changed if shapes[state][axis] not in varying]
         if not changed:
             break

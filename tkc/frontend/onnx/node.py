@@ -15,6 +15,7 @@ from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.domains import describe, stock_converters
 from tkc.frontend.onnx.sizes import Size, SizeAlgebra, UndecidedError, pack_sizes
+from tkc.frontend.onnx.torch_calls import TorchCalls
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK
 from tkc.frontend.onnx.values import (
     ConversionError,
@@ -41,6 +42,7 @@ class Node:
     index_uses: IndexUses
     narrow: Mapping[str, str] = field(default_factory=dict)
     """The types of values that are narrower than a byte, by name."""
+    torch_calls: TorchCalls = field(default_factory=TorchCalls)
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python value, strings decoded."""
@@ -211,7 +213,7 @@ class Node:
         shape = self.emit(relax.op.tensor_to_shape(self.emit(relax.op.concat([tensor, *flags]))))
         sizes = [tirx.Var(f"{identifier(self.proto.output[0], ())}_{axis}", "int64") for axis in range(count)]
         for size in sizes:
-            self.algebra.declare(size, minimum=-1)
+            self.algebra.declare(size, minimum=0)
         self.builder.match_cast(shape, relax.ShapeStructInfo([*sizes, *[1] * len(flags)]))
         return sizes
 

@@ -132,8 +132,27 @@ def _mapped(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> li
     return [Value(sequence=result) for result in results]
 
 
+def _optional(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> Value:
+    return inputs[0] if inputs and inputs[0] is not None else Value(absent=True)
+
+
+def _got(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> Value:
+    value = inputs[0]
+    if value is None or value.absent:
+        raise ConversionError("reads an optional value that is not there; correct the model, or its example")
+    return value
+
+
+def _is_there(importer: GraphImporter, node: onnx.NodeProto, inputs: Inputs) -> Value:
+    there = bool(inputs) and inputs[0] is not None and not inputs[0].absent
+    return Value(Known.constant(np.array(there)))
+
+
 _ONE_RESULT: dict[str, Callable[[GraphImporter, onnx.NodeProto, Inputs], Value]] = {
     "ConcatFromSequence": _concatenated,
+    "Optional": _optional,
+    "OptionalGetElement": _got,
+    "OptionalHasElement": _is_there,
     "SequenceAt": _at,
     "SequenceConstruct": _construct,
     "SequenceEmpty": _construct,

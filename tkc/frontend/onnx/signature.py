@@ -132,6 +132,10 @@ def element_type(name: str, data_type: int) -> str:
         dtype = str(onnx.helper.tensor_dtype_to_np_dtype(data_type)) if data_type else "undefined"
     except KeyError:
         dtype = f"number {data_type}"
+    if dtype == "object":
+        raise UnsupportedModelError(
+            f"Tensor {name!r} holds text, which compiled models cannot; give it the numbers of tokens."
+        )
     if dtype not in DTYPES and dtype not in WIDENED:
         known = ", ".join((*DTYPES, *WIDENED))
         raise UnsupportedModelError(f"Tensor {name!r} has elements of type {dtype}; supported are {known}.")
@@ -170,16 +174,22 @@ def _evaluate_dimension(expression: ast.expr, size: Callable[[str], tirx.Var]) -
 
 
 def signature_of(
-    graph: onnx.GraphProto, main: relax.Function, inputs: Sequence[onnx.ValueInfoProto], algebra: SizeAlgebra
+    graph: onnx.GraphProto,
+    main: relax.Function,
+    inputs: Sequence[onnx.ValueInfoProto],
+    names: Sequence[str],
+    algebra: SizeAlgebra,
 ) -> Signature:
-    """How ``main``, which takes ``inputs`` first, and returns the graph's outputs first, is called.
+    """How ``main``, which takes ``inputs`` first, and returns tensors called ``names`` first, is called.
 
     A dimension is a number, a symbolic size, or an expression of sizes; one that only the running model knows is
     named after its output and position.
     """
     leaves = [_tensor_spec(value, variable) for value, variable in zip(inputs, main.params, strict=False)]
     fields = main.body.body.struct_info.fields
-    outputs = [_tensor_spec(value, field) for value, field in zip(graph.output, fields, strict=False)]
+    declared = {value.name: value for value in graph.output}
+    values = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in names]
+    outputs = [_tensor_spec(value, field) for value, field in zip(values, fields, strict=False)]
     sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
     return Signature(tuple(leaves), tuple(outputs), sizes)
 

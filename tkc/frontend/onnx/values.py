@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.ir import Op
 
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
-from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
@@ -48,13 +48,15 @@ class Weight:
 class Value:
     """A value of the graph: a Relax expression, or one known at import that becomes an expression on demand.
 
-    A sequence is the list of its elements.
+    A sequence is the list of its elements. ``absent`` is an optional value that is not there; one that is there is the
+    value itself.
     """
 
     known: Known | None = None
     expression: relax.Expr | None = None
     weight: Weight | None = None
     sequence: list[Value] | None = None
+    absent: bool = False
 
 
 _OPERANDS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "equal", "less", "less_equal", "greater",
@@ -127,21 +129,36 @@ def shape_of(tensor: relax.Expr, algebra: SizeAlgebra) -> list[Size]:
 def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder, algebra: SizeAlgebra) -> None:
     """Take a tensor for one of ``sizes``; a call fails where one that may differ from the tensor's own does.
 
-    Raises :class:`ConversionError` where that would be a variable: TVM takes such a cast for the variable's
-    definition, and drops the check.
+    TVM takes a cast to a variable for the variable's definition, and drops it. So such sizes are compared apart, and
+    the tensor is copied.
     """
     tensor = expression_of(value, builder)
     old = shape_of(tensor, algebra)
     checked = [new if algebra.undecided(new, size) else size for new, size in zip(sizes, old, strict=True)]
     if all(new is size for new, size in zip(checked, old, strict=True)):
         return
-    for new, size in zip(checked, old, strict=True):
-        if new is not size and isinstance(new, tirx.Var):
-            raise ConversionError(
-                f"needs the sizes {size} and {new} to be equal, which the running model alone knows; "
-                "have the exporter fold constants and write fixed sizes"
-            )
+    changed = [(new, size) for new, size in zip(checked, old, strict=True) if new is not size]
+    if any(_is_variable(new) for new, _ in changed):
+        for pair in changed:
+            left, right = (expression_of(Value(pack_sizes([each])), builder) for each in pair)
+            require(builder, relax.op.equal(left, right))
+        value.expression = builder.emit_te(_copied, tensor, checked, primfunc_name_hint="copy")
+        return
     value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
+
+
+def _is_variable(size: Size) -> bool:
+    return isinstance(size, tirx.Var)
+
+
+def _copied(source: te.Tensor, sizes: Sequence[Size]) -> te.Tensor:
+    """``source`` as a tensor of ``sizes``, which are its own in every call that does not fail."""
+
+    def element(*index: tirx.Var) -> tirx.PrimExpr:
+        zero, one = tirx.const(0, "int64"), tirx.const(1, "int64")
+        return source(*(tirx.max(tirx.min(i, n - one), zero) for i, n in zip(index, source.shape, strict=True)))
+
+    return te.compute([tirx.convert(size) if isinstance(size, int) else size for size in sizes], element, name="copy")
 
 
 def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
@@ -153,6 +170,8 @@ def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:
     """The Relax expression of a value."""
     known = value.known
+    if value.absent:
+        raise ConversionError("is or reads an optional value that is not there; correct the model, or its example")
     if value.sequence is not None:
         return builder.emit(relax.Tuple([expression_of(element, builder) for element in value.sequence]))
     if value.expression is None and known is not None:

@@ -7,10 +7,12 @@ from tkc.frontend.onnx.converters import (
     casts,
     contrib,
     contrib_attention,
+    contrib_experts,
     contrib_quantization,
     creation,
     elementwise,
     features,
+    grams,
     grid_sample,
     indexing,
     linear_attention,
@@ -21,6 +23,7 @@ from tkc.frontend.onnx.converters import (
     pooling,
     quantization,
     quantized_recurrent,
+    random_numbers,
     recurrent,
     reductions,
     regions,
@@ -55,6 +58,8 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         signal.CONVERTERS,
         windows.CONVERTERS,
         placement.CONVERTERS,
+        random_numbers.CONVERTERS,
+        grams.CONVERTERS,
     )
     for name, converter in table.items()
 } | {
@@ -63,6 +68,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_attention.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_experts.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, linear_attention.CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, quantized_recurrent.MICROSOFT_CONVERTERS),

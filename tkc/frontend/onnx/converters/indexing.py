@@ -136,7 +136,9 @@ def _scatter_elements(node: Node) -> Converted:
 
 
 def _scatter_nd(node: Node) -> Converted:
-    indices = _bounded(node, 1, node.shape(0)[: _depth(node)]).tensor
+    depth = _depth(node)
+    node.require_shape(2, [*node.shape(1)[:-1], *node.shape(0)[depth:]])
+    indices = _bounded(node, 1, node.shape(0)[:depth]).tensor
     return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
 
 

@@ -251,8 +251,16 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
     return {"pads": begins + ends, "output_padding": extra, "auto_pad": b"NOTSET"}
 
 
+def _conv(node: Node) -> Converted:
+    weights = node.shape(1)
+    # Of channels that data decides, as many would be read as the weights have.
+    node.require_equal(node.shape(0)[1], node.algebra.simplify(weights[1] * node.attribute("group", 1)))
+    return node.stock()
+
+
 CONVERTERS: dict[str, Converter] = {
     "AveragePool": average_pool,
+    "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,

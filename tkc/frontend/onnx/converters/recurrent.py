@@ -185,7 +185,7 @@ def first_state(
         state = node.emit(relax.op.permute_dims(state, [1, 0, 2]))
         node_shape = [node_shape[1], node_shape[0], node_shape[2]]
     for size, expected in zip(node_shape, shape, strict=True):
-        node.algebra.broadcast((expected, size))
+        node.require_equal(size, expected)
     return state
 
 

@@ -117,7 +117,18 @@ def _flatten(node: Node) -> Converted:
 def _squeeze(node: Node) -> Converted:
     if "axes" not in node.attributes and at_run_time(node, 1):
         return squeezed(node)
-    return relax.op.squeeze(node.tensor(0), node.axes(1))
+    axes, shape = node.axes(1), node.shape(0)
+    if axes is None:
+        # A size that may be 1 would decide how many dimensions the result has.
+        axes = [axis for axis, size in enumerate(shape) if is_number(size, 1)]
+        for size in shape:
+            if not isinstance(size, int):
+                node.require_at_least(size, 2)
+    if any(not -len(shape) <= axis < len(shape) for axis in axes):
+        raise ConversionError(f"has axes {axes} for a tensor of {len(shape)} dimensions; correct the model")
+    for axis in axes:
+        node.require_equal(shape[axis], 1)
+    return relax.op.squeeze(node.tensor(0), axes)
 
 
 def _unsqueeze(node: Node) -> Converted:
