@@ -8,7 +8,7 @@ which the rest can be imported, and a call in which the other would be taken fai
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,26 +21,6 @@ from tkc.runtime.signature import Flag
 
 if TYPE_CHECKING:
     from tkc.frontend.onnx.graph import GraphImporter
-
-
-@dataclass
-class Decisions:
-    """For which branches a model is compiled, by the first output of the If, where it can be but for one of both."""
-
-    taken: dict[str, bool] = field(default_factory=dict)
-
-    def of(self, name: str) -> bool:
-        """Whether the then-branch is taken. It is at first."""
-        return self.taken.setdefault(name, True)
-
-    def change(self) -> bool:
-        """Decide otherwise, the last ones first; ``False`` where all that can be decided was."""
-        while self.taken:
-            name, then = self.taken.popitem()
-            if then:
-                self.taken[name] = False
-                return True
-        return False
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from tkc.frontend.identifiers import identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.onnx import sequences
-from tkc.frontend.onnx.branches import BRANCHES, Decisions
+from tkc.frontend.onnx.branches import BRANCHES
 from tkc.frontend.onnx.converters import CONVERTERS
+from tkc.frontend.onnx.decisions import Decisions
 from tkc.frontend.onnx.graph import GraphImporter
 from tkc.frontend.onnx.initializers import to_torch
 from tkc.frontend.onnx.loops import LOOPS

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tkc.errors import Error, UnsupportedModelError
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
-from tkc.frontend.onnx.branches import Decisions
+from tkc.frontend.onnx.decisions import Decisions
 from tkc.frontend.onnx.domains import STANDARD_DOMAINS, describe, plain_domain
 from tkc.frontend.onnx.known_outputs import fold
 from tkc.frontend.onnx.node import Node

@@ -17,9 +17,9 @@ from tkc.contracts import MAIN
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.indices import CheckedInGraph
 from tkc.frontend.model import ImportedModel
-from tkc.frontend.onnx.branches import Decisions
 from tkc.frontend.onnx.building import Built, to_relax
 from tkc.frontend.onnx.channel_scales import with_scaled_convolutions
+from tkc.frontend.onnx.decisions import Decisions
 from tkc.frontend.onnx.expansion import expanded
 from tkc.frontend.onnx.files import read_model
 from tkc.frontend.onnx.folding import folded, read_by
