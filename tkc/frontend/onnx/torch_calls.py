@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import onnx
 from tvm import relax
 
 from tkc.contracts import CALL_OPERATOR
@@ -14,7 +15,6 @@ from tkc.frontend.onnx.domains import describe
 from tkc.frontend.onnx.values import ConversionError
 
 if TYPE_CHECKING:
-    from tkc.frontend.onnx.node import Node
     from tkc.frontend.onnx.sizes import Size
 
 
@@ -32,7 +32,8 @@ class TorchCalls:
 
     def emit(
         self,
-        node: Node,
+        builder: relax.BlockBuilder,
+        node: onnx.NodeProto,
         operator: str,
         operands: Sequence[relax.Expr | Size],
         arguments: Sequence[Any],
@@ -53,11 +54,11 @@ class TorchCalls:
             "arguments": list(arguments),
             "named": dict(named),
             "results": "tensors",
-            "call": node.proto.output[0],  # equal calls give different numbers
+            "call": node.output[0],  # equal calls give different numbers
         }
-        self._nodes.setdefault((operator, why), []).append(describe(node.proto))
+        self._nodes.setdefault((operator, why), []).append(describe(node))
         text = relax.StringImm(json.dumps(description))
-        return node.builder.emit(relax.call_pure_packed(CALL_OPERATOR, text, *given, sinfo_args=[result]))
+        return builder.emit(relax.call_pure_packed(CALL_OPERATOR, text, *given, sinfo_args=[result]))
 
     @property
     def calls(self) -> tuple[OperatorCall, ...]:

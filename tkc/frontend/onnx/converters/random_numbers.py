@@ -32,7 +32,7 @@ def _drawn(node: Node, operator: str, sizes: Sequence[Size], dtype: str) -> rela
     named = {"dtype": {"dtype": dtype}, "layout": None, "device": {"device": None}, "pin_memory": None}
     shape = [{"size": i} for i in range(len(sizes))]
     result = relax.TensorStructInfo(list(sizes), dtype)
-    return node.torch_calls.emit(node, operator, list(sizes), [shape], named, result, _WHY)
+    return node.torch_calls.emit(node.builder, node.proto, operator, list(sizes), [shape], named, result, _WHY)
 
 
 def _normal(node: Node, sizes: Sequence[Size], dtype: str) -> Converted:
@@ -74,7 +74,14 @@ def _multinomial(node: Node) -> Converted:
     chances = node.emit(relax.op.nn.softmax(logits, -1))
     result = relax.TensorStructInfo([node.shape(0)[0], count], "int64")
     classes = node.torch_calls.emit(
-        node, "aten::multinomial", [chances], [{"tensor": 0}, count, True], {"generator": None}, result, _WHY
+        node.builder,
+        node.proto,
+        "aten::multinomial",
+        [chances],
+        [{"tensor": 0}, count, True],
+        {"generator": None},
+        result,
+        _WHY,
     )
     return relax.op.astype(classes, dtype)
 
