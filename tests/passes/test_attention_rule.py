@@ -218,6 +218,26 @@ def test_a_bias_is_not_rounded() -> None:
     assert call.parameters == parameters(dtype="bfloat16", mask="additive", mask_per_batch=True, mask_per_head=True)
 
 
+@pytest.mark.parametrize(("factor", "is_exact"), [(0.5, True), (0.3, False)])
+def test_a_bias_that_is_reshaped_and_scaled(factor: float, is_exact: bool) -> None:
+    """ALiBi's, of heads and keys: its product is the kernel's where no rounding of 16 bits changes it."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> Tensor:
+        return torch.softmax(((q @ k.mT).float() + b.float()) * factor, -1).to(q.dtype) @ v
+
+    q, k, v = (heads(seed=seed).to(torch.bfloat16) for seed in range(3))
+    wide = normal(HEADS, 1, TOKENS, seed=3)
+    (reason,) = refusal_reasons(imported(function, q, k, v, wide, symbolic=()), RULES)
+    assert "a float32 tensor is added to the scores" in reason
+    narrow = wide.to(torch.bfloat16)
+    module = imported(function, q, k, v, narrow, symbolic=())
+    if is_exact:
+        (call,) = checked_substitutions(module, q, k, v, narrow, rules=RULES, rtol=2e-2)
+        assert call.parameters == parameters(dtype="bfloat16", scale=factor, mask="additive", mask_per_head=True)
+    else:
+        assert refusal_reasons(module, RULES) == [reason]
+
+
 @I.ir_module
 class Decomposed:
     """Attention as PyTorch's own decomposition leaves it: rows that see nothing are cleared after softmax."""
