@@ -16,14 +16,16 @@ from tests.conformance.results import ROOT
 
 from .results import Result
 from .sources import LIBRARIES, absent
-from .verdicts import FAULTS, KINDS
+from .verdicts import DEFAULT, FAULTS, KINDS, Setting
 
 RECORD = ROOT / "docs" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
+OF_TARGETS = {"cpu": (RECORD, PAGE), "cuda": (ROOT / "docs" / "models-cuda.json", ROOT / "docs" / "models-cuda.md")}
+"""The record and the page of each target."""
 
 
-def write(results: Iterable[Result], total: int) -> None:
-    """Write the record and its page; ``total`` models there are."""
+def write(results: Iterable[Result], total: int, setting: Setting = DEFAULT) -> None:
+    """Write the record of ``setting``'s target and its page; ``total`` models there are."""
     import transformers
 
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
@@ -34,11 +36,14 @@ def write(results: Iterable[Result], total: int) -> None:
         "libraries": {LIBRARIES[name]: version(LIBRARIES[name]) for name in LIBRARIES if name not in absent()},
         "absent": absent(),
         "commit": done.stdout.strip(),
+        "target": setting.target,
+        "dtype": str(setting.dtype).removeprefix("torch."),
         "total": total,
         "models": [result.to_json() for result in ordered],
     }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(record, ordered))
+    path, written = OF_TARGETS[setting.target]
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    written.write_text(page(record, ordered))
 
 
 def page(record: dict[str, Any], results: list[Result]) -> str:
@@ -50,14 +55,15 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
             by_variant.setdefault((result.case.source, verdict.variant), Counter())[verdict.kind] += 1
             operators.update({re.sub(r" \(\d+\)$", "", name) for name in verdict.operators})
     every = sum(by_variant.values(), Counter())
+    on_gpu = record.get("target") == "cuda"
     lines = [
-        "# Models that compile",
+        f"# Models that compile{' for a GPU' if on_gpu else ''}",
         "",
         f"Written by `python -m tests.coverage --record` at commit {record['commit']} with PyTorch "
         f"{record['torch']} and transformers {record['transformers']}: "
         f"{len(results)} of {record['total']} models were run. Each has random "
         "weights and a small configuration (`tests/coverage/shrink.py`), is exported (transformers' models by "
-        "`transformers.exporters`), compiled for the CPU with default options, run, and all its results, caches "
+        f"`transformers.exporters`), compiled for {_where(record)} with default options, run, and all its results, caches "
         "included, are compared with PyTorch as `tests/coverage/reference.py` describes. `prefill` and `decode` are "
         "calls of the generating class: of a prompt, and of one more token with the prompt's cache.",
         "",
@@ -104,6 +110,11 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _where(record: dict[str, Any]) -> str:
+    """What models were compiled for, in words."""
+    return f"a GPU in {record['dtype']}" if record.get("target") == "cuda" else "the CPU"
 
 
 def _libraries(record: dict[str, Any]) -> list[str]:

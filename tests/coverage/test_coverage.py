@@ -173,11 +173,13 @@ def test_the_page_has_every_model() -> None:
     assert "| GLU | base | wrong | `a/b torch/f.py` |" in page
 
 
-def test_the_committed_page_is_of_the_committed_record() -> None:
+@pytest.mark.parametrize("target", record.OF_TARGETS)
+def test_the_committed_page_is_of_the_committed_record(target: str) -> None:
     """Nobody edited one without the other."""
-    kept = json.loads(record.RECORD.read_text())
+    path, page = record.OF_TARGETS[target]
+    kept = json.loads(path.read_text())
     found = [Result.from_json(line) for line in kept["models"]]
-    assert record.page(kept, found) == record.PAGE.read_text()
+    assert record.page(kept, found) == page.read_text()
 
 
 def test_small_configurations() -> None:
