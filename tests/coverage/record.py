@@ -63,9 +63,9 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         f"{record['torch']} and transformers {record['transformers']}: "
         f"{len(results)} of {record['total']} models were run. Each has random "
         "weights and a small configuration (`tests/coverage/shrink.py`), is exported (transformers' models by "
-        f"`transformers.exporters`), compiled for {_where(record)} with default options, run, and all its results, caches "
-        "included, are compared with PyTorch as `tests/coverage/reference.py` describes. `prefill` and `decode` are "
-        "calls of the generating class: of a prompt, and of one more token with the prompt's cache.",
+        f"`transformers.exporters`), compiled for {_where(record)} with default options, run, and all its results, "
+        "caches included, are compared with PyTorch as `tests/coverage/reference.py` describes. `prefill` and `decode` "
+        "are calls of the generating class: of a prompt, and of one more token with the prompt's cache.",
         "",
         '"Not exportable" is PyTorch\'s own refusal. "Not constructible" says that our generic shrinking made no '
         "model or no input that PyTorch takes; it says nothing about TKC.",
