@@ -190,8 +190,8 @@ def _compare_one(samples: Samples, before: tirx.Stmt, after: tirx.Stmt, reached:
 def _check_within(samples: Samples, store: tirx.BufferStore, reached: NDArray[np.bool_]) -> None:
     """Raise where memory that TVM made compact has no room for what is stored."""
     for index, size in zip(store.indices, store.buffer.shape, strict=True):
-        if isinstance(index, tirx.Ramp | tirx.Broadcast):
-            continue
+        if isinstance(index, tirx.Ramp | tirx.Broadcast) or not isinstance(size, tirx.IntImm):
+            continue  # sizes are drawn apart from one another
         place = samples(index)
         if not ((place >= 0) & (place < samples(size)))[reached].all():
             raise _DifferentError

@@ -64,9 +64,11 @@ def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     for hide in (_hide_in_places, _hide):
         flat = _stays_right(hide(compact))
-        if flat is not None:
+        if flat is not None and _compact(flat) is not None:  # it goes through these passes once more
             return flat
-    return _hide(func)
+    hidden_in_places = _hide_in_places(func)
+    compact = _compact(hidden_in_places)
+    return hidden_in_places if compact is not None and _stays_right(compact) is not None else _hide(func)
 
 
 def _hide(func: tirx.PrimFunc, which: Callable[[tirx.PrimExpr], bool] = lambda expr: True) -> tirx.PrimFunc:

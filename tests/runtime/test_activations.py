@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -205,15 +206,7 @@ def test_an_artifact_of_an_earlier_release_cannot_be_limited(sums: tkc.Executabl
     del data["activations"]
     report = tkc.Report.from_json(data)
     assert report.activations == ActivationPlan()
-    contents = sums._contents()
-    old = tkc.Executable(
-        target=sums.target,
-        signature=sums.signature,
-        parameters=sums.parameters,
-        code=contents.entries["main"].code,
-        libraries=sums.libraries,
-        report=report,
-    )
+    old = tkc.Executable(sums.target, replace(sums._contents().entries["main"], report=report))
     for call in (lambda: old.limit_memory(1), lambda: old.activation_bytes(rows=3)):
         with pytest.raises(tkc.UsageError, match="compile it again"):
             call()
