@@ -61,6 +61,11 @@ def hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.call_intrin(expr.dtype, _HIDDEN[type(expr)], *_operands(expr))
 
 
+def hidden_floor(call: tirx.Call) -> type[tirx.PrimExpr] | None:
+    """The quotient of positions, or remainder, that ``call`` hides; ``None`` for any other call."""
+    return next((kind for kind in FLOORS if call.op.same_as(_HIDDEN[kind])), None)
+
+
 def shown(call: tirx.Call, *, on_cuda: bool) -> tirx.PrimExpr | None:
     """What ``call`` was, a floor spelled out; ``None`` for any other call."""
     if not _is_hidden(call):

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
 
+from tkc.schedules.lowering.data_conditions import hidden_floor
+
 _SAMPLES = 512
 _LARGEST_SIZE = 40
 _CORNERS = 0.3
@@ -40,8 +42,6 @@ _BINARY: dict[type, Callable[[Numbers, Numbers], Numbers]] = {
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
 }
-_HIDDEN = {"tkc.floordiv": np.floor_divide, "tkc.floormod": np.mod}
-"""What :func:`~tkc.schedules.lowering.data_conditions.hidden` makes of quotients."""
 
 
 def same_places(before: tirx.PrimFunc, after: tirx.PrimFunc) -> bool:
@@ -115,8 +115,8 @@ class Samples:
             name = getattr(expr.op, "name", str(expr.op))
             if name == "tirx.if_then_else":
                 return np.where(*map(self, expr.args))
-            if hidden := _HIDDEN.get(name):
-                return hidden(*map(self, expr.args))
+            if (floor := hidden_floor(expr)) is not None:
+                return _BINARY[floor](*map(self, expr.args))
             return _mixed(name, [self(argument) for argument in expr.args])
         parts = [self(part) for name in ("a", "b", "value") if (part := getattr(expr, name, None)) is not None]
         return _mixed(type(expr).__name__, parts)

@@ -49,8 +49,8 @@ def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func``, with quotients hidden from TVM's analysis where it fails on them or makes other places of them.
 
     How much memory an intermediate value needs follows from quotients. So they are hidden once memory is compact, and
-    what is returned then has flat memory, and loops instead of blocks. Only where TVM fails before that they are hidden
-    from the start: there a copy of a few elements is as large as all that it is made from.
+    what is returned then has flat memory, and loops instead of blocks. Where TVM fails on that, they are hidden from
+    the start: there a copy of a few elements is as large as all that it is made from.
     """
     if not any(map(_is_suspect, nodes(func.body))):
         return func
@@ -60,15 +60,15 @@ def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         compact = _compact(func)
     if compact is None:
         return _hide(func)
-    if _stays_right(compact) is not None:
+    if _flat(compact) is not None:
         return func
     for hide in (_hide_in_places, _hide):
-        flat = _stays_right(hide(compact))
-        if flat is not None and _compact(flat) is not None:  # it goes through these passes once more
+        flat = _flat(hide(compact))
+        if flat is not None and _is_lowered_once_more(flat):
             return flat
     hidden_in_places = _hide_in_places(func)
     compact = _compact(hidden_in_places)
-    return hidden_in_places if compact is not None and _stays_right(compact) is not None else _hide(func)
+    return hidden_in_places if compact is not None and _flat(compact) is not None else _hide(func)
 
 
 def _hide(func: tirx.PrimFunc, which: Callable[[tirx.PrimExpr], bool] = lambda expr: True) -> tirx.PrimFunc:
@@ -104,19 +104,30 @@ def _is_by_a_formula(node: tirx.PrimExpr) -> bool:
 
 
 def _compact(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """``func`` with loops instead of blocks, and compact memory; ``None`` where TVM fails on it, or flattens it not."""
+    """``func`` with loops instead of blocks, and compact memory; ``None`` where TVM fails on it, or cannot flatten
+    it."""
+    compact = _passed(_BEFORE, func)
+    return None if compact is None or _passed(_FLATTEN, compact) is None else compact
+
+
+def _passed(passes: tvm.transform.Pass, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
     try:
-        before = _BEFORE(tvm.IRModule({"main": func}))
-        _FLATTEN(before)
+        return passes(tvm.IRModule({"main": func}))["main"]
     except Exception:  # whatever TVM raises: nothing is lost where it was something else, which comes again
         return None
-    return before["main"]
 
 
-def _stays_right(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
+def _flat(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
     """``compact`` with flat memory; ``None`` where that reads or writes other places than before."""
-    flat = _FLATTEN(tvm.IRModule({"main": compact}))["main"]
-    return _without_strides(flat) if same_places(compact, flat) and simplifies_rightly(compact) else None
+    flat = _passed(_FLATTEN, compact)
+    is_right = flat is not None and same_places(compact, flat) and simplifies_rightly(compact)
+    return _without_strides(flat) if is_right else None
+
+
+def _is_lowered_once_more(flat: tirx.PrimFunc) -> bool:
+    """Whether TVM's pipeline, which all functions go through from its beginning, leaves the places of ``flat``."""
+    again = _passed(_BEFORE, flat)
+    return again is not None and same_places(flat, again) and _flat(again) is not None
 
 
 def _without_strides(flat: tirx.PrimFunc) -> tirx.PrimFunc:

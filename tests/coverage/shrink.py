@@ -84,7 +84,7 @@ def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
 def _divided(fields: Any, divisor: int, name: str = "") -> Any:
     """``fields`` with all numbers that look like widths divided."""
     if isinstance(fields, dict):
-        return {name: _divided(value, divisor, name) for name, value in fields.items()}
+        return {key: _divided(value, divisor, key) for key, value in fields.items()}
     if isinstance(fields, list | tuple):
         return type(fields)(_divided(value, divisor, name) for value in fields)
     is_width = isinstance(fields, int) and fields >= 4 * divisor and fields % divisor == 0

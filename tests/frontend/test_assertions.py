@@ -6,12 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from torch.export import Dim
+from torch.fx.experimental.sym_node import SymNode
 
 import tkc
 from tests.frontend.whole_models import compiled
 from tests.schedules.graphs import Model
+from tkc.frontend.torch import importer
 
 
 def _asserting(x: torch.Tensor) -> torch.Tensor:
@@ -66,3 +69,24 @@ def test_assertions_on_a_gpu() -> None:
         exe.check()
     torch.testing.assert_close(exe(torch.ones(3, device="cuda")), torch.full((3,), 2.0, device="cuda"))
     exe.check()
+
+
+def test_a_truth_value_that_the_program_takes_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 writes what ``torch._check`` asserts in place of the symbol; here the program is made to be one."""
+
+    class Asserting(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._check((x > 0).all().item())
+            return x * 2
+
+    program = torch.export.export(Asserting(), (torch.ones(3),))
+    (read,) = (node for node in program.graph.nodes if node.target == torch.ops.aten.item.default)
+    read.meta["val"] = torch.SymBool(SymNode(sympy.true, read.meta["val"].node.shape_env, bool, None))
+    for node in reversed(list(program.graph.nodes)):  # the checks of the symbol, which that program has not
+        if node.op == "call_function" and node is not read and not isinstance(node.meta.get("val"), torch.Tensor):
+            program.graph.erase_node(node)
+    monkeypatch.setattr(importer, "simplified", lambda program, **options: program)
+    exe = tkc.compile(program)
+    assert torch.equal(exe(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(tkc.InputError, match=r"asserts that .*in forward reads True"):
+        exe(-torch.ones(3))

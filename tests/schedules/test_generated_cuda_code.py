@@ -91,3 +91,29 @@ def test_what_another_rule_schedules_is_right(name: str) -> None:
     """On the GPU."""
     executable, args = _compiled(name, "cuda", "cuda")
     torch.testing.assert_close(executable(*args), UNSCHEDULED[name][0](*args))
+
+
+class _Tokens(torch.nn.Module):
+    """Two tokens before those of an image's patches, as DeiT has them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Parameter(torch.randn(1, 1, width)) for _ in range(2))
+        self.positions = torch.nn.Parameter(torch.randn(1, 198, width))
+        self.patches = torch.nn.Conv2d(3, width, 16, 16)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = (each.expand(len(images), -1, -1) for each in (self.first, self.second))
+        return (torch.cat((*tokens, patches), 1) + self.positions).flatten(0, 1)  # rows for a matmul
+
+
+def test_copies_of_a_few_elements_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM simplifies these tokens' places wrongly. Where that is kept from it, a thread's copies in registers would
+    have the size of what they are made from, and no launch has so much local memory."""
+    sources = generated_sources(monkeypatch)
+    model, images = _Tokens(1024).bfloat16(), torch.randn(32, 3, 224, 224).bfloat16()
+    tkc.compile(model, (images,), target="cuda:sm_90a", database=False)
+    (source,) = sources
+    sizes = [int(size) for size in re.findall(r"^ *(?:alignas\(\d+\) )?\w+ \w+_local\[(\d+)\];", source, re.MULTILINE)]
+    assert sizes and max(sizes) <= 256

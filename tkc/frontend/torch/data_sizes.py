@@ -117,10 +117,8 @@ class DataSizes:
         new = {symbol for symbol in symbols_of(expected) if symbol not in self._defined}
         self._defined |= new
         if isinstance(expected, torch.SymBool):
-            if not expected.node.expr.free_symbols:  # the model asserts what it is
-                known = int(bool(expected.node.expr))
-                self._cast(value, lambda: relax.ShapeStructInfo([known]), new, node)
-                return tirx.IntImm("bool", known)
+            if not expected.node.expr.free_symbols:
+                return self._asserted_truth(value, bool(expected.node.expr), node)
             (symbol,) = expected.node.expr.free_symbols  # which is 0 or 1
             self._emitter.symbols.define(symbol, nonnegative=True)
             number = self._emitter.symbols.expression(symbol)
@@ -132,6 +130,19 @@ class DataSizes:
             return self._emitter.symbols.size(expected)
         dtype = dtype_name(expected.dtype)
         return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new, node)
+
+    def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
+        """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
+        the model asserts. A call in which it has the other fails."""
+        builder, number = self._emitter.builder, tirx.Var(node.name, "int64")
+        builder.match_cast(value, relax.ShapeStructInfo([number]))
+        message = f"the model asserts that {source_of(node)} reads {known}, which does not hold in this call"
+        holds = relax.PrimValue(tirx.Cast("int64", number == int(known)))
+        checked = builder.emit(
+            relax.call_pure_packed(CHECK_SIZES, relax.StringImm(message), value, holds, sinfo_args=[value.struct_info])
+        )
+        builder.match_cast(checked, relax.ShapeStructInfo([int(known)]))
+        return tirx.IntImm("bool", int(known))
 
     def _define_number(self, value: torch.SymInt) -> None:
         """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""

@@ -19,6 +19,7 @@ _MAX_POOL = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
 _AVG_POOL = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
 
 _LARGE_WINDOW = 64
+"""Windows of more elements along an axis of unknown size are taken to be larger than the image."""
 
 Positions = Callable[[Index, Index], list[tirx.PrimExpr]]
 """From an output and a place in its window (an index for each axis) to the position in the image."""
