@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from tkc.schedules.default_record import default_trace
@@ -25,22 +26,15 @@ _MOST_DEFAULTS = 0.5
 _MOST_COPYING = 0.05
 
 
+@dataclass(frozen=True)
 class Baselines:
     """Measures the yardsticks of ``tasks``, those of the first of ``functions`` first."""
 
-    def __init__(
-        self,
-        tasks: Mapping[str, Task],
-        functions: Sequence[Function],
-        recording: RecordingMeasurer,
-        symbolic: SymbolicSizes,
-        ledger: Ledger,
-    ) -> None:
-        self._tasks = tasks
-        self._functions = functions
-        self._recording = recording
-        self._symbolic = symbolic
-        self._ledger = ledger
+    tasks: Mapping[str, Task]
+    functions: Sequence[Function]
+    recording: RecordingMeasurer
+    symbolic: SymbolicSizes
+    ledger: Ledger
 
     def measure_defaults(self, history: History) -> None:
         """Every task under the default rules, and then the symbolic functions at each of their sizes: what tuning must
@@ -50,9 +44,9 @@ class Baselines:
 
         Raises :class:`TimeIsUpError` if nothing could be measured in time.
         """
-        ledger = self._ledger
+        ledger = self.ledger
         ledger.begin("measuring the default schedules")
-        for key, task in self._tasks.items():
+        for key, task in self.tasks.items():
             for record in filter(succeeded, history.of(task.workload)):
                 ledger.note(key, seconds_of(record), record.trace)
         share = self._after_share(_MOST_DEFAULTS)
@@ -62,7 +56,7 @@ class Baselines:
                 break
             keys = dict.fromkeys(key for function in group for key in function.task_keys)
             self._measure([key for key in keys if ledger.tasks[key].baseline is None], until)
-            for _ in self._symbolic.measure([(each, ()) for each in group if each.is_symbolic], until):
+            for _ in self.symbolic.measure([(each, ()) for each in group if each.is_symbolic], until):
                 ledger.notify()
         unreached = {key for key, task in ledger.tasks.items() if task.best is None and not task.exhausted}
         for key in unreached:
@@ -78,13 +72,13 @@ class Baselines:
 
         In a part of the minutes alone, those of the tasks that take longest first.
         """
-        recording, ledger = self._recording, self._ledger
+        recording, ledger = self.recording, self.ledger
         if ledger.is_over:
             return
         ledger.begin("measuring copies")
         tasks_of: dict[float, list[str]] = {}
         for key in sorted(ledger.tasks, key=lambda key: -ledger.tasks[key].seconds):
-            tasks_of.setdefault(parameter_bytes(self._tasks[key].func), []).append(key)
+            tasks_of.setdefault(parameter_bytes(self.tasks[key].func), []).append(key)
         sizes = list(tasks_of)
         programs = [copy_program(size, recording.target, recording.tvm_target) for size in sizes]
         for index, measurement in recording.measurer.measure(programs, self._after_share(_MOST_COPYING)):
@@ -95,7 +89,7 @@ class Baselines:
     def _groups(self) -> Iterator[list[Function]]:
         """The functions, as many at a time as keep all cores busy with building."""
         group: list[Function] = []
-        for function in self._functions:
+        for function in self.functions:
             group.append(function)
             if sum(len(each.sizes) for each in group) >= (os.cpu_count() or 1):
                 yield group
@@ -105,19 +99,19 @@ class Baselines:
 
     def _after_share(self, share: float) -> float | None:
         """When that part of the time that is left is over."""
-        now, deadline = time.monotonic(), self._ledger.deadline
+        now, deadline = time.monotonic(), self.ledger.deadline
         return None if deadline is None else now + share * max(deadline - now, 0.0)
 
     def _measure(self, keys: Sequence[str], until: float | None) -> None:
         """The default schedules of these tasks."""
-        defaults = [(task := self._tasks[key], default_trace(task.workload), self._program(task)) for key in keys]
-        for index, measurement in self._recording.measured(defaults, until):
+        defaults = [(task := self.tasks[key], default_trace(task.workload), self._program(task)) for key in keys]
+        for index, measurement in self.recording.measured(defaults, until):
             if measurement.error is None:
-                self._ledger.note(keys[index], median(measurement.seconds), defaults[index][1])
+                self.ledger.note(keys[index], median(measurement.seconds), defaults[index][1])
             else:
-                self._ledger.skip(keys[index], f"its default schedule cannot be measured: {measurement.error}")
-            self._ledger.notify()
+                self.ledger.skip(keys[index], f"its default schedule cannot be measured: {measurement.error}")
+            self.ledger.notify()
 
     def _program(self, task: Task) -> Program:
-        default = schedule_by_rules(task.func, self._recording.target, self._recording.tvm_target)
+        default = schedule_by_rules(task.func, self.recording.target, self.recording.tvm_target)
         return Program(default.scheduled, arguments_of(task.workload["main"]))
