@@ -6,9 +6,10 @@ import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, truncdiv
 
 from tkc.kernels.attention.parameters import AttentionParameters
-from tkc.kernels.attention.softmax import masked_score
+from tkc.kernels.attention.softmax import masked_score, unit
 from tkc.kernels.attention.spec import keys_ahead
 from tkc.kernels.attention.tensors import diagonal, mask_entry
+from tkc.kernels.devices import WARP
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ def hide_tile(p: AttentionParameters, tile: QueryTile, scores: Buffer, first_key
     """
     block_queries, block_keys = scores.shape
     batch, head, first_query, queries, keys = tile.batch, tile.head, tile.first_query, tile.queries, tile.keys
-    windowed, masked = p.window is not None, p.mask is not None
+    windowed = p.window is not None
+    masked = p.mask is not None
+    if p.mask is not None and not p.mask_per_query:
+        masked = _changes_keys(p, tile, first_key, block_keys)
     bounded = p.causal is not None or windowed
     offset = diagonal(p, queries, keys)
     partial = first_key + block_keys > keys
@@ -51,10 +55,28 @@ def hide_tile(p: AttentionParameters, tile: QueryTile, scores: Buffer, first_key
                 visible = visible & (j <= i + ahead)
             if windowed:
                 visible = visible & (j + (p.window + keys_ahead(p)) >= i + ahead)  # type: ignore[operator]  # it has a window
-            if masked:
+            if p.mask is not None and p.mask_per_query:
                 visible = visible & (first_query + i < queries)
             entry = mask_entry(p, tile.mask, batch, head, first_query + i, first_key + j)
             scores[i, j] = masked_score(p, scores[i, j], visible, entry)
+    elif p.mask == "additive" and not p.mask_per_query:
+        for i, j in T.Parallel(block_queries, block_keys):
+            scores[i, j] *= unit(p)
+
+
+@T.macro
+def _changes_keys(p: AttentionParameters, tile: QueryTile, first_key: PrimExpr, block_keys: int) -> PrimExpr:
+    """Whether a mask that is one for all queries hides or changes any key of a block; each warp looks at all of them.
+
+    Of padded sequences most blocks are wholly visible.
+    """
+    changes = T.alloc_var("bool", False)
+    for part in T.unroll(-(-block_keys // WARP)):
+        key = first_key + part * WARP + T.get_thread_binding() % WARP
+        entry = mask_entry(p, tile.mask, tile.batch, tile.head, 0, key)
+        neutral = entry if p.mask == "bool" else entry == 0
+        changes = changes | T.if_then_else(key < tile.keys, T.Not(neutral), False)
+    return T.any_sync(changes) != 0
 
 
 def first_key_block(

@@ -14,8 +14,9 @@ class AttentionParameters:
 
     ``causal``: a query sees keys up to its own position, positions counted from the first of both
     (``top_left``) or from the last (``bottom_right``). ``mask``: ``bool`` keeps where true, ``additive`` (in ``dtype``)
-    is added; ``[batch, num_heads, queries, keys]``, either of the first two 1 if broadcast. A row with nothing to see
-    gives zeros. Layouts name the order of batch (b), sequence (s), heads (h) and head size (d) of each tensor.
+    is added; ``[batch, num_heads, queries, keys]``, any of the first three 1 if broadcast: a padding mask is not
+    ``mask_per_query``. A row with nothing to see gives zeros. Layouts name the order of batch (b), sequence (s), heads
+    (h) and head size (d) of each tensor.
 
     ``window``: keys at most so many positions away from the query's own are seen, positions counted from the first of
     both unless ``causal`` says otherwise. ``softcap``: scores become ``softcap * tanh(scale * q @ k^T / softcap)``
@@ -33,6 +34,7 @@ class AttentionParameters:
     mask: Literal["bool", "additive"] | None = None
     mask_per_batch: bool = False
     mask_per_head: bool = False
+    mask_per_query: bool = True
     q_layout: Layout = "bshd"
     k_layout: Layout = "bshd"
     v_layout: Layout = "bshd"

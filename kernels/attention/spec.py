@@ -106,7 +106,8 @@ class _Attention(KernelSpec[AttentionParameters, ConfigurationT], Generic[Config
             TensorType("v", _shape(p.v_layout, "keys", p.num_kv_heads, p.value_head_size), p.dtype),
         )
         if p.mask is not None:
-            shape = ("batch" if p.mask_per_batch else 1, p.num_heads if p.mask_per_head else 1, self._queries, "keys")
+            broadcast = ("batch" if p.mask_per_batch else 1, p.num_heads if p.mask_per_head else 1)
+            shape = (*broadcast, self._queries if p.mask_per_query else 1, "keys")
             tensors = (*tensors, TensorType("mask", shape, "bool" if p.mask == "bool" else p.dtype))
         return (*tensors, TensorType("sinks", (p.num_heads,), p.dtype)) if p.sinks else tensors
 
@@ -136,7 +137,7 @@ class AttentionPrefill(_Attention[PrefillConfiguration]):
 
     name = "attention.prefill"
     configuration_type = PrefillConfiguration
-    minor_parameters = frozenset({"window", "softcap", "sinks"})
+    minor_parameters = frozenset({"mask_per_query", "window", "softcap", "sinks"})
     _queries = "queries"
 
     @property
@@ -174,7 +175,7 @@ class AttentionDecode(_Attention[DecodeConfiguration]):
     minor_parameters = frozenset(
         {
             *("causal", "mask", "mask_per_batch", "mask_per_head", "q_layout", "k_layout", "v_layout", "out_layout"),
-            *("softcap", "sinks"),
+            *("mask_per_query", "softcap", "sinks"),
         }
     )
     _queries = 1

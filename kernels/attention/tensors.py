@@ -46,7 +46,8 @@ def mask_entry(p: AttentionParameters, mask: Buffer, batch: Any, head: Any, quer
     """The mask's element for a score, if there is a mask."""
     if p.mask is None:
         return None
-    return mask[batch if p.mask_per_batch else 0, head if p.mask_per_head else 0, query, key]
+    row = (batch if p.mask_per_batch else 0, head if p.mask_per_head else 0, query if p.mask_per_query else 0)
+    return mask[(*row, key)]
 
 
 def length(tensor: Buffer, layout: Layout) -> PrimExpr:

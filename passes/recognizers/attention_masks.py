@@ -25,7 +25,7 @@ _CONJUNCTIONS = ("relax.logical_and", "relax.bitwise_and")
 
 @dataclass(frozen=True)
 class KernelMask:
-    """``tensor`` is boolean (true keeps) or is added to the scores, ``[batch or 1, heads or 1, queries, keys]``."""
+    """``tensor``, ``[batch or 1, heads or 1, queries or 1, keys]``: boolean (true keeps), or added to the scores."""
 
     causal: Causal | None = None
     window: int | None = None
@@ -33,6 +33,7 @@ class KernelMask:
     kind: Literal["bool", "additive"] | None = None
     per_batch: bool = False
     per_head: bool = False
+    per_query: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,16 @@ class _Tensor:
 
 
 def kernel_mask(
-    geometry: Geometry, terms: tuple[MaskTerm, ...], causal: Causal | None, name: str, windows: bool = False
+    geometry: Geometry,
+    terms: tuple[MaskTerm, ...],
+    causal: Causal | None,
+    name: str,
+    windows: bool = False,
+    for_all_queries: bool = False,
 ) -> KernelMask:
     """All of ``terms`` and ``causal`` together, for a kernel of dtype ``name``, which knows ``windows`` or does not.
+
+    It takes tensors with a row for each query; or, ``for_all_queries``, with one row where that is one for all.
 
     Raises :class:`NotAttention` where a term is no mask of batch, heads, queries and keys.
     """
@@ -79,10 +87,12 @@ def kernel_mask(
     else:
         kind = "additive"
         value = _as_numbers(tensors, name)
-    whole = (dims[0], dims[1], geometry.q.size, geometry.k.size)
+    per_query = not for_all_queries or static(dims[2]) != 1
+    whole = (dims[0], dims[1], geometry.q.size if per_query else int64(1), geometry.k.size)
     if not all(map(geometry.space.equal, dims, whole)):
         value = relax.op.broadcast_to(value, whole)
-    return KernelMask(overall.causal, overall.window, value, kind, static(dims[0]) != 1, static(dims[1]) != 1)
+    per_batch, per_head = (static(dim) != 1 for dim in dims[:2])
+    return KernelMask(overall.causal, overall.window, value, kind, per_batch, per_head, per_query)
 
 
 def _widest(sizes: list[tirx.PrimExpr]) -> tirx.PrimExpr:

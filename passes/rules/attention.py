@@ -125,7 +125,7 @@ def _found(graph: Graph, var: relax.Var, core: relax.Var, heads: int, decode: bo
     if not is_kernel_float(name):
         raise NotAttention(f"it computes in {name}")
     query, key, value = _operands(geometry, inputs, name)
-    mask = kernel_mask(geometry, inputs.masks, inputs.causal, name, windows=not decode)
+    mask = kernel_mask(geometry, inputs.masks, inputs.causal, name, windows=not decode, for_all_queries=not decode)
     parameters = AttentionParameters(
         num_heads=heads,
         num_kv_heads=key.heads,
@@ -137,6 +137,7 @@ def _found(graph: Graph, var: relax.Var, core: relax.Var, heads: int, decode: bo
         mask=mask.kind,
         mask_per_batch=mask.per_batch,
         mask_per_head=mask.per_head,
+        mask_per_query=mask.per_query,
         q_layout=query.layout,
         k_layout=key.layout,
         v_layout=value.layout,

@@ -57,12 +57,18 @@ def random_inputs(request: KernelRequest, sizes: Mapping[str, int], device: str)
 
 
 def random_mask(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Half the keys hidden; but one row of four sees nothing, and to one all keys are equal."""
+    """Half the keys hidden; but one row of four sees nothing, and to one all keys are equal.
+
+    A mask that is one for all queries changes nothing of some tiles of keys, as those of padded sequences.
+    """
     shown = torch.rand(like.shape, generator=generator) < 0.5
     row = torch.arange(like[..., 0].numel()).view(*like.shape[:-1], 1)
+    key = torch.arange(like.shape[-1])
+    unchanged = (key >= 128) & (key < 384) & torch.tensor(like.shape[-2] == 1)
     if like.dtype == torch.bool:
-        return (shown & (row % 4 != 1)) | (row % 4 == 2)
-    mask = torch.randn(like.shape, generator=generator).masked_fill(~shown | (row % 4 == 1), -torch.inf)
+        return ((shown | unchanged) & (row % 4 != 1)) | (row % 4 == 2)
+    mask = torch.randn(like.shape, generator=generator).masked_fill(~shown, -torch.inf)
+    mask = mask.masked_fill(unchanged, 0.0).masked_fill(row % 4 == 1, -torch.inf)
     return mask.masked_fill(row % 4 == 2, torch.finfo(like.dtype).min)
 
 

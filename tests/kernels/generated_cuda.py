@@ -73,6 +73,7 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
         replace(_HEADS, causal="bottom_right", window=511, sinks=True),
         replace(_HEADS, mask="bool", softcap=30.0),
         replace(_HEADS, mask="additive", mask_per_head=True, causal="top_left"),
+        replace(_HEADS, mask="bool", mask_per_batch=True, mask_per_query=False),
         replace(_HEADS, head_size=192, causal="top_left", q_layout="bshd", k_layout="bshd", v_layout="bshd"),
         replace(_HEADS, head_size=256, value_head_size=256, out_layout="bshd"),
     ),

@@ -28,6 +28,12 @@ CPU_PREFILL = {
     "grouped, bottom right, head first": parameters(
         (6, 2), (80, 80), causal="bottom_right", q_layout="bhsd", v_layout="bhsd"
     ),
+    "padding, causal": parameters(
+        (4, 2), (16, 32), causal="bottom_right", mask="bool", mask_per_batch=True, mask_per_query=False
+    ),
+    "additive padding of the head, capped": parameters(
+        (2, 2), (32, 32), softcap=2.0, mask="additive", mask_per_head=True, mask_per_query=False
+    ),
     "multi-query of MLA's sizes, one boolean mask": parameters((4, 1), (192, 128), mask="bool"),
     "boolean mask of batch and head, bottom right": parameters(
         (4, 2), (16, 16), causal="bottom_right", mask="bool", mask_per_batch=True, mask_per_head=True

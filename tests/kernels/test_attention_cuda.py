@@ -66,6 +66,16 @@ MASKS = {
     "bool per batch, causal": {"mask": "bool", "mask_per_batch": True, "causal": "top_left"},
     "additive per head": {"mask": "additive", "mask_per_head": True, "dtype": "float16"},
     "additive per batch, causal": {"mask": "additive", "mask_per_batch": True, "causal": "bottom_right"},
+    "padding": {"mask": "bool", "mask_per_batch": True, "mask_per_query": False},
+    "padding, causal": {
+        **{"mask": "bool", "mask_per_batch": True, "mask_per_query": False},
+        **{"causal": "bottom_right", "heads": (8, 2)},
+    },
+    "additive padding": {"mask": "additive", "mask_per_batch": True, "mask_per_query": False, "dtype": "float16"},
+    "additive padding of the head, capped": {
+        **{"mask": "additive", "mask_per_head": True, "mask_per_query": False},
+        "softcap": 3.0,
+    },
 }
 LAYOUTS = {
     "head first": {"q_layout": "bhsd", "k_layout": "bhsd", "v_layout": "bhsd", "out_layout": "bhsd"},
@@ -96,6 +106,8 @@ GPU_PREFILL = {
     **{f"layout {kind}": (half(**options, causal="top_left"), 0) for kind, options in LAYOUTS.items()},
     **{kind: (half(**options), 0) for kind, options in VARIANTS.items()},
     **{f"configuration {i}, window of tiles": (half(**VARIANTS["window of tiles"]), i) for i in (1, 2, 5)},
+    **{f"configuration {i}, padding": (half(**MASKS["padding"]), i) for i in (1, 2, 3, 5)},
+    **{f"configuration {i}, additive padding": (half(**MASKS["additive padding"]), i) for i in (2, 5)},
     **{f"configuration {i}, capped, window": (half(**VARIANTS["capped, window"]), i) for i in (1, 2)},
     **{f"configuration {i}, sinks, window": (half(**VARIANTS["sinks, window"]), i) for i in (1, 2)},
 }

@@ -113,7 +113,7 @@ TENSORS: dict[str, tuple[Function, Tensor, dict[str, Any]]] = {
     "selected with a finite fill": (
         lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -1e9)),
         keep_first(BATCH, 1, 1, TOKENS),
-        {"mask": "additive", "mask_per_batch": True},
+        {"mask": "additive", "mask_per_batch": True, "mask_per_query": False},
     ),
     "added": (
         lambda q, k, v, m: eager(q, k, v, lambda s: m + s),
@@ -128,24 +128,25 @@ TENSORS: dict[str, tuple[Function, Tensor, dict[str, Any]]] = {
     "padding": (
         lambda q, k, v, m: eager(q, k, v, lambda s: s + padding(m)),
         keep_first(BATCH, TOKENS).long(),
-        {"mask": "additive", "mask_per_batch": True},
+        {"mask": "additive", "mask_per_batch": True, "mask_per_query": False},
     ),
     "padding and causal": (
         lambda q, k, v, m: eager(q, k, v, lambda s: (s + padding(m)).masked_fill(~lower_triangle(q), -INFINITY)),
         keep_first(BATCH, TOKENS).long(),
-        {"mask": "additive", "mask_per_batch": True, "causal": "top_left"},
+        {"mask": "additive", "mask_per_batch": True, "mask_per_query": False, "causal": "top_left"},
     ),
     "two masks": (
         lambda q, k, v, m: eager(q, k, v, lambda s: s.masked_fill(~m, -INFINITY) + m.float()),
         keep_first(BATCH, 1, 1, TOKENS),
-        {"mask": "additive", "mask_per_batch": True},
+        {"mask": "additive", "mask_per_batch": True, "mask_per_query": False},
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("function", "mask", "expected"), TENSORS.values(), ids=TENSORS)
 def test_masks_by_data(function: Function, mask: Tensor, expected: dict[str, Any]) -> None:
-    """Every other mask is passed on, broadcast over queries and keys where the model left that to its addition."""
+    """Every other mask is passed on, broadcast over keys where the model left that to its addition; for all queries one
+    row where it is one for all."""
     inputs = (*(heads(seed=seed) for seed in range(3)), mask)
     module = imported(function, *inputs, symbolic=())
     assert only_call(module, *inputs) == parameters(**expected)
@@ -181,7 +182,10 @@ WINDOWS: dict[str, tuple[Function, dict[str, Any]]] = {
     "both sides by products": (
         lambda q, k, v: eager(q, k, v, lambda s: s.masked_fill(distances(q, k).abs() > 1, -1e9)), {"window": 1}
     ),
-    "beside data": (near_data, {"causal": "top_left", "window": 2, "mask": "bool", "mask_per_batch": True}),
+    "beside data": (
+        near_data,
+        {"causal": "top_left", "window": 2, "mask": "bool", "mask_per_batch": True, "mask_per_query": False},
+    ),
 }  # fmt: skip
 
 

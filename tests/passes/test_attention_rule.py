@@ -233,7 +233,8 @@ def test_a_bias_that_is_reshaped_and_scaled(factor: float, is_exact: bool) -> No
     module = imported(function, q, k, v, narrow, symbolic=())
     if is_exact:
         (call,) = checked_substitutions(module, q, k, v, narrow, rules=RULES, rtol=2e-2)
-        assert call.parameters == parameters(dtype="bfloat16", scale=factor, mask="additive", mask_per_head=True)
+        expected = parameters(dtype="bfloat16", scale=factor, mask="additive", mask_per_head=True, mask_per_query=False)
+        assert call.parameters == expected
     else:
         assert refusal_reasons(module, RULES) == [reason]
 
