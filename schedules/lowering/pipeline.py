@@ -17,6 +17,7 @@ from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
 from tkc.schedules.lowering.vector_selections import CompareForSelections
+from tkc.schedules.lowering.vector_statements import ScopeVectorStatements
 from tkc.schedules.lowering.wrapping_integers import WrapIntegers
 
 LOWERING = "tkc"
@@ -33,7 +34,7 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 def _followed(finalize: _Finalize) -> _Finalize:
     return lambda: tvm.transform.Sequential(
-        [finalize(), NanSemantics(), HoldValues(), WrapIntegers(), CompareForSelections()]
+        [finalize(), NanSemantics(), HoldValues(), WrapIntegers(), CompareForSelections(), ScopeVectorStatements()]
     )
 
 
