@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
+from tkc.kernels.estimates import Estimate, estimated_choices
 from tkc.kernels.requests import KernelRequest
 from tkc.kernels.spec import Choice, KernelSpec
 from tkc.kernels.target import Target
@@ -24,11 +26,15 @@ _MOST_BYTES = 256 << 20  # the file that comes with tkc has 0.3 million
 _FARTHEST = 3.0
 _MINOR = 0.125  # the distance of an option that hardly matters: like kernels come first, but are not all that counts
 _ALIKE = {"float16", "bfloat16"}  # of which that is true
+_SAME = (
+    0.3  # the distance below which a measurement is taken for one of the very kernel: two options that hardly matter
+)
 # How many times smaller or larger than its own a size may be that a single measurement tells of.
 _REACH = 8
 
-Origin = Literal["own", "near", "default"]
-"""What a configuration was chosen by: a record of the very kernel and sizes, one of others, or none."""
+Origin = Literal["own", "near", "estimate", "default"]
+"""What a configuration was chosen by: a record of the very kernel and sizes, one of others, an estimate of its time, or
+nothing."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def _write_merged(folder: Path, records: Iterable[KernelRecord]) -> None:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The configuration of a call, what it was chosen by, and the ``record``; ``None`` where it is the default."""
+    """The configuration of a call, what it was chosen by, and the ``record``; ``None`` where it was none."""
 
     configuration: Any
     origin: Origin
@@ -131,14 +137,20 @@ class RecordedChoices:
 
     Tables of records decide, the nearest kernel's. Single ones replace what the table says of sizes near their own, if
     their kernel is as near as the table's. Records of ``device`` come before those of others.
-    ``batch_invariant``: configurations of one kernel all reduce a row in the same order.
+    ``batch_invariant``: configurations of one kernel all reduce a row in the same order. ``estimates``: of sizes that
+    no record of the very kernel has, the estimated time decides, for kernels that have one.
     """
 
     def __init__(
-        self, records: Sequence[KernelRecord], device: str | None = None, batch_invariant: bool = False
+        self,
+        records: Sequence[KernelRecord],
+        device: str | None = None,
+        batch_invariant: bool = False,
+        estimates: bool = False,
     ) -> None:
         self._device = device
         self._batch_invariant = batch_invariant
+        self._estimates = estimates
         self._decisions: dict[Any, tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]] = {}
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
@@ -168,7 +180,7 @@ class RecordedChoices:
         if key not in self._decisions:
             offered = self._offered(spec, parameters, target)
             found = self._nearest(spec, parameters, target, offered) if offered else []
-            self._decisions[key] = found, _choices(spec, found, offered) if offered else ()
+            self._decisions[key] = found, self._choices(spec, parameters, target, found, offered) if offered else ()
         return self._decisions[key]
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
@@ -184,7 +196,8 @@ class RecordedChoices:
         usable = [c for c in offered if orders[c] is not None]
         if not usable:
             return ()
-        choices = _choices(spec, self._nearest(spec, parameters, target, usable), usable)
+        found = self._nearest(spec, parameters, target, usable)
+        choices = self._choices(spec, parameters, target, found, usable)
         settled = choices[0 if spec.settles_order == "smallest" else -1].configuration
         return tuple(c for c in usable if orders[c] == orders[settled])
 
@@ -208,13 +221,15 @@ class RecordedChoices:
             ):
                 return Chosen(configuration, "own", record)
         if not by_it:
-            return Chosen(configuration, "default")
+            estimate = self._estimate(spec, parameters, target, (configuration,))
+            return Chosen(configuration, "default" if estimate is None else "estimate")
         return Chosen(configuration, "near", min(by_it, key=lambda record: _ratio(sizes, record.sizes)))
 
     def ranked(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]
     ) -> tuple[Any, ...]:
-        """The configurations that records have of kernels alike, those first that were measured at the likest.
+        """The configurations that records have of kernels alike, those first that were measured at the likest; then
+        the others, those first that are estimated to be the fastest.
 
         Kernels and sizes count alike: a doubling of a parameter is as far as one of a size.
         """
@@ -229,7 +244,53 @@ class RecordedChoices:
                 if record.target == str(target) and configuration in offered
             ]
         found.sort(key=lambda entry: entry[0])
-        return tuple(dict.fromkeys(configuration for _, configuration in found))
+        ranked = dict.fromkeys(configuration for _, configuration in found)
+        if (estimate := self._estimate(spec, parameters, target, offered)) is not None:
+            size = sizes[str(spec.dispatch_size)]
+            ranked |= dict.fromkeys(sorted(offered, key=lambda configuration: estimate(configuration, size)))
+        return tuple(ranked)
+
+    def _choices(
+        self,
+        spec: KernelSpec[Any, Any],
+        parameters: Any,
+        target: Target,
+        found: Sequence[tuple[KernelRecord, Any]],
+        offered: Sequence[Any],
+    ) -> tuple[Choice[Any], ...]:
+        """What the records that were ``found``, the nearest first, and estimates make of it; the first that is
+        ``offered`` if there is neither."""
+        if spec.dispatch_size is None:
+            return (Choice(_of_one_size(found, offered)),)
+        singles = [entry for entry in found if entry[0].single]
+        table = [entry for entry in found if not entry[0].single]
+        best, single = (
+            {record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(entries)}
+            for entries in (table, singles)
+        )
+        choices = _by_size(best) if best else (Choice(offered[0]),)
+        if (estimate := self._estimate(spec, parameters, target, offered)) is not None:
+            own = {
+                record.sizes[spec.dispatch_size]: configuration
+                for record, configuration in reversed(table)
+                if _distance(parameters, record.request.parameters, spec.minor_parameters) < _SAME
+            }
+            near = partial(_serving, choices) if best else lambda _: None
+            choices = estimated_choices(offered, estimate, near, own)
+        return _with_singles(choices, best, single)
+
+    def _estimate(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
+    ) -> Estimate | None:
+        """What estimates the times of ``offered``, if that is wanted and can be done."""
+        if not self._estimates or spec.dispatch_size is None:
+            return None
+        size = spec.dispatch_size
+
+        def estimate(configuration: Any, at: int) -> float | None:
+            return spec.estimated_microseconds(parameters, configuration, target, {size: at})
+
+        return cast(Estimate, estimate) if estimate(offered[0], 1) is not None else None
 
     def _nearest(
         self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, offered: Sequence[Any]
@@ -282,24 +343,12 @@ class RecordedChoices:
         return [entry for entry in entries if entry[0].device == self._device] or entries
 
 
-def _choices(
-    spec: KernelSpec[Any, Any], found: Sequence[tuple[KernelRecord, Any]], offered: Sequence[Any]
-) -> tuple[Choice[Any], ...]:
-    """What the records that were ``found`` make of it, the nearest first; the first that is ``offered`` if none was."""
-    if not found:
-        return (Choice(offered[0]),)
-    singles = [entry for entry in found if entry[0].single]
-    table = [entry for entry in found if not entry[0].single]
-    if spec.dispatch_size is None:
-        if singles:
-            return (Choice(singles[0][1]),)
-        largest = max(table, key=lambda entry: math.prod(entry[0].sizes.values()))
-        return (Choice(largest[1]),)
-    best, single = (
-        {record.sizes[spec.dispatch_size]: configuration for record, configuration in reversed(entries)}
-        for entries in (table, singles)
-    )
-    return _with_singles(_by_size(best) if best else (Choice(offered[0]),), best, single)
+def _of_one_size(found: Sequence[tuple[KernelRecord, Any]], offered: Sequence[Any]) -> Any:
+    """The configuration of a kernel that has one for all sizes: that of the first single record, or of the largest."""
+    singles = [configuration for record, configuration in found if record.single]
+    if singles or not found:
+        return (*singles, offered[0])[0]
+    return max(found, key=lambda entry: math.prod(entry[0].sizes.values()))[1]
 
 
 def _with_singles(

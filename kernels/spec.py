@@ -114,6 +114,15 @@ class KernelSpec(ABC, Generic[ParametersT, ConfigurationT]):
     def reference(self, parameters: ParametersT, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs by PyTorch, computed in float32 or wider, cast at the end."""
 
+    def estimated_microseconds(
+        self, parameters: ParametersT, configuration: ConfigurationT, target: Target, sizes: Mapping[str, int]
+    ) -> float | None:
+        """How long a call may take, for choices at sizes of which nothing was measured; ``None`` if nobody can tell.
+
+        Either all configurations of a kernel have an estimate, or none has.
+        """
+        return None
+
     def beneficial(self, parameters: ParametersT, target: Target) -> str | None:
         """Why ``kernels="auto"`` leaves a supported kernel unused on this target; ``None`` where it pays."""
         return None

@@ -36,7 +36,7 @@ def kernel_choices(database: Database, target: Target, batch_invariant: bool = F
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not records:
-        return RecordedChoices((), batch_invariant=batch_invariant)
+        return RecordedChoices((), batch_invariant=batch_invariant, estimates=True)
     from tkc.schedules.database import this_device
 
-    return RecordedChoices(records, this_device(target), batch_invariant)
+    return RecordedChoices(records, this_device(target), batch_invariant, estimates=True)

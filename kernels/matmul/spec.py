@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.devices import MULTIPROCESSORS
+from tkc.kernels.matmul.cost import microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -140,6 +141,13 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         operands, out = ITEM_BYTES[p.dtype], ITEM_BYTES[p.stored_dtype]
         read = (m * p.k + p.k * p.n + p.bias * p.n) * operands + p.residual * m * p.n * out
         return Work(flops=2.0 * m * p.n * p.k, bytes=float(read + m * p.n * out))
+
+    def estimated_microseconds(
+        self, parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target, sizes: Mapping[str, int]
+    ) -> float | None:
+        if not target.device.wgmma or parameters.dtype == "float32":
+            return None
+        return microseconds(parameters, configuration, sizes["m"])
 
     def reference(self, parameters: MatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from tkc.kernels.matmul.reference import matmul

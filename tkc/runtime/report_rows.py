@@ -10,7 +10,8 @@ from typing import Any
 @dataclass(frozen=True)
 class ChosenBy:
     """What the configuration at these ``sizes`` was chosen by: a record of the very kernel and sizes (``own``), one of
-    another kernel or of other sizes (``near``, told in ``record``), or none (``default``).
+    another kernel or of other sizes (``near``, told in ``record``), an estimate of its time (``estimate``), or nothing
+    (``default``).
 
     ``seconds`` is what a call of the model spends there, estimated.
     """
@@ -25,12 +26,13 @@ class ChosenBy:
 class KernelCoverage:
     """Shares of the time of a model's kernels, estimated, by what chose their configurations.
 
-    They add up to one, or are all zero for a model without kernels that have a choice. What is ``near`` or ``default``
-    is what ``tkc tune`` measures.
+    They add up to one, or are all zero for a model without kernels that have a choice. What is not ``own`` is what
+    ``tkc tune`` measures.
     """
 
     own: float = 0.0
     near: float = 0.0
+    estimate: float = 0.0
     default: float = 0.0
 
 
@@ -121,7 +123,7 @@ class Stage:
 
 def kernel_coverage(chosen: Iterable[ChosenBy]) -> KernelCoverage:
     """The shares of the time of all ``chosen``."""
-    seconds = {"own": 0.0, "near": 0.0, "default": 0.0}
+    seconds = {"own": 0.0, "near": 0.0, "estimate": 0.0, "default": 0.0}
     for each in chosen:
         seconds[each.origin] += each.seconds
     total = sum(seconds.values())

@@ -54,7 +54,12 @@ def kernels_table(title: str, uses: Sequence[KernelUse], coverage: KernelCoverag
     return table
 
 
-_ORIGINS = {"own": "records of their own shape", "near": "records of a near one", "default": "defaults"}
+_ORIGINS = {
+    "own": "records of their own shape",
+    "near": "records of a near one",
+    "estimate": "estimates",
+    "default": "defaults",
+}
 
 
 def _chosen_by(use: KernelUse) -> str:

@@ -28,7 +28,7 @@ from tkc.tuning.kernels import VERSIONED, built_functions, kernel_record
 
 # What may be gained, as a part of the time, where compilations go by the default, by a record of another kernel or
 # size, and by one of its own that another version or device measured. Guesses, which order what is measured.
-_HOPED = {"default": 0.3, "near": 0.1, "own": 0.03}
+_HOPED = {"default": 0.3, "near": 0.1, "estimate": 0.1, "own": 0.03}
 # Kernels that take less than this of the time of all gain nothing that anyone could measure.
 _LEAST_SHARE = 0.005
 # Configurations that are measured of every kernel before any others: what is chosen now, the default, and those of the

@@ -1,0 +1,111 @@
+"""The times that matmuls' estimates are fitted to, the fit, and what is lost by choosing by estimates.
+
+``python -m tests.kernels.matmul_costs`` prints the constants of :mod:`tkc.kernels.matmul.cost`, and of each weight how
+much longer than the fastest tiling the chosen one takes if the fit has not seen this weight.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from tkc.kernels import SPECS, Target
+from tkc.kernels.matmul.cost import H200, Costs, Rates, microseconds
+from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.tiling import Tiling
+
+TIMES = Path(__file__).parents[2] / "docs/benchmarks/h200/matmul-tilings.json"
+HOPPER = Target.parse("cuda:sm_90a")
+# Of a tiling that was left out of the times, which is at least so far behind the fastest.
+LEFT_OUT = 1.6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A weight at ``m`` rows: microseconds of each tiling that is offered for it, and of cuBLAS."""
+
+    parameters: MatmulParameters
+    m: int
+    tilings: dict[Tiling, float]
+    cublas: float
+
+    def loss(self, tiling: Tiling) -> float:
+        """How much longer than the fastest it takes, as a ratio."""
+        fastest = min(self.tilings.values())
+        return self.tilings.get(tiling, LEFT_OUT * fastest) / fastest
+
+
+def measured() -> list[Measured]:
+    """All times."""
+    found = []
+    for weight in json.loads(TIMES.read_text())["weights"]:
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in weight["parameters"].items()}
+        parameters = MatmulParameters(**given)
+        offered = set(SPECS["matmul"].configurations(parameters, HOPPER))
+        for row in weight["rows"]:
+            times = {Tiling(*fields): time for *fields, time in row["tilings"]}
+            found.append(
+                Measured(parameters, row["m"], {c: t for c, t in times.items() if c in offered}, row["cublas"])
+            )
+    return found
+
+
+def chosen_by(costs: Costs) -> Callable[[Measured], Tiling]:
+    """What is estimated to be the fastest."""
+
+    def choose(each: Measured) -> Tiling:
+        offered = SPECS["matmul"].configurations(each.parameters, HOPPER)
+        return min(offered, key=lambda c: microseconds(each.parameters, c, each.m, costs))
+
+    return choose
+
+
+def mean_loss(times: Sequence[Measured], choose: Callable[[Measured], Tiling]) -> float:
+    """The geometric mean of the losses."""
+    return math.exp(sum(math.log(each.loss(choose(each))) for each in times) / len(times))
+
+
+def fitted(times: Sequence[Measured], start: Costs = H200) -> Costs:
+    """The constants by which the logarithms of ``times`` are nearest to those of the estimates."""
+    samples = [(each, c, time) for each in times for c, time in each.tilings.items()]
+
+    def residuals(logarithms: np.ndarray) -> list[float]:
+        costs = _costs(logarithms)
+        return [math.log(microseconds(each.parameters, c, each.m, costs) / time) for each, c, time in samples]
+
+    found = least_squares(residuals, _logarithms(start), loss="soft_l1", f_scale=0.1, max_nfev=60)
+    return _costs(found.x)
+
+
+def _logarithms(costs: Costs) -> np.ndarray:
+    values = vars(costs).values()
+    return np.log(
+        [each for value in values for each in (vars(value).values() if isinstance(value, Rates) else [value])]
+    )
+
+
+def _costs(logarithms: np.ndarray) -> Costs:
+    values = [float(value) for value in np.exp(logarithms)]
+    return Costs(*values[:5], *(Rates(*values[first : first + 3]) for first in range(5, len(values), 3)))
+
+
+def main() -> None:
+    """Fit, and fit again without each weight."""
+    times = measured()
+    costs = fitted(times)
+    print(costs)
+    print(f"all weights: {mean_loss(times, chosen_by(costs)):.3f}")
+    for parameters in dict.fromkeys(each.parameters for each in times):
+        own = [each for each in times if each.parameters == parameters]
+        others = fitted([each for each in times if each.parameters != parameters], costs)
+        print(f"n = {parameters.n}, k = {parameters.k}, unseen: {mean_loss(own, chosen_by(others)):.3f}")
+
+
+if __name__ == "__main__":
+    main()
