@@ -25,7 +25,7 @@ _THREADS = 2048
 _LOADING_THREADS = 128
 _ITEM_BYTES = 2
 # Of times of which the longest decides, but that do not overlap fully: the exponent of their norm.
-_OVERLAP = 4
+_OVERLAP = 4.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def _block(p: MatmulParameters, c: Tiling, costs: Costs) -> _Block:
 
 
 def _longest(first: float, second: float) -> float:
-    return (first**_OVERLAP + second**_OVERLAP) ** (1 / _OVERLAP)
+    longest: float = (first**_OVERLAP + second**_OVERLAP) ** (1 / _OVERLAP)
+    return longest
 
 
 def _resident(tiling: Tiling) -> int:

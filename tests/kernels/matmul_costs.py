@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from tkc.kernels import SPECS, Target
 from tkc.kernels.matmul.cost import H200, Costs, Rates, microseconds
@@ -45,7 +45,9 @@ def measured() -> list[Measured]:
     """All times."""
     found = []
     for weight in json.loads(TIMES.read_text())["weights"]:
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in weight["parameters"].items()}
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in weight["parameters"].items()
+        }
         parameters = MatmulParameters(**given)
         offered = set(SPECS["matmul"].configurations(parameters, HOPPER))
         for row in weight["rows"]:
@@ -60,7 +62,7 @@ def chosen_by(costs: Costs) -> Callable[[Measured], Tiling]:
     """What is estimated to be the fastest."""
 
     def choose(each: Measured) -> Tiling:
-        offered = SPECS["matmul"].configurations(each.parameters, HOPPER)
+        offered: tuple[Tiling, ...] = SPECS["matmul"].configurations(each.parameters, HOPPER)
         return min(offered, key=lambda c: microseconds(each.parameters, c, each.m, costs))
 
     return choose
@@ -73,6 +75,8 @@ def mean_loss(times: Sequence[Measured], choose: Callable[[Measured], Tiling]) -
 
 def fitted(times: Sequence[Measured], start: Costs = H200) -> Costs:
     """The constants by which the logarithms of ``times`` are nearest to those of the estimates."""
+    from scipy.optimize import least_squares
+
     samples = [(each, c, time) for each in times for c, time in each.tilings.items()]
 
     def residuals(logarithms: np.ndarray) -> list[float]:
@@ -92,7 +96,9 @@ def _logarithms(costs: Costs) -> np.ndarray:
 
 def _costs(logarithms: np.ndarray) -> Costs:
     values = [float(value) for value in np.exp(logarithms)]
-    return Costs(*values[:5], *(Rates(*values[first : first + 3]) for first in range(5, len(values), 3)))
+    launch, memory, l2, exchange, activation, *rest = values
+    rates = (Rates(*rest[first : first + 3]) for first in range(0, len(rest), 3))
+    return Costs(launch, memory, l2, exchange, activation, *rates)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_LOADED = re.compile(r"\s*\w+ (\w+) = \*\(\w+\*\)\((\w+) \+")  # uint4 v_ = *(uint4*)(sums + 0);
+_LOADED = re.compile(r"\s*\w+ (v_\w*) = \*\(\w+\*\)\((\w+) \+")  # uint4 v_ = *(uint4*)(sums + 0);
 _STORED = re.compile(r"\s*(?:\*\(\w+\*\)\()?(\w+)(?: \+|\[).* = ")  # *(uint4*)(sums + 0) = ..., sums[1] = ...
 
 
