@@ -145,7 +145,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def estimated_microseconds(
         self, parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target, sizes: Mapping[str, int]
     ) -> float | None:
-        if not target.device.wgmma or parameters.dtype == "float32":
+        if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
             return None
         return microseconds(parameters, configuration, sizes["m"])
 

@@ -91,9 +91,10 @@ def test_rows_have_one_order_under_batch_invariance() -> None:
 
 
 def test_kernels_without_estimates_are_chosen_by_records() -> None:
-    """Other GPUs', of float32, and other families."""
+    """Other GPUs', the CPU's, those of float32, and other families."""
     single = dataclasses.replace(PARAMETERS, dtype="float32")
-    for target, parameters in ((Target.parse("cuda:sm_80"), PARAMETERS), (HOPPER, single)):
+    others = ((Target.parse("cuda:sm_80"), PARAMETERS), (HOPPER, single), (Target.parse("cpu"), PARAMETERS))
+    for target, parameters in others:
         first = MATMUL.configurations(parameters, target)[0]
         assert RecordedChoices((), estimates=True)(MATMUL, parameters, target) == (Choice(first),)
     gated = SPECS["matmul.gated"]
