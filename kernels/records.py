@@ -13,6 +13,7 @@ from typing import Any, Literal
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
+from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.requests import KernelRequest
 from tkc.kernels.spec import Choice, KernelSpec
 from tkc.kernels.target import Target
@@ -131,14 +132,21 @@ class RecordedChoices:
 
     Tables of records decide, the nearest kernel's. Single ones replace what the table says of sizes near their own, if
     their kernel is as near as the table's. Records of ``device`` come before those of others.
-    ``batch_invariant``: configurations of one kernel all reduce a row in the same order.
+    ``batch_invariant``: configurations of one kernel all reduce a row in the same order. Without ``libraries``, all are
+    kernels of ours.
     """
 
     def __init__(
-        self, records: Sequence[KernelRecord], device: str | None = None, batch_invariant: bool = False
+        self,
+        records: Sequence[KernelRecord],
+        device: str | None = None,
+        batch_invariant: bool = False,
+        *,
+        libraries: bool = True,
     ) -> None:
         self._device = device
         self._batch_invariant = batch_invariant
+        self._libraries = libraries
         self._decisions: dict[Any, tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]] = {}
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
@@ -173,6 +181,8 @@ class RecordedChoices:
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
         offered = spec.configurations(parameters, target)
+        if not self._libraries:
+            offered = without_libraries(offered)
         return self._of_one_order(spec, parameters, target, offered) if self._batch_invariant else offered
 
     def _of_one_order(

@@ -26,17 +26,19 @@ def database_roots(database: Database) -> list[Path]:
     return [user_database() if database is None else Path(database), shipped_database()]
 
 
-def kernel_choices(database: Database, target: Target, batch_invariant: bool = False) -> RecordedChoices:
+def kernel_choices(
+    database: Database, target: Target, batch_invariant: bool = False, *, libraries: bool = True
+) -> RecordedChoices:
     """How kernels choose their configurations for ``target``. Raises :class:`UsageError` for records that are none.
 
-    ``batch_invariant`` is as in :func:`tkc.compile`.
+    ``batch_invariant`` is as in :func:`tkc.compile`. Without ``libraries``, none is a call of a library.
     """
     try:
         records = [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not records:
-        return RecordedChoices((), batch_invariant=batch_invariant)
+        return RecordedChoices((), batch_invariant=batch_invariant, libraries=libraries)
     from tkc.schedules.database import this_device
 
-    return RecordedChoices(records, this_device(target), batch_invariant)
+    return RecordedChoices(records, this_device(target), batch_invariant, libraries=libraries)
