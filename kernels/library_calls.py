@@ -1,4 +1,4 @@
-"""Configurations that call a library of the vendor's in a kernel's place, and what has to be known of these libraries."""
+"""Configurations that call a library of the vendor's in a kernel's place, and what has to be known of the library."""
 
 from __future__ import annotations
 

@@ -177,9 +177,4 @@ def _is_cublaslt(p: MatmulParameters) -> bool:
     Its ReLU takes NaN for zero, and its GELU is the one by tanh. It writes one output, of the operands' dtype here, and
     has no sums as exact as the kernel's for float32.
     """
-    return (
-        p.dtype in ("float16", "bfloat16")
-        and p.stored_dtype == p.dtype
-        and p.activation is None
-        and not p.outputs
-    )
+    return p.dtype in ("float16", "bfloat16") and p.stored_dtype == p.dtype and p.activation is None and not p.outputs
