@@ -193,7 +193,7 @@ def requests(case: Case, target: Target) -> list[KernelRequest]:
 
 
 def _kind(configuration: Any) -> tuple[Any, ...]:
-    """Of persistent blocks or not, split or not, by ``wgmma`` or ``mma``, what attention calls its forms; and libraries."""
+    """Persistent or not, split or not, by ``wgmma`` or ``mma``, what attention calls its forms; and libraries."""
     by_name = {name: getattr(configuration, name, None) for name in ("blocks", "splits", "block_m")}
     return (
         bool(by_name["blocks"]),
