@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tvm import IRModule
 
 from tkc.kernels import KernelDispatch
-from tkc.kernels.records import RecordedChoices
+from tkc.kernels.choices import RecordedChoices
 from tkc.passes.canonical.pack_weights import PackedWeights
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.runtime.activations import ActivationPlan

@@ -8,7 +8,8 @@ from typing import Literal
 
 from tkc.errors import UsageError
 from tkc.kernels import Target
-from tkc.kernels.records import RecordedChoices, read_records
+from tkc.kernels.choices import RecordedChoices
+from tkc.kernels.records import read_records
 from tkc.schedules.database_folders import shipped_database, target_folder, user_database
 
 Database = str | os.PathLike[str] | Literal[False] | None
@@ -26,17 +27,19 @@ def database_roots(database: Database) -> list[Path]:
     return [user_database() if database is None else Path(database), shipped_database()]
 
 
-def kernel_choices(database: Database, target: Target, batch_invariant: bool = False) -> RecordedChoices:
+def kernel_choices(
+    database: Database, target: Target, batch_invariant: bool = False, *, libraries: bool = True
+) -> RecordedChoices:
     """How kernels choose their configurations for ``target``. Raises :class:`UsageError` for records that are none.
 
-    ``batch_invariant`` is as in :func:`tkc.compile`.
+    ``batch_invariant`` is as in :func:`tkc.compile`. Without ``libraries``, none is a call of a library.
     """
     try:
         records = [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not records:
-        return RecordedChoices((), batch_invariant=batch_invariant, estimates=True)
+        return RecordedChoices((), batch_invariant=batch_invariant, estimates=True, libraries=libraries)
     from tkc.schedules.database import this_device
 
-    return RecordedChoices(records, this_device(target), batch_invariant, estimates=True)
+    return RecordedChoices(records, this_device(target), batch_invariant, estimates=True, libraries=libraries)

@@ -9,7 +9,8 @@ from tvm.ir import IRModule
 
 from tkc.called_cases import called_cases
 from tkc.kernels import SPECS, Target
-from tkc.kernels.records import KernelRecord, RecordedChoices
+from tkc.kernels.choices import RecordedChoices
+from tkc.kernels.records import KernelRecord
 from tkc.kernels.spec import parameters_told
 from tkc.runtime.report_rows import ChosenBy
 from tkc.schedules.sizes.representative import Range

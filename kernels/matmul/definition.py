@@ -10,8 +10,8 @@ from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, activated, load_ahead, store
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.register_tile import Product, register_tile
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration
-from tkc.kernels.matmul.tiling import loadable_by_tma, shifts_registers
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul
+from tkc.kernels.matmul.tiling import Tiling, loadable_by_tma, shifts_registers
 from tkc.kernels.narrow_floats import from_float32, storage_dtype, to_float32
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.raster import RASTER_BAND
@@ -19,7 +19,7 @@ from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
 
-def define(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> PrimFunc:
+def define(parameters: MatmulParameters, configuration: Tiling, target: Target) -> PrimFunc:
     """The kernel over ``a``, ``b``, ``bias`` and ``residual`` where there are such, and the outputs."""
     if target.is_cuda:
         if configuration.blocks:
@@ -31,7 +31,7 @@ def define(parameters: MatmulParameters, configuration: MatmulConfiguration, tar
     return _cpu(parameters, dataclasses.replace(configuration, block_n=columns))
 
 
-def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
+def _cuda(p: MatmulParameters, c: Tiling, target: Target) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     transposed = p.weight_layout == "nk"
     tma = loadable_by_tma(p.strides)
@@ -77,7 +77,7 @@ def _cuda(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFu
     return matmul
 
 
-def _cpu(p: MatmulParameters, c: MatmulConfiguration) -> PrimFunc:
+def _cpu(p: MatmulParameters, c: Tiling) -> PrimFunc:
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS, storage_dtype)
 
     def products(a: Buffer, rows: list[PrimExpr], b: Buffer, column: PrimExpr) -> Product:

@@ -20,8 +20,7 @@ from tkc.kernels.matmul import shared_depth, tf32
 from tkc.kernels.matmul.columns import first_column, holds, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, activated
 from tkc.kernels.matmul.parameters import MatmulParameters
-from tkc.kernels.matmul.spec import MatmulConfiguration
-from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT
+from tkc.kernels.matmul.tiling import ITEM_BYTES, STORES_IN_FLIGHT, Tiling
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class _Shape:
     """What the parameters ``p`` and the configuration ``c`` make of a kernel, whose tensors may be ``batched``."""
 
     p: MatmulParameters
-    c: MatmulConfiguration
+    c: Tiling
     batched: bool
 
     @property
@@ -139,7 +138,7 @@ class _Rows:
     bias: Buffer
 
 
-def define(p: MatmulParameters, c: MatmulConfiguration, types: SimpleNamespace) -> PrimFunc:
+def define(p: MatmulParameters, c: Tiling, types: SimpleNamespace) -> PrimFunc:
     """The kernel over the same tensors as the one with a block for each tile: those of ``types``, ``None`` for others.
 
     Where these have a batch axis in front, tiles of one entry follow those of another.

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.devices import MULTIPROCESSORS
-from tkc.kernels.matmul.cost import microseconds
+from tkc.kernels.library_calls import WORKSPACE_BYTES, LibraryCall, OrLibraryCall
+from tkc.kernels.matmul.cost import library_microseconds, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -63,7 +64,7 @@ _TILINGS = {
     ),
 }
 
-MatmulConfiguration: TypeAlias = Tiling
+MatmulConfiguration: TypeAlias = Tiling | LibraryCall
 
 OUTPUT_NAMES = ("out", "out_1", "out_2", "out_3")
 OPTIONAL_TENSORS = ("bias", "residual", *OUTPUT_NAMES)
@@ -77,7 +78,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     name = "matmul"
     parameters_type = MatmulParameters
-    configuration_type = MatmulConfiguration
+    configuration_type = OrLibraryCall[Tiling]
     dispatch_size = "m"
     minor_parameters = frozenset({"out_dtype", "bias", "activation", "residual", "outputs"})
 
@@ -115,7 +116,17 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
             for name, (begin, end) in zip(OUTPUT_NAMES, parameters.ranges, strict=False)
         )
 
+    def workspaces(self, parameters: MatmulParameters, configuration: MatmulConfiguration) -> tuple[TensorType, ...]:
+        """What the library may need for partial sums."""
+        called = isinstance(configuration, LibraryCall)
+        return (TensorType("workspace", (WORKSPACE_BYTES,), "uint8"),) if called else ()
+
     def configurations(self, parameters: MatmulParameters, target: Target) -> tuple[MatmulConfiguration, ...]:
+        """Our kernels, then cuBLASLt where it computes the very same."""
+        libraries = (LibraryCall("cublaslt"),) if target.is_cuda and _is_cublaslt(parameters) else ()
+        return (*self._tilings(parameters, target), *libraries)
+
+    def _tilings(self, parameters: MatmulParameters, target: Target) -> tuple[Tiling, ...]:
         p = parameters
         if not target.is_cuda:
             return cpu_tilings(p.weight_layout, p.dtype)
@@ -132,8 +143,10 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
 
     def reduction_order(
         self, parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target
-    ) -> Hashable:
-        """See :mod:`tkc.kernels.matmul.sum_order`."""
+    ) -> Hashable | None:
+        """See :mod:`tkc.kernels.matmul.sum_order`. A library chooses its algorithm by the number of rows."""
+        if isinstance(configuration, LibraryCall):
+            return None
         return sum_order(configuration, target, parameters.dtype, parameters.activation)
 
     def work(self, parameters: MatmulParameters, sizes: Mapping[str, int]) -> Work:
@@ -147,6 +160,8 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     ) -> float | None:
         if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
             return None
+        if isinstance(configuration, LibraryCall):
+            return library_microseconds(parameters, sizes["m"])
         return microseconds(parameters, configuration, sizes["m"])
 
     def reference(self, parameters: MatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -164,3 +179,12 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def least_beneficial_size(self, parameters: MatmulParameters, target: Target) -> int:
         # Of one row of float32, generated code reads the weight once, and takes nothing apart.
         return 2 if target.is_cuda and parameters.dtype == "float32" else 0
+
+
+def _is_cublaslt(p: MatmulParameters) -> bool:
+    """Whether a call of cuBLASLt computes the kernel's function, NaN and roundings included.
+
+    Its ReLU takes NaN for zero, and its GELU is the one by tanh. It writes one output, of the operands' dtype here, and
+    has no sums as exact as the kernel's for float32.
+    """
+    return p.dtype in ("float16", "bfloat16") and p.stored_dtype == p.dtype and p.activation is None and not p.outputs

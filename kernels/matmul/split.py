@@ -12,14 +12,14 @@ from tvm.tirx import PrimFunc
 from tkc.kernels.matmul.columns import first_column, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, load_ahead, store
 from tkc.kernels.matmul.parameters import MatmulParameters
-from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul, MatmulConfiguration
-from tkc.kernels.matmul.tiling import shifts_registers
+from tkc.kernels.matmul.spec import OPTIONAL_TENSORS, Matmul
+from tkc.kernels.matmul.tiling import Tiling, shifts_registers
 from tkc.kernels.overlap import admit_next_kernel
 from tkc.kernels.target import Target
 from tkc.kernels.tensor_types import tensor_types
 
 
-def define(p: MatmulParameters, c: MatmulConfiguration, target: Target) -> PrimFunc:
+def define(p: MatmulParameters, c: Tiling, target: Target) -> PrimFunc:
     """The kernel over the same tensors as the one that is not split."""
     types = tensor_types(Matmul(), p, OPTIONAL_TENSORS)
     transposed = p.weight_layout == "nk"

@@ -15,8 +15,8 @@ import tkc.bench.kernels
 from tkc.bench.kernels import bench_kernels
 from tkc.kernels import Target
 from tkc.kernels.cases import Case
+from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.normalization.parameters import NormalizationParameters
-from tkc.kernels.records import RecordedChoices
 from tkc.measure.clocks import watched
 
 

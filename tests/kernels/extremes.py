@@ -193,13 +193,13 @@ def requests(case: Case, target: Target) -> list[KernelRequest]:
 
 
 def _kind(configuration: Any) -> tuple[Any, ...]:
-    """Of persistent blocks or not, split or not, by ``wgmma`` or ``mma``, and what attention calls its forms."""
+    """Persistent or not, split or not, by ``wgmma`` or ``mma``, what attention calls its forms; and libraries."""
     by_name = {name: getattr(configuration, name, None) for name in ("blocks", "splits", "block_m")}
     return (
         bool(by_name["blocks"]),
         (by_name["splits"] or 1) > 1,
         (by_name["block_m"] or 64) < 64,
-        *(getattr(configuration, name, None) for name in ("overlaps", "alternating")),
+        *(getattr(configuration, name, None) for name in ("overlaps", "alternating", "library")),
     )
 
 

@@ -29,6 +29,7 @@ from tkc.kernels.attention.parameters import AttentionParameters, LatentParamete
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
+from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 
@@ -99,7 +100,8 @@ def requests(quick: bool) -> dict[str, KernelRequest]:
     for kernel, p in dict.fromkeys(parameters):
         spec = SPECS[kernel]
         if spec.unsupported(p, HOPPER) is None:
-            found += [KernelRequest(kernel, p, c, HOPPER) for c in spec.configurations(p, HOPPER)]
+            own = without_libraries(spec.configurations(p, HOPPER))
+            found += [KernelRequest(kernel, p, c, HOPPER) for c in own]
     return {request.symbol: request for request in found}
 
 

@@ -10,8 +10,11 @@ import tvm_ffi
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
+from tkc.kernels.cases import shape_of
+from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration
+from tkc.kernels.matmul.tiling import Tiling
 
 SPEC = Matmul()
 CPU = Target("cpu")
@@ -22,6 +25,11 @@ TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}
 def request_for(parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target) -> KernelRequest:
     """The request for one kernel of this family."""
     return KernelRequest(SPEC.name, parameters, configuration, target)
+
+
+def tilings(parameters: MatmulParameters, target: Target) -> tuple[Tiling, ...]:
+    """The configurations that are kernels of ours."""
+    return without_libraries(SPEC.configurations(parameters, target))
 
 
 def inputs(parameters: MatmulParameters, m: int, device: str) -> list[torch.Tensor]:
@@ -55,7 +63,11 @@ def check(
         for configuration, kernel in kernels.items():
             beyond = [want.new_full((m + 1, want.shape[1]), float("nan")) for want in expected]
             outputs = [tensor[:m] for tensor in beyond]
-            kernel(*tensors, *outputs)
+            scratch = [
+                torch.empty(shape_of(each, {}), dtype=getattr(torch, each.dtype), device=device)
+                for each in SPEC.workspaces(parameters, configuration)
+            ]
+            kernel(*tensors, *outputs, *scratch)
             assert all(tensor[m].isnan().all() for tensor in beyond), f"{parameters}, {configuration}, m={m}: overrun"
             for out, want, out_type in zip(outputs, expected, SPEC.outputs(parameters), strict=True):
                 tolerance = TOLERANCE[out_type.dtype] * (1 + want.float().abs().max().item())

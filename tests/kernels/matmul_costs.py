@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from tkc.kernels import SPECS, Target
-from tkc.kernels.matmul.cost import H200, Costs, Rates, microseconds
+from tkc.kernels.library_calls import LibraryCall
+from tkc.kernels.matmul.cost import H200, Costs, Rates, library_microseconds, microseconds
 from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.spec import MatmulConfiguration
 from tkc.kernels.matmul.tiling import Tiling
 
 TIMES = Path(__file__).parents[2] / "docs/benchmarks/h200/matmul-tilings.json"
@@ -28,21 +30,20 @@ LEFT_OUT = 1.6
 
 @dataclass(frozen=True)
 class Measured:
-    """A weight at ``m`` rows: microseconds of each tiling that is offered for it, and of cuBLAS."""
+    """A weight at ``m`` rows: microseconds of what is offered for it."""
 
     parameters: MatmulParameters
     m: int
-    tilings: dict[Tiling, float]
-    cublas: float
+    times: dict[MatmulConfiguration, float]
 
-    def loss(self, tiling: Tiling) -> float:
+    def loss(self, configuration: MatmulConfiguration) -> float:
         """How much longer than the fastest it takes, as a ratio."""
-        fastest = min(self.tilings.values())
-        return self.tilings.get(tiling, LEFT_OUT * fastest) / fastest
+        fastest = min(self.times.values())
+        return self.times.get(configuration, LEFT_OUT * fastest) / fastest
 
 
 def measured() -> list[Measured]:
-    """All times."""
+    """All times. That of cuBLASLt with a residual is cuBLAS's without, and what reading it takes."""
     found = []
     for weight in json.loads(TIMES.read_text())["weights"]:
         given: dict[str, Any] = {
@@ -51,24 +52,30 @@ def measured() -> list[Measured]:
         parameters = MatmulParameters(**given)
         offered = set(SPECS["matmul"].configurations(parameters, HOPPER))
         for row in weight["rows"]:
-            times = {Tiling(*fields): time for *fields, time in row["tilings"]}
-            found.append(
-                Measured(parameters, row["m"], {c: t for c, t in times.items() if c in offered}, row["cublas"])
-            )
+            times: dict[MatmulConfiguration, float] = {Tiling(*fields): time for *fields, time in row["tilings"]}
+            read = 2 * row["m"] * parameters.n if parameters.residual else 0
+            times[LibraryCall("cublaslt")] = row["cublas"] + read / H200.memory
+            found.append(Measured(parameters, row["m"], {c: t for c, t in times.items() if c in offered}))
     return found
 
 
-def chosen_by(costs: Costs) -> Callable[[Measured], Tiling]:
+def chosen_by(costs: Costs) -> Callable[[Measured], MatmulConfiguration]:
     """What is estimated to be the fastest."""
 
-    def choose(each: Measured) -> Tiling:
-        offered: tuple[Tiling, ...] = SPECS["matmul"].configurations(each.parameters, HOPPER)
-        return min(offered, key=lambda c: microseconds(each.parameters, c, each.m, costs))
+    def choose(each: Measured) -> MatmulConfiguration:
+        offered: tuple[MatmulConfiguration, ...] = SPECS["matmul"].configurations(each.parameters, HOPPER)
+        return min(offered, key=lambda c: _estimate(each.parameters, c, each.m, costs))
 
     return choose
 
 
-def mean_loss(times: Sequence[Measured], choose: Callable[[Measured], Tiling]) -> float:
+def _estimate(parameters: MatmulParameters, configuration: MatmulConfiguration, m: int, costs: Costs) -> float:
+    if isinstance(configuration, LibraryCall):
+        return library_microseconds(parameters, m)
+    return microseconds(parameters, configuration, m, costs)
+
+
+def mean_loss(times: Sequence[Measured], choose: Callable[[Measured], MatmulConfiguration]) -> float:
     """The geometric mean of the losses."""
     return math.exp(sum(math.log(each.loss(choose(each))) for each in times) / len(times))
 
@@ -77,7 +84,7 @@ def fitted(times: Sequence[Measured], start: Costs = H200) -> Costs:
     """The constants by which the logarithms of ``times`` are nearest to those of the estimates."""
     from scipy.optimize import least_squares
 
-    samples = [(each, c, time) for each in times for c, time in each.tilings.items()]
+    samples = [(each, c, time) for each in times for c, time in each.times.items() if isinstance(c, Tiling)]
 
     def residuals(logarithms: np.ndarray) -> list[float]:
         costs = _costs(logarithms)
@@ -97,7 +104,7 @@ def _logarithms(costs: Costs) -> np.ndarray:
 def _costs(logarithms: np.ndarray) -> Costs:
     values = [float(value) for value in np.exp(logarithms)]
     launch, memory, l2, exchange, activation, *rest = values
-    rates = (Rates(*rest[first : first + 3]) for first in range(0, len(rest), 3))
+    rates = (Rates(*rest[i : i + 3]) for i in range(0, len(rest), 3))
     return Costs(launch, memory, l2, exchange, activation, *rates)
 
 

@@ -12,10 +12,11 @@ import tkc
 from tests.kernels.matmul_costs import HOPPER, chosen_by, mean_loss, measured
 from tests.kernels.test_records import LARGE, MATMUL, MIDDLE, PARAMETERS, SMALL, record
 from tkc.kernels import SPECS, Choice, Target
+from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.estimates import estimated_choices
 from tkc.kernels.matmul.cost import H200
 from tkc.kernels.matmul.parameters import MatmulParameters
-from tkc.kernels.records import RecordedChoices, read_records
+from tkc.kernels.records import read_records
 from tkc.kernels.requests import KernelDispatch
 
 SHIPPED = Path(tkc.__file__).parent / "tuning_db/cuda-sm_90a"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.matmul_checks import CPU, HOPPER, SPEC
+from tests.kernels.matmul_checks import CPU, HOPPER, SPEC, tilings
 from tkc.kernels import Target
 from tkc.kernels.matmul.float32_tilings import shared_memory
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -18,7 +18,7 @@ from tkc.kernels.matmul.tiling import Tiling
 def test_configurations_fit_the_architecture(arch: str) -> None:
     """Each configuration's tiles fit into shared memory, and there are several to choose from, small ones included."""
     target = Target("cuda", arch)
-    configurations = SPEC.configurations(MatmulParameters(4096, 4096, "bfloat16"), target)
+    configurations = tilings(MatmulParameters(4096, 4096, "bfloat16"), target)
     assert max(c.shared_memory() for c in configurations) <= target.shared_memory
     assert len(set(configurations)) == len(configurations) >= 6
     assert configurations[0].block_m >= 128 and min(c.block_m for c in configurations) == 16
@@ -27,10 +27,10 @@ def test_configurations_fit_the_architecture(arch: str) -> None:
 def test_operands_that_tma_cannot_load_get_no_wgmma() -> None:
     """On Hopper, WGMMA is only for operands whose rows start at multiples of 16 bytes."""
     for k in (1001, 1004):  # rows that start at multiples of 2 and of 8 bytes
-        assert all(c.block_m < 64 for c in SPEC.configurations(MatmulParameters(512, k, "bfloat16"), HOPPER))
+        assert all(c.block_m < 64 for c in tilings(MatmulParameters(512, k, "bfloat16"), HOPPER))
     odd_n = MatmulParameters(1001, 512, "bfloat16", weight_layout="kn")
-    assert all(c.block_m < 64 for c in SPEC.configurations(odd_n, HOPPER))
-    assert SPEC.configurations(MatmulParameters(1001, 512, "bfloat16"), HOPPER)[0].block_m == 128
+    assert all(c.block_m < 64 for c in tilings(odd_n, HOPPER))
+    assert tilings(MatmulParameters(1001, 512, "bfloat16"), HOPPER)[0].block_m == 128
 
 
 def test_support_and_benefit() -> None:
@@ -60,10 +60,10 @@ def test_which_float32_products_a_gpu_has_a_kernel_for(arch: str, changes: dict[
     found = SPEC.unsupported(parameters, target)
     assert found is None if reason is None else reason in (found or "")
     for layout in ("nk", "kn"):
-        tilings = SPEC.configurations(MatmulParameters(512, 512, "float32", layout), HOPPER)
-        assert {32, 128} <= {c.block_n for c in tilings} and {64, 128} == {c.block_m for c in tilings}
-        assert min(c.stages for c in tilings) > 1
-        assert all(shared_memory(c, layout, "float32") <= HOPPER.shared_memory for c in tilings)
+        offered = tilings(MatmulParameters(512, 512, "float32", layout), HOPPER)
+        assert {32, 128} <= {c.block_n for c in offered} and {64, 128} == {c.block_m for c in offered}
+        assert min(c.stages for c in offered) > 1
+        assert all(shared_memory(c, layout, "float32") <= HOPPER.shared_memory for c in offered)
 
 
 @pytest.mark.parametrize(
@@ -83,23 +83,23 @@ def test_unsupported_outputs(changes: dict[str, Any], reason: str) -> None:
 def test_several_outputs_have_the_tilings_of_one() -> None:
     """Tiles need not divide the outputs, but no tile is more than twice as wide as the widest of them."""
     merged = MatmulParameters(6144, 4096, "bfloat16", outputs=(4096, 1024, 1024))
-    assert SPEC.configurations(merged, HOPPER) == SPEC.configurations(replace(merged, outputs=()), HOPPER)
+    assert tilings(merged, HOPPER) == tilings(replace(merged, outputs=()), HOPPER)
     narrow = MatmulParameters(192, 4096, "bfloat16", outputs=(64, 64, 64))
-    assert {c.block_n for c in SPEC.configurations(narrow, HOPPER)} == {112, 96, 80, 64, 48, 32}
+    assert {c.block_n for c in tilings(narrow, HOPPER)} == {112, 96, 80, 64, 48, 32}
 
 
 def test_persistent_blocks_store_by_tma() -> None:
     """They are offered where the rows of every output start at multiples of 16 bytes."""
     for outputs, offered in (((1024, 512, 24), True), ((1024, 516, 20), False)):
         parameters = MatmulParameters(sum(outputs), 512, "bfloat16", outputs=outputs)
-        assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
+        assert any(c.blocks for c in tilings(parameters, HOPPER)) == offered
 
 
 @pytest.mark.parametrize(("out_dtype", "offered"), [(None, True), ("bfloat16", True), ("float16", False)])
 def test_blocks_that_stay_add_a_residual_of_the_operands_dtype(out_dtype: Any, offered: bool) -> None:
     """It comes in slices that take the place of operands'."""
     parameters = MatmulParameters(512, 512, "bfloat16", out_dtype=out_dtype, residual=True)
-    assert any(c.blocks for c in SPEC.configurations(parameters, HOPPER)) == offered
+    assert any(c.blocks for c in tilings(parameters, HOPPER)) == offered
 
 
 def test_work_counts_every_tensor() -> None:

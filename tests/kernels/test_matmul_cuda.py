@@ -15,7 +15,7 @@ import torch
 
 from tests.kernels.built_kernel import gpu_target
 from tests.kernels.cuda_source import cuda_source
-from tests.kernels.matmul_checks import HOPPER, SPEC, check, check_extreme_values, default_kernel, request_for
+from tests.kernels.matmul_checks import HOPPER, SPEC, check, check_extreme_values, default_kernel, request_for, tilings
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
 from tkc.kernels.matmul.float32_tilings import shared_memory
@@ -158,7 +158,7 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, outputs: tuple[
     """The configuration with the most threads becomes machine code for the architecture, wherever outputs end."""
     target = Target("cuda", arch)
     parameters = MatmulParameters(768, 512, "float16", weight_layout="kn", bias=True, outputs=outputs)
-    widest = max(SPEC.configurations(parameters, target), key=lambda configuration: configuration.threads)
+    widest = max(tilings(parameters, target), key=lambda configuration: configuration.threads)
     request = request_for(parameters, widest, target)
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
 
@@ -254,7 +254,7 @@ def test_gpu_activations_of_extreme_values(builder: KernelBuilder, activation: s
 def test_gpu_blocks_compute_tiles_by_turns(builder: KernelBuilder, parameters: MatmulParameters) -> None:
     """Several shallow tiles for each block, so that one's stores are still on their way when the next one's begin."""
     target = gpu_target()
-    lasting = tuple(c for c in SPEC.configurations(parameters, target) if c.blocks)
+    lasting = tuple(c for c in tilings(parameters, target) if c.blocks)
     if not lasting:
         pytest.skip(f"no blocks that stay are offered on {target}")
     item_bytes = ITEM_BYTES[parameters.stored_dtype]

@@ -9,14 +9,16 @@ import pytest
 
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.attention.parameters import AttentionParameters
+from tkc.kernels.choices import RecordedChoices
+from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.records import FILE, KernelRecord, RecordedChoices, read_records, write_records
+from tkc.kernels.records import FILE, KernelRecord, read_records, write_records
 
 TARGET = Target.parse("cuda:sm_90a")
 PARAMETERS = MatmulParameters(4096, 4096, "bfloat16")
 MATMUL = SPECS["matmul"]
-SMALL, MIDDLE, LARGE = (MATMUL.configurations(PARAMETERS, TARGET)[i] for i in (-1, 3, 1))
+SMALL, MIDDLE, LARGE = (without_libraries(MATMUL.configurations(PARAMETERS, TARGET))[i] for i in (-1, 3, 1))
 
 
 def record(rows: int, configuration: object, parameters: object = PARAMETERS, kernel: str = "matmul") -> KernelRecord:

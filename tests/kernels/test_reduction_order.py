@@ -19,6 +19,7 @@ from tkc.kernels.attention.parameters import AttentionParameters, LatentParamete
 from tkc.kernels.attention.spec import DecodeConfiguration
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.cases import Case
+from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -28,7 +29,7 @@ from tkc.kernels.moe_gate.parameters import MoeGateParameters
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.quantized_rms_norm.parameters import QuantizedRMSNormParameters
-from tkc.kernels.records import KernelRecord, RecordedChoices, read_records
+from tkc.kernels.records import KernelRecord, read_records
 from tkc.kernels.rotary.parameters import RotaryParameters
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.kernels.swiglu.parameters import SwiGLUParameters
@@ -42,7 +43,7 @@ KERNELS: dict[str, tuple[str, Any, bool]] = {
     "projection": ("matmul", MatmulParameters(4096, 4096, "bfloat16", residual=True), True),
     "GELU": ("matmul", MatmulParameters(4096, 1024, "bfloat16", bias=True, activation="gelu"), True),
     "float32": ("matmul", MatmulParameters(4096, 4096, "float32"), True),
-    "odd rows": ("matmul", MatmulParameters(4096, 4100, "bfloat16"), False),
+    "odd rows": ("matmul", MatmulParameters(4096, 4100, "bfloat16"), True),
     "gated": ("matmul.gated", GatedMatmulParameters(14336, 4096, "bfloat16"), True),
     "experts": ("matmul.grouped", GroupedMatmulParameters(128, 2048, 768, "bfloat16"), True),
     "gated experts": (

@@ -15,8 +15,9 @@ from tkc.called_cases import CalledCase
 from tkc.errors import UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.cases import Case
+from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.matmul.parameters import MatmulParameters
-from tkc.kernels.records import KernelRecord, RecordedChoices, read_records
+from tkc.kernels.records import KernelRecord, read_records
 from tkc.schedules.database import this_device
 from tkc.schedules.tuning.background import Background
 from tkc.schedules.tuning.budget import Budget

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.command_line import tkc
 from tkc.errors import KernelBuildError, UsageError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.cases import Case
+from tkc.kernels.library_calls import LibraryCall
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.records import read_records
+from tkc.measure.prepared_case import Prepared
 from tkc.measure.timing import Timing
 from tkc.tuning import kernels as kernel_tuning
 
@@ -93,6 +96,25 @@ def test_a_builder_that_builds_nothing_is_an_error(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(kernel_tuning, "KernelBuilder", Dead)
     with pytest.raises(KernelBuildError, match="died"):
         kernel_tuning.tune_kernels([], CPU, tmp_path)
+
+
+def test_a_library_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Where it is not there, say; kernels of ours that fail are an error, as before. One that is right is measured."""
+    prepared = Prepared(Case("matmul", PARAMETERS, {"m": 3}), torch.device("cpu"))
+
+    def failing(*_: torch.Tensor) -> None:
+        raise RuntimeError("no algorithm")
+
+    def right(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor) -> None:
+        assert workspace.dtype == torch.uint8
+        out.copy_(a @ b.T)
+
+    library = LibraryCall("cublaslt")
+    assert kernel_tuning.right_calls(prepared, failing, library) is None
+    assert "cuBLASLt is left out: no algorithm" in caplog.text
+    with pytest.raises(RuntimeError, match="no algorithm"):
+        kernel_tuning.right_calls(prepared, failing, CONFIGURATIONS[0])
+    assert kernel_tuning.right_calls(prepared, right, library)
 
 
 def test_kernels_without_a_table_are_refused_by_name(tmp_path: Path) -> None:

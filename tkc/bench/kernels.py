@@ -15,7 +15,7 @@ from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.all_cases import benchmark_cases, cases_of
 from tkc.kernels.cases import Case
-from tkc.kernels.records import RecordedChoices
+from tkc.kernels.choices import RecordedChoices
 from tkc.measure.chosen_cases import chosen_cases
 from tkc.measure.clocks import watched
 from tkc.measure.prepared_case import Prepared

@@ -1,4 +1,4 @@
-"""Turns one TileLang kernel into one shared library; runs in the builder process, the only one with TileLang."""
+"""Turns one kernel into one shared library; runs in the builder process, the only one with TileLang."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from tkc.builder.compiled_once import compiled_once
 from tkc.builder.dependent_launch import awaiting_previous_kernel
 from tkc.builder.host_code import compile_host_code
 from tkc.builder.launcher import ZERO, described, launcher_object, stub_flags
+from tkc.builder.library_call import compile_library_call
 from tkc.contracts import GLOBAL_SYMBOL
 from tkc.kernels import KernelRequest, TensorType
+from tkc.kernels.library_calls import LibraryCall
 from tkc.kernels.overlap import FIRST_CAPABILITY
 
 _ARGUMENTS = Path(__file__).with_name("arguments.cc")
@@ -37,10 +39,13 @@ def compile_kernel(request: KernelRequest, folder: Path) -> Path:
     The function takes the spec's inputs, outputs and workspaces as tensors. Raises whatever TileLang or a
     compiler raises; the caller turns it into an error for the user.
     """
+    library = folder / f"{request.symbol}.so"
+    if isinstance(request.configuration, LibraryCall):
+        compile_library_call(request, library)
+        return library
     definition = importlib.import_module(request.spec.definition_module)
     function = definition.define(request.parameters, request.configuration, request.target)
     function = function.with_attr(GLOBAL_SYMBOL, request.symbol)
-    library = folder / f"{request.symbol}.so"
     if request.target.is_cuda:
         _compile_cuda(function, request, library)
     else:

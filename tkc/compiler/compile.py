@@ -140,7 +140,7 @@ def _built_entry(
         code=code,
         libraries=tuple(built.values()),
         report=report,
-        requires=requirements_of((*report.operators, *report.library_calls)),
+        requires=requirements_of((*report.operators, *report.library_calls), front.kernels or ()),
         shares_weights=imported.shares_weights,
         weights=model_weights(imported),
     )

@@ -27,7 +27,7 @@ def substituted_model(runner: StageRunner, imported: IRModule, target: Target, s
     from tkc.compilation import Compilation
     from tkc.pipeline import substitution_stages
 
-    choices = kernel_choices(settings.database, target, settings.batch_invariant)
+    choices = kernel_choices(settings.database, target, settings.batch_invariant, libraries=settings.kernels != "all")
     done = runner.run_stages(
         Compilation(imported),
         substitution_stages(target, settings.kernels, choices, batch_invariant=settings.batch_invariant),

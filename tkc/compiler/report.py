@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.options import CompileOptions
 from tkc.coverage import coverage
-from tkc.kernels import Target
+from tkc.kernels import KernelDispatch, Target
+from tkc.kernels.library_calls import called_libraries
 from tkc.kernels.spec import as_json, parameters_told
 from tkc.runtime.call_table import CallTable
 from tkc.runtime.report import Report
@@ -91,8 +92,9 @@ def _calls(done: Compilation, original: IRModule, imported: ImportedModel) -> Ca
     return call_table(done.unscheduled, original, imported.sources, done.substitutions)
 
 
-def requirements_of(operators: Sequence[OperatorUse]) -> Requirements:
-    """What must be there where ``operators`` are called: they, and the packages of those that are not PyTorch's own."""
+def requirements_of(operators: Sequence[OperatorUse], kernels: Sequence[KernelDispatch] = ()) -> Requirements:
+    """What must be there where ``operators`` and ``kernels`` are called: the operators, the packages of those that are
+    not PyTorch's own, and the shared libraries that kernels call."""
     packages = importlib.metadata.packages_distributions()
     libraries = {
         package: importlib.metadata.version(package)
@@ -100,7 +102,8 @@ def requirements_of(operators: Sequence[OperatorUse]) -> Requirements:
         for package in packages.get(each.operator.partition("::")[0], ())
         if package != "tkc"
     }
-    return Requirements(tuple(each.operator for each in operators), libraries)
+    called = called_libraries(choice.configuration for kernel in kernels for choice in kernel.choices)
+    return Requirements(tuple(each.operator for each in operators), libraries, called)
 
 
 def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from tkc.kernels import Target
 from tkc.kernels.devices import KIB
+from tkc.kernels.library_calls import LIBRARIES
 from tkc.runtime.report_rows import (
     Coverage,
     KernelCoverage,
@@ -40,7 +41,7 @@ def kernels_table(title: str, uses: Sequence[KernelUse], coverage: KernelCoverag
     for column in ("kernel", "rule", "calls", "parameters", "record"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
-        table.add_row(use.kernel, use.rule, str(use.calls), _parameters(use), _chosen_by(use))
+        table.add_row(_kernel(use), use.rule, str(use.calls), _parameters(use), _chosen_by(use))
     if not uses:
         table.add_row("none", "", "0", "", "")
     caption = []
@@ -52,6 +53,20 @@ def kernels_table(title: str, uses: Sequence[KernelUse], coverage: KernelCoverag
         caption.append(f"configurations in part measured on another device: {', '.join(measured_on)}")
     table.caption = "\n".join(caption) or None
     return table
+
+
+def _kernel(use: KernelUse) -> str:
+    """Its name, and the libraries that some of its sizes or all call."""
+    sizes: dict[str, list[str]] = {}
+    first = 0
+    for configuration in use.configurations:
+        most = configuration.get("most")
+        if (library := configuration.get("library")) is not None:
+            name = LIBRARIES[library].name if library in LIBRARIES else str(library)
+            sizes.setdefault(name, []).append(f"from {first:,}" if most is None else f"{first:,} to {most:,}")
+        first = 0 if most is None else most + 1
+    told = [name if own == ["from 0"] else f"{name} at sizes {', '.join(own)}" for name, own in sizes.items()]
+    return f"{use.kernel} ({'; '.join(told)})" if told else use.kernel
 
 
 _ORIGINS = {

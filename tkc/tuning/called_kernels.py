@@ -17,7 +17,9 @@ from tkc.builder import KernelBuilder
 from tkc.called_cases import CalledCase
 from tkc.errors import KernelBuildError
 from tkc.kernels import SPECS, KernelRequest, KernelSpec, Target
-from tkc.kernels.records import Chosen, RecordedChoices, write_records
+from tkc.kernels.choices import Chosen, RecordedChoices
+from tkc.kernels.library_calls import LibraryCall
+from tkc.kernels.records import write_records
 from tkc.kernels.spec import as_json
 from tkc.measure.record import package_version
 from tkc.schedules.tuning.background import Background, TimeIsUpError
@@ -31,8 +33,8 @@ from tkc.tuning.kernels import VERSIONED, built_functions, kernel_record
 _HOPED = {"default": 0.3, "near": 0.1, "estimate": 0.1, "own": 0.03}
 # Kernels that take less than this of the time of all gain nothing that anyone could measure.
 _LEAST_SHARE = 0.005
-# Configurations that are measured of every kernel before any others: what is chosen now, the default, and those of the
-# likest records.
+# Configurations that are measured of every kernel before any others: what is chosen now, the default, calls of
+# libraries, and those of the likest records.
 _PROMISING = 6
 _LEAST = 0.99  # of the present choice's time: by less, measurements differ, and what is chosen stays
 _BATCH_SECONDS = 10.0  # that a GPU's kernels take to be built, before any were
@@ -230,12 +232,13 @@ class KernelJob:
         return False
 
     def _promising(self, group: _Group) -> list[Any]:
-        """The present choice, the default, and what records of kernels alike chose, the likest first."""
+        """The present choice, the default, libraries, and what records of kernels alike chose, the likest first."""
         if group.key in self._tried:
             return []
         offered = group.spec.configurations(group.parameters, self._target)
         ranked = self._choices.ranked(group.spec, group.parameters, self._target, group.cases[0].case.sizes)
-        return list(dict.fromkeys((group.configuration, offered[0], *ranked, *offered)))[:_PROMISING]
+        libraries = [each for each in offered if isinstance(each, LibraryCall)]
+        return list(dict.fromkeys((group.configuration, offered[0], *libraries, *ranked, *offered)))[:_PROMISING]
 
     def _others(self, group: _Group) -> list[Any]:
         """What is not tried, beside the present choice and what is fastest so far."""

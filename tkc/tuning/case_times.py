@@ -11,7 +11,7 @@ import torch
 from tkc.kernels.cases import Case
 from tkc.measure.prepared_case import Prepared
 from tkc.measure.timing import kernel_timings, median_milliseconds
-from tkc.tuning.kernels import is_wrong
+from tkc.tuning.kernels import right_calls
 
 _SECONDS = 0.02  # of measuring each configuration for the first time
 _ROUND_SECONDS = 0.08  # of each that may be the fastest, in each round
@@ -42,8 +42,7 @@ def case_times(
     for configuration in sorted(functions, key=lambda each: each != present):
         if times and is_over():
             break
-        calls, error = prepared.calls(functions[configuration], configuration)
-        if is_wrong(case, configuration, error):
+        if (calls := right_calls(prepared, functions[configuration], configuration)) is None:
             continue
         fastest = min((alone for (alone,) in times.values()), default=None)
         if fastest is not None:

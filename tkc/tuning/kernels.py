@@ -18,6 +18,7 @@ from tkc.errors import KernelBuildError, TuningStoppedError, UsageError
 from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.all_cases import tuning_cases
 from tkc.kernels.cases import Case
+from tkc.kernels.library_calls import LibraryCall
 from tkc.kernels.records import KernelRecord, write_records
 from tkc.kernels.spec import as_json
 from tkc.measure.chosen_cases import chosen_cases
@@ -142,8 +143,7 @@ def _final_times(
         function = functions.get(KernelRequest(case.kernel, case.parameters, configuration, target))
         if function is None:
             continue
-        calls, error = prepared.calls(function, configuration)
-        if is_wrong(case, configuration, error):
+        if (calls := right_calls(prepared, function, configuration)) is None:
             continue
         if close and median_milliseconds(calls[0], device, _SECONDS / 20) > _HOPELESS * fastest:
             continue
@@ -156,6 +156,21 @@ def _final_times(
     contenders = {str(configuration): calls for configuration, (_, calls) in close.items()}
     timings = kernel_timings(contenders, device, _FINAL_SECONDS)
     return {configuration: timings[str(configuration)].milliseconds for configuration in close}
+
+
+def right_calls(
+    prepared: Prepared, function: Callable[..., object], configuration: Any
+) -> list[Callable[[], object]] | None:
+    """Calls of a built kernel as :class:`Prepared` makes them; ``None``, with a warning, where it computes something
+    else, and where it is a call of a library that fails."""
+    try:
+        calls, error = prepared.calls(function, configuration)
+    except RuntimeError as failure:
+        if not isinstance(configuration, LibraryCall):
+            raise
+        _LOG.warning("%s is left out: %s", configuration, failure)
+        return None
+    return None if is_wrong(prepared.case, configuration, error) else calls
 
 
 def is_wrong(case: Case, configuration: Any, error: float) -> bool:
