@@ -63,7 +63,7 @@ def check(
             beyond = [want.new_full((m + 1, want.shape[1]), float("nan")) for want in expected]
             outputs = [tensor[:m] for tensor in beyond]
             scratch = [
-                torch.empty(each.shape, dtype=getattr(torch, each.dtype), device=device)
+                torch.empty([int(dim) for dim in each.shape], dtype=getattr(torch, each.dtype), device=device)
                 for each in SPEC.workspaces(parameters, configuration)
             ]
             kernel(*tensors, *outputs, *scratch)
