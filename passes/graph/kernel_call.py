@@ -6,12 +6,13 @@ import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, islice
+from typing import Any
 
 from tvm import arith, relax, tirx
 from tvm.ir import Range
 
 from tkc.contracts import IS_SCHEDULED, KERNEL, OP_PATTERN, OPAQUE_PATTERN, S_TIR
-from tkc.kernels import KernelDispatch, TensorType
+from tkc.kernels import Choice, KernelDispatch, TensorType
 from tkc.passes.graph.bindings import known_dims
 
 _DLTENSOR_ADDRESS = 0  # TVM's TVMStructFieldKind.kDLTensorAddr
@@ -24,7 +25,7 @@ class UnfitInput(ValueError):
 def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
     """A private function that hands its tensors to the exported function of a kernel library, chosen by a size.
 
-    It takes the kernel's inputs, its outputs, and the workspaces of every choice. It passes the tensors on as they
+    It takes the kernel's inputs, its outputs, and the workspaces of its choices. It passes the tensors on as they
     came: tensors made anew from its buffers would be called float32 on targets that cannot compute in bfloat16 or FP8.
     The buffers' declarations still check shapes, dtypes and strides. The function is marked scheduled and opaque: no
     later pass may schedule, fuse or look into it.
@@ -32,13 +33,12 @@ def kernel_prim_func(dispatch: KernelDispatch) -> tirx.PrimFunc:
     spec, parameters = dispatch.spec, dispatch.parameters
     inputs = spec.inputs(parameters)
     shared = (*inputs, *spec.outputs(parameters))
-    workspaces = _workspaces(dispatch)
-    types = [*shared, *(t for own in workspaces for t in own)]
+    types = [*shared, *(t for _, own in _own_workspaces(dispatch) for t in own)]
     sizes = {dim: tirx.Var(dim, "int64") for t in types for dim in t.shape if isinstance(dim, str)}
     buffers = [_strided_buffer(t, sizes) for t in shared]
     buffers += [_strided_buffer(t, own_sizes) for t, own_sizes in _workspace_sizes(dispatch, sizes)]
     handles = [tirx.Var(f"{t.name}_handle", "handle") for t in types]
-    arguments = _arguments(handles, len(shared), workspaces)
+    arguments = _arguments(handles, len(shared), dispatch)
     calls = [
         tirx.Evaluate(tirx.call_packed(request.symbol, *map(_as_tensor, own)))
         for request, own in zip(dispatch.requests, arguments, strict=True)
@@ -70,24 +70,40 @@ def _workspaces(dispatch: KernelDispatch) -> list[tuple[TensorType, ...]]:
     return [dispatch.spec.workspaces(dispatch.parameters, choice.configuration) for choice in dispatch.choices]
 
 
+def _own_workspaces(dispatch: KernelDispatch) -> Iterator[tuple[Choice[Any], tuple[TensorType, ...]]]:
+    """Each choice with its workspaces, but for those that are of constant sizes and an earlier choice's too: a call
+    takes one of the choices."""
+    seen = set()
+    for choice, own in zip(dispatch.choices, _workspaces(dispatch), strict=True):
+        if own not in seen:
+            yield choice, own
+        if _is_constant(own):
+            seen.add(own)
+
+
+def _is_constant(workspaces: Sequence[TensorType]) -> bool:
+    return not any(isinstance(dim, str) for tensor in workspaces for dim in tensor.shape)
+
+
 def _workspace_sizes(
     dispatch: KernelDispatch, sizes: Mapping[str, tirx.PrimExpr]
 ) -> Iterator[tuple[TensorType, Mapping[str, tirx.PrimExpr]]]:
-    """Each choice's workspaces with the sizes that they have room for: no larger ones than the choice serves."""
+    """The choices' workspaces with the sizes that they have room for: no larger ones than the choice serves."""
     name = str(dispatch.spec.dispatch_size)
-    for choice, own in zip(dispatch.choices, _workspaces(dispatch), strict=True):
+    for choice, own in _own_workspaces(dispatch):
         most = {} if choice.most is None else {name: tirx.min(sizes[name], choice.most)}
         for tensor in own:
             yield tensor, {**sizes, **most}
 
 
-def _arguments(
-    handles: Sequence[tirx.Var], shared: int, workspaces: Sequence[Sequence[TensorType]]
-) -> Iterator[list[tirx.Var]]:
-    """What each choice's kernel is called with: the first ``shared`` handles, and those of its own workspaces."""
+def _arguments(handles: Sequence[tirx.Var], shared: int, dispatch: KernelDispatch) -> Iterator[list[tirx.Var]]:
+    """What each choice's kernel is called with: the first ``shared`` handles, and those of its workspaces."""
     rest = iter(handles[shared:])
-    for own in workspaces:
-        yield [*handles[:shared], *islice(rest, len(own))]
+    given: dict[tuple[TensorType, ...], list[tirx.Var]] = {}
+    for own in _workspaces(dispatch):
+        if own not in given or not _is_constant(own):
+            given[own] = list(islice(rest, len(own)))
+        yield [*handles[:shared], *given[own]]
 
 
 def _chosen(dispatch: KernelDispatch, calls: Sequence[tirx.Stmt], sizes: Mapping[str, tirx.Var]) -> tirx.Stmt:
@@ -106,7 +122,7 @@ def kernel_dispatch(function: object) -> KernelDispatch | None:
 
 
 def output_types(dispatch: KernelDispatch, sizes: Mapping[str, tirx.PrimExpr]) -> list[relax.TensorStructInfo]:
-    """The types of what a call of the kernel returns: its outputs, then the workspaces of every choice."""
+    """The types of what a call of the kernel returns: its outputs, then the workspaces of its choices."""
     outputs = [(tensor, sizes) for tensor in dispatch.spec.outputs(dispatch.parameters)]
     return [
         relax.TensorStructInfo([own_sizes[dim] if isinstance(dim, str) else dim for dim in tensor.shape], tensor.dtype)

@@ -10,7 +10,6 @@ import tvm_ffi
 
 from tkc.builder import KernelBuilder
 from tkc.kernels import KernelRequest, Target
-from tkc.kernels.cases import shape_of
 from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.spec import Matmul, MatmulConfiguration
@@ -64,7 +63,7 @@ def check(
             beyond = [want.new_full((m + 1, want.shape[1]), float("nan")) for want in expected]
             outputs = [tensor[:m] for tensor in beyond]
             scratch = [
-                torch.empty(shape_of(each, {}), dtype=getattr(torch, each.dtype), device=device)
+                torch.empty([int(dim) for dim in each.shape], dtype=getattr(torch, each.dtype), device=device)
                 for each in SPEC.workspaces(parameters, configuration)
             ]
             kernel(*tensors, *outputs, *scratch)

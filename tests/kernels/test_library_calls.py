@@ -144,6 +144,15 @@ def test_the_report_says_at_which_sizes(database: Path) -> None:
     assert report.activations is not None and list(report.activations.sizes).count(WORKSPACE_BYTES) == 1
 
 
+def test_pieces_of_sizes_share_a_workspace(tmp_path: Path) -> None:
+    """A call takes one of them."""
+    pieces = [record(m, c) for m, c in ((1, LIBRARY), (64, SMALL), (1024, LIBRARY))]
+    write_records(target_folder(tmp_path, HOPPER), pieces)
+    report = explained(tmp_path)
+    assert libraries(report) == ["cublaslt", None, "cublaslt"]
+    assert report.activations is not None and list(report.activations.sizes).count(WORKSPACE_BYTES) == 1
+
+
 @pytest.mark.parametrize("options", [{"kernels": "all"}, {"batch_invariant": True}])
 def test_options_that_leave_it_out(database: Path, options: dict[str, Any]) -> None:
     """In whole compilations, too."""
