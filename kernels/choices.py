@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
-from tkc.kernels.estimates import Estimate, estimated_choices
+from tkc.kernels.estimates import ALL_SIZES, Between, Estimate, estimated_choices
 from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.records import KernelRecord
 from tkc.kernels.spec import Choice, KernelSpec
@@ -71,12 +71,14 @@ class RecordedChoices:
                 continue  # of a kernel, or with parameters, that this version no longer has
             self._records.setdefault((record.kernel, request.parameters), []).append((record, request.configuration))
 
-    def __call__(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[Choice[Any], ...]:
-        """Where records tell nothing, the spec's default for all sizes.
+    def __call__(
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, between: Between = ALL_SIZES
+    ) -> tuple[Choice[Any], ...]:
+        """For calls whose size lies ``between`` two, both included. Where nothing tells, the spec's default.
 
         Nothing where all must reduce a row in one order, whatever the batch, and none does.
         """
-        return self._decision(spec, parameters, target)[1]
+        return self._decision(spec, parameters, target, between)[1]
 
     def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
         """The other devices whose records the kernel's configurations are chosen by."""
@@ -84,14 +86,15 @@ class RecordedChoices:
         return frozenset(record.device for record, _ in found) - {self._device}
 
     def _decision(
-        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target
+        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, between: Between = ALL_SIZES
     ) -> tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]:
         """The records that decide, and what they do."""
-        key = (spec.name, parameters, target)
+        key = (spec.name, parameters, target, between)
         if key not in self._decisions:
             offered = self._offered(spec, parameters, target)
             found = self._nearest(spec, parameters, target, offered) if offered else []
-            self._decisions[key] = found, self._choices(spec, parameters, target, found, offered) if offered else ()
+            choices = self._choices(spec, parameters, target, found, offered, between) if offered else ()
+            self._decisions[key] = found, choices
         return self._decisions[key]
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
@@ -121,11 +124,21 @@ class RecordedChoices:
         return _serving(self(spec, parameters, target), sizes.get(spec.dispatch_size or "", 0))
 
     def chosen(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, sizes: Mapping[str, int]) -> Chosen:
-        """What :meth:`configuration` returns, and what it was chosen by.
+        """What :meth:`configuration` returns, and what it was chosen by."""
+        return self.origin(spec, parameters, target, sizes, self.configuration(spec, parameters, target, sizes))
+
+    def origin(
+        self,
+        spec: KernelSpec[Any, Any],
+        parameters: Any,
+        target: Target,
+        sizes: Mapping[str, int],
+        configuration: Any,
+    ) -> Chosen:
+        """What ``configuration`` was chosen by for a call with these run-time sizes.
 
         A record is a call's own if its parameters and all of its sizes are the call's.
         """
-        configuration = self.configuration(spec, parameters, target, sizes)
         found, _ = self._decision(spec, parameters, target)
         by_it = [record for record, chosen in found if chosen == configuration]
         for record in by_it:
@@ -170,6 +183,7 @@ class RecordedChoices:
         target: Target,
         found: Sequence[tuple[KernelRecord, Any]],
         offered: Sequence[Any],
+        between: Between = ALL_SIZES,
     ) -> tuple[Choice[Any], ...]:
         """What the records that were ``found``, the nearest first, and estimates make of it; the first that is
         ``offered`` if there is neither."""
@@ -189,7 +203,7 @@ class RecordedChoices:
                 if _distance(parameters, record.request.parameters, spec.minor_parameters) < _SAME
             }
             near = partial(_serving, choices) if best else lambda _: None
-            choices = estimated_choices(offered, estimate, near, own)
+            choices = estimated_choices(offered, estimate, near, own, between)
         return _with_singles(choices, best, single)
 
     def _estimate(

@@ -20,6 +20,12 @@ _SIZES = (
     *range(4096, 8192, 256),
     *range(8192, 16385, 1024),
 )
+Between = tuple[int, int]
+"""The smallest and the largest size of calls."""
+
+ALL_SIZES: Between = (0, _SIZES[-1])
+"""Larger ones are served as the largest."""
+
 _MOST = 8  # configurations of one kernel: each is built
 _WORTH = 0.005  # what another one must gain over all sizes, as a ratio
 _ALIKE = 1.01  # times the fastest: the configuration of smaller sizes stays
@@ -27,25 +33,42 @@ _CHOSEN_BY_MEASURING = 0.95  # what a configuration's estimate counts where the 
 
 
 def estimated_choices(
-    offered: Sequence[Any], estimate: Estimate, alike: Callable[[int], Any], measured: Mapping[int, Any]
+    offered: Sequence[Any],
+    estimate: Estimate,
+    alike: Callable[[int], Any],
+    measured: Mapping[int, Any],
+    between: Between = ALL_SIZES,
 ) -> tuple[Choice[Any], ...]:
-    """The configurations of ``offered`` that are estimated to be the fastest, of at most 8 kinds, for all sizes.
+    """The configurations of ``offered`` that are estimated to be the fastest, of at most 8 kinds, for sizes ``between``
+    two.
 
     ``measured`` has what was the fastest at some sizes, which is chosen there. ``alike`` says what a kernel alike has
     for a size, ``None`` where there is no such kernel: that is chosen as well if another one is hardly faster.
     """
+    steps = _steps(*between)
     times = [
-        {c: estimate(c, size) * (_CHOSEN_BY_MEASURING if c == alike(size) else 1.0) for c in offered} for size in _SIZES
+        {c: estimate(c, size) * (_CHOSEN_BY_MEASURING if c == alike(size) else 1.0) for c in offered}
+        for _, size in steps
     ]
-    fixed = [_measured_between(measured, below, size) for below, size in pairwise((0, *_SIZES))]
-    used = _fewest(times, fixed)
+    fixed = [_measured_between(measured, below, size) for below, size in steps]
+    used = _fewest(steps, times, fixed)
     choices: list[Choice[Any]] = []
-    for size, own, certain in zip(_SIZES, times, fixed, strict=True):
+    for (_, size), own, certain in zip(steps, times, fixed, strict=True):
         fastest = certain or min(used, key=own.__getitem__)
         if choices and (choices[-1].configuration == fastest or (not certain and _stays(choices[-1], own, fastest))):
             fastest = choices.pop().configuration
         choices.append(Choice(fastest, size))
     return (*choices[:-1], Choice(choices[-1].configuration))
+
+
+def _steps(least: int, most: int) -> list[tuple[int, int]]:
+    """The sizes to choose for, each with the one below which it does not serve."""
+    largest = _SIZES[-1]
+    if least >= most or least > largest:
+        return [(least - 1, least)]
+    most = min(most, largest)
+    inside = [(max(below, least - 1), min(size, most)) for below, size in pairwise((0, *_SIZES))]
+    return [(below, size) for below, size in inside if below < size]
 
 
 def _stays(last: Choice[Any], times: Mapping[Any, float], fastest: Any) -> bool:
@@ -58,13 +81,13 @@ def _measured_between(measured: Mapping[int, Any], below: int, size: int) -> Any
     return measured[max(inside)] if inside else None
 
 
-def _fewest(times: Sequence[Mapping[Any, float]], fixed: Sequence[Any]) -> list[Any]:
+def _fewest(steps: Sequence[Between], times: Sequence[Mapping[Any, float]], fixed: Sequence[Any]) -> list[Any]:
     """The configurations that together come near to the fastest at all sizes, doublings of sizes counting alike.
 
     One after the other is taken, each time the one that gains the most.
     """
     used = list(dict.fromkeys(c for c in fixed if c is not None))
-    weights = [math.log(size + 1) - math.log(below + 1) for below, size in pairwise((0, *_SIZES))]
+    weights = [math.log(size + 2) - math.log(below + 2) for below, size in steps]  # from below -1 to size 0, too
     total = sum(weights)
     offered = list(times[0])
     logarithms = [[math.log(own[c]) for c in offered] for own in times]

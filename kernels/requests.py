@@ -102,6 +102,11 @@ class KernelDispatch:
         ]
         return replace(self, choices=(*kept[:-1], Choice(kept[-1].configuration)))
 
+    def configuration(self, sizes: Mapping[str, int]) -> Any:
+        """The configuration that serves a call with these run-time sizes."""
+        size = sizes.get(self.spec.dispatch_size or "", 0)
+        return next(choice.configuration for choice in self.choices if choice.most is None or size <= choice.most)
+
     @property
     def requests(self) -> tuple[KernelRequest, ...]:
         """A request for each choice."""

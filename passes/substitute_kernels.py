@@ -12,6 +12,7 @@ from tvm.ir import GlobalVar, IRModule
 
 from tkc.kernels import SPECS, KernelDispatch, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
+from tkc.kernels.estimates import ALL_SIZES, Between
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.block_rewrite import BlockRewrite, Replacement
 from tkc.passes.graph.found import Found, KernelCall, Refusal
@@ -21,8 +22,8 @@ from tkc.passes.rules.rule import Rule, Site
 from tkc.passes.rules.table import RULES
 
 Choice = Literal["auto", "all", "none"]
-Configure = Callable[[KernelSpec[Any, Any], Any, Target], tuple[KernelChoice[Any], ...]]
-"""Says in which configurations a kernel is called, by size; none: it is not to be called."""
+Configure = Callable[[KernelSpec[Any, Any], Any, Target, Between], tuple[KernelChoice[Any], ...]]
+"""Says in which configurations a kernel is called for sizes between two; none: it is not to be called."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class SubstitutionReport:
         return SubstitutionReport(self.substitutions + later.substitutions, self.refusals + later.refusals)
 
 
-def default_configuration(spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> tuple[KernelChoice[Any], ...]:
+def default_configuration(
+    spec: KernelSpec[Any, Any], parameters: Any, target: Target, between: Between
+) -> tuple[KernelChoice[Any], ...]:
     """The first of the configurations that ``spec`` offers, for every size."""
     return (KernelChoice(spec.configurations(parameters, target)[0]),)
 
@@ -197,34 +200,39 @@ class _Writer:
                 reason = f"{read.name_hint}, which it computes on the way, is also one of its inputs"
         return found if reason is None else Refusal(reason)
 
-    def _dispatch(self, parameters: Any) -> KernelDispatch | Refusal:
-        spec, target = SPECS[self.rule.kernel], self.settings.target
+    def _dispatch(
+        self, call: KernelCall, inputs: Sequence[relax.StructInfo]
+    ) -> tuple[KernelDispatch, dict[str, tirx.PrimExpr]] | Refusal:
+        """The kernel of ``call`` for the sizes that calls may have, and these sizes."""
+        spec, target, parameters = SPECS[self.rule.kernel], self.settings.target, call.parameters
         reason = spec.unsupported(parameters, target)
         if reason is None and self.settings.kernels == "auto":
             reason = spec.beneficial(parameters, target)
         if reason is not None:
             return Refusal(reason)
-        choices = self.settings.configure(spec, parameters, target)
-        if not choices:
-            return Refusal("in every configuration, the order in which it reduces a row depends on the batch")
-        return KernelDispatch(spec.name, parameters, choices, target)
-
-    def _replacement(self, root: relax.Var, call: KernelCall, rewrite: BlockRewrite) -> Replacement | Refusal:
-        dispatch = self._dispatch(call.parameters)
-        if isinstance(dispatch, Refusal):
-            return dispatch
-        inputs = _types(call.inputs)
         try:
-            sizes = bound_sizes(dispatch.spec.inputs(dispatch.parameters), inputs, call.sizes, self.graph.analyzer)
+            sizes = bound_sizes(spec.inputs(parameters), inputs, call.sizes, self.graph.analyzer)
         except UnfitInput as error:
             return Refusal(str(error))
-        if (size := sizes.get(str(dispatch.spec.dispatch_size))) is not None:
+        between = None
+        if (size := sizes.get(str(spec.dispatch_size))) is not None:
             bound = self.graph.analyzer.const_int_bound(size)
-            least = dispatch.spec.least_beneficial_size(dispatch.parameters, dispatch.target)
-            if self.settings.kernels == "auto" and bound.max_value < least:
-                name = dispatch.spec.dispatch_size
-                return Refusal(f"its {name} is {bound.max_value}, and the kernel pays from {least} on")
-            dispatch = dispatch.serving(int(bound.min_value), int(bound.max_value))
+            between = int(bound.min_value), int(bound.max_value)
+            least = spec.least_beneficial_size(parameters, target)
+            if self.settings.kernels == "auto" and between[1] < least:
+                return Refusal(f"its {spec.dispatch_size} is {between[1]}, and the kernel pays from {least} on")
+        choices = self.settings.configure(spec, parameters, target, between or ALL_SIZES)
+        if not choices:
+            return Refusal("in every configuration, the order in which it reduces a row depends on the batch")
+        dispatch = KernelDispatch(spec.name, parameters, choices, target)
+        return (dispatch if between is None else dispatch.serving(*between)), sizes
+
+    def _replacement(self, root: relax.Var, call: KernelCall, rewrite: BlockRewrite) -> Replacement | Refusal:
+        inputs = _types(call.inputs)
+        found = self._dispatch(call, inputs)
+        if isinstance(found, Refusal):
+            return found
+        dispatch, sizes = found
         bindings = self._bindings(root, call, dispatch, output_types(dispatch, sizes))
         made = {binding.var for binding in bindings}
         reads = [var for binding in bindings for var in relax.analysis.free_vars(binding.value) if var not in made]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import arith, relax, tirx
 from tvm.ir import GlobalVar, IRModule
@@ -26,12 +27,13 @@ _TENSOR_CORES = {16: 16.0, 8: 32.0}
 @dataclass(frozen=True)
 class CalledCase:
     """A kernel at sizes that the model calls it with: ``weight`` times in one call of the model, on average over the
-    sizes that are looked at. ``seconds`` is the estimate for one.
+    sizes that are looked at. ``seconds`` is the estimate for one, ``configuration`` what serves it.
     """
 
     case: Case
     weight: float
     seconds: float
+    configuration: Any
 
     @property
     def total(self) -> float:
@@ -70,7 +72,8 @@ def called_cases(
             key = (case.kernel, case.parameters, *sorted(case.sizes.items()))
             known = found.get(key)
             weight = calls / len(points) + (known.weight if known else 0.0)
-            found[key] = CalledCase(case, weight, estimated_seconds(case, target))
+            configuration = site.kernel.configuration(case.sizes)
+            found[key] = CalledCase(case, weight, estimated_seconds(case, target), configuration)
     return sorted(found.values(), key=lambda called: -called.total)
 
 

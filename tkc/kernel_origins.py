@@ -27,7 +27,7 @@ def kernel_origins(
         case = called.case
         if len(SPECS[case.kernel].configurations(case.parameters, target)) < 2:
             continue
-        chosen = choices.chosen(SPECS[case.kernel], case.parameters, target, case.sizes)
+        chosen = choices.origin(SPECS[case.kernel], case.parameters, target, case.sizes, called.configuration)
         record = _told(chosen.record) if chosen.record is not None and chosen.origin == "near" else None
         key = (case.kernel, case.parameters)
         found[key] = (*found.get(key, ()), ChosenBy(dict(case.sizes), chosen.origin, record, called.total))

@@ -75,6 +75,18 @@ def test_single_records_replace_estimates_around_their_size() -> None:
     assert choices.chosen(MATMUL, PARAMETERS, HOPPER, {"m": 333}).configuration == SMALL
 
 
+def test_known_sizes_get_the_very_best() -> None:
+    """Calls of one size are served by one kernel, so that nothing is saved by another."""
+    choices = RecordedChoices((), estimates=True)
+    for each in measured()[::5]:
+        (only,) = choices(MATMUL, each.parameters, HOPPER, (each.m, each.m))
+        assert only.most is None and only.configuration == chosen_by(H200)(each)
+    few = choices(MATMUL, PARAMETERS, HOPPER, (100, 300))
+    assert few == KernelDispatch("matmul", PARAMETERS, few, HOPPER).serving(100, 300).choices
+    assert choices(MATMUL, PARAMETERS, HOPPER, (20000, 20000))[0].configuration.block_m >= 128
+    assert choices(MATMUL, PARAMETERS, HOPPER, (0, 0)) and choices(MATMUL, PARAMETERS, HOPPER, (17, 2**62))
+
+
 def test_what_is_tried_first() -> None:
     """After what records have, by estimates: all that there is, once each."""
     ranked = RecordedChoices([record(64, SMALL)], estimates=True).ranked(MATMUL, PARAMETERS, HOPPER, {"m": 4096})

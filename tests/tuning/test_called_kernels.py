@@ -35,8 +35,10 @@ FIRST, SECOND = SPECS["matmul"].configurations(PARAMETERS, CPU)
 Milliseconds = Callable[[Case, Any], float]
 
 
-def _called(rows: int, seconds: float, columns: int = 24) -> CalledCase:
-    return CalledCase(Case("matmul", MatmulParameters(columns, 32, "float32"), {"m": rows}), 1.0, seconds)
+def _called(rows: int, seconds: float, columns: int = 24, configuration: Any = FIRST) -> CalledCase:
+    return CalledCase(
+        Case("matmul", MatmulParameters(columns, 32, "float32"), {"m": rows}), 1.0, seconds, configuration
+    )
 
 
 def _record(called: CalledCase, configuration: Any) -> KernelRecord:

@@ -195,7 +195,10 @@ class KernelJob:
         total = sum(each.total for cases in grouped.values() for each in cases)
         kernels: dict[tuple[Any, ...], list[_Group]] = {}
         for (kernel, parameters, _), cases in grouped.items():
-            present = [self._choices.chosen(SPECS[kernel], parameters, self._target, c.case.sizes) for c in cases]
+            present = [
+                self._choices.origin(SPECS[kernel], parameters, self._target, c.case.sizes, c.configuration)
+                for c in cases
+            ]
             group = _Group(tuple(cases), tuple(present))
             if self._is_worth_it(group, _LEAST_SHARE * total, again):
                 kernels.setdefault((kernel, parameters), []).append(group)
