@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
+from tkc.kernels.matmul.cost import Gemm, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
@@ -101,6 +102,17 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
         elements = m * p.k + 2 * p.k * p.n + 2 * p.bias * p.n + m * p.n
         return Work(flops=4.0 * m * p.n * p.k, bytes=float(elements * ITEM_BYTES[p.dtype]))
 
+    def estimated_microseconds(
+        self,
+        parameters: GatedMatmulParameters,
+        configuration: GatedMatmulConfiguration,
+        target: Target,
+        sizes: Mapping[str, int],
+    ) -> float | None:
+        if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
+            return None
+        return microseconds(gemm(parameters), configuration, sizes["m"])
+
     def reference(self, parameters: GatedMatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from tkc.kernels.gated_matmul.reference import gated_matmul
 
@@ -112,3 +124,8 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
         if parameters.n < 16 or parameters.k < 16:
             return f"n={parameters.n}, k={parameters.k} is smaller than one tensor core tile (16 x 16)"
         return None
+
+
+def gemm(p: GatedMatmulParameters) -> Gemm:
+    """What the time of a gated matmul depends on; its activation is nothing beside both products."""
+    return Gemm((p.n,), p.k, weights=2)

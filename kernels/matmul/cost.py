@@ -1,4 +1,4 @@
-"""How long a matmul is estimated to take on Hopper in each of its tilings, for sizes of which nothing was measured.
+"""How long a GEMM is estimated to take on Hopper in each of its tilings, for sizes of which nothing was measured.
 
 A block computes slices of K one after the other. A slice takes as long as the tensor cores need for it, or as its
 operands need from the L2 cache, and no less than its latency. Then the tile is stored. Tiles beyond those that the
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tkc.kernels.devices import KIB, MULTIPROCESSORS
-from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.kernels.matmul.tiling import WGMMA_ROWS, Tiling
 
 # What a multiprocessor of Hopper has for all of its blocks, and what each of these takes besides its own
@@ -26,6 +25,27 @@ _LOADING_THREADS = 128
 _ITEM_BYTES = 2
 # Of times of which the longest decides, but that do not overlap fully: the exponent of their norm.
 _OVERLAP = 4.0
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """What the time of a GEMM of 16-bit operands depends on besides its rows: the columns of its ``outputs``, its depth
+    ``k``, and how many ``weights`` of so many columns are multiplied at once."""
+
+    outputs: tuple[int, ...]
+    k: int
+    weights: int = 1
+    residual: bool = False
+    activation: bool = False
+
+    def flops(self, m: int) -> int:
+        """Operations for ``m`` rows."""
+        return 2 * m * sum(self.outputs) * self.weights * self.k
+
+    def moved(self, m: int) -> int:
+        """Bytes that are read and written at the least."""
+        n = sum(self.outputs)
+        return _ITEM_BYTES * (self.weights * n * self.k + m * self.k + m * n * (2 if self.residual else 1))
 
 
 @dataclass(frozen=True)
@@ -92,25 +112,20 @@ CUBLASLT = LibraryCosts(launch=3.6, flops=7.23e8, memory=4.05e6)
 _LIBRARY_MARGIN = 1.1
 
 
-def library_microseconds(parameters: MatmulParameters, m: int, costs: LibraryCosts = CUBLASLT) -> float:
+def library_microseconds(gemm: Gemm, m: int, costs: LibraryCosts = CUBLASLT) -> float:
     """The estimated time of a library's matmul of ``m`` rows, with a margin in favor of ours."""
-    computed = 2 * m * parameters.n * parameters.k / costs.flops
-    return _LIBRARY_MARGIN * (costs.launch + _longest(computed, _moved(parameters, m) / costs.memory))
+    computed = gemm.flops(m) / costs.flops
+    return _LIBRARY_MARGIN * (costs.launch + _longest(computed, gemm.moved(m) / costs.memory))
 
 
-def microseconds(parameters: MatmulParameters, tiling: Tiling, m: int, costs: Costs = H200) -> float:
-    """The estimated time of ``m`` rows, of 16-bit operands."""
-    block = _block(parameters, tiling, costs)
+def microseconds(gemm: Gemm, tiling: Tiling, m: int, costs: Costs = H200) -> float:
+    """The estimated time of ``m`` rows."""
+    block = _block(gemm, tiling, costs)
     tiles = -(-m // tiling.block_m) * block.beside
     on_one = -(-tiles // MULTIPROCESSORS)
     rounds = -(-tiles // (MULTIPROCESSORS * block.resident))
     computed = _longest(on_one * block.work, rounds * block.latency) + rounds * block.store
-    return _longest(computed, costs.launch + _moved(parameters, m) / costs.memory)
-
-
-def _moved(p: MatmulParameters, m: int) -> int:
-    """Bytes that are read and written at the least."""
-    return _ITEM_BYTES * (p.n * p.k + m * p.k + m * p.n * (2 if p.residual else 1))
+    return _longest(computed, costs.launch + gemm.moved(m) / costs.memory)
 
 
 @dataclass(frozen=True)
@@ -127,18 +142,18 @@ class _Block:
 
 
 @lru_cache(maxsize=4096)
-def _block(p: MatmulParameters, c: Tiling, costs: Costs) -> _Block:
+def _block(gemm: Gemm, c: Tiling, costs: Costs) -> _Block:
     rates = costs.of(c)
-    area = c.block_m * c.block_n
-    slices = -(-p.k // (c.block_k * c.splits))
-    operands = (c.block_m + c.block_n) * c.block_k * _ITEM_BYTES
-    store = rates.store + (costs.exchange if c.splits > 1 else 0) + (costs.activation if p.activation else 0)
+    area = c.block_m * c.block_n * gemm.weights
+    slices = -(-gemm.k // (c.block_k * c.splits))
+    operands = (c.block_m + c.block_n * gemm.weights) * c.block_k * _ITEM_BYTES
+    store = rates.store + (costs.exchange if c.splits > 1 else 0) + (costs.activation if gemm.activation else 0)
     return _Block(
         work=slices * max(2 * area * c.block_k / rates.flops, operands / costs.l2),
         latency=slices * rates.step,
         store=area * store,
-        beside=sum(-(-(end - begin) // c.block_n) for begin, end in p.ranges) * c.splits,
-        resident=_resident(c),
+        beside=sum(-(-columns // c.block_n) for columns in gemm.outputs) * c.splits,
+        resident=_resident(c, gemm.weights),
     )
 
 
@@ -147,9 +162,9 @@ def _longest(first: float, second: float) -> float:
     return longest
 
 
-def _resident(tiling: Tiling) -> int:
+def _resident(tiling: Tiling, weights: int) -> int:
     """Blocks that a multiprocessor holds at once; of a cluster, whose blocks start together, one."""
     if tiling.blocks or tiling.splits > 1:
         return 1
-    by_memory = _SHARED_MEMORY // (tiling.shared_memory() + _RESERVED)
+    by_memory = _SHARED_MEMORY // (tiling.shared_memory(weights) + _RESERVED)
     return max(1, min(by_memory, _THREADS // (tiling.threads + _LOADING_THREADS)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.library_calls import WORKSPACE_BYTES, LibraryCall, OrLibraryCall
-from tkc.kernels.matmul.cost import library_microseconds, microseconds
+from tkc.kernels.matmul.cost import Gemm, library_microseconds, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -161,8 +161,8 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
         if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
             return None
         if isinstance(configuration, LibraryCall):
-            return library_microseconds(parameters, sizes["m"])
-        return microseconds(parameters, configuration, sizes["m"])
+            return library_microseconds(gemm(parameters), sizes["m"])
+        return microseconds(gemm(parameters), configuration, sizes["m"])
 
     def reference(self, parameters: MatmulParameters, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from tkc.kernels.matmul.reference import matmul
@@ -179,6 +179,11 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def least_beneficial_size(self, parameters: MatmulParameters, target: Target) -> int:
         # Of one row of float32, generated code reads the weight once, and takes nothing apart.
         return 2 if target.is_cuda and parameters.dtype == "float32" else 0
+
+
+def gemm(p: MatmulParameters) -> Gemm:
+    """What the time of a matmul depends on."""
+    return Gemm(p.outputs or (p.n,), p.k, residual=p.residual, activation=p.activation is not None)
 
 
 def _is_cublaslt(p: MatmulParameters) -> bool:

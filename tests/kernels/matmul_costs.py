@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from tkc.kernels import SPECS, Target
+from tkc.kernels.gated_matmul import spec as gated_matmul
 from tkc.kernels.library_calls import LibraryCall
-from tkc.kernels.matmul.cost import H200, Costs, Rates, library_microseconds, microseconds
-from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul import spec as matmul
+from tkc.kernels.matmul.cost import H200, Costs, Gemm, Rates, library_microseconds, microseconds
 from tkc.kernels.matmul.spec import MatmulConfiguration
 from tkc.kernels.matmul.tiling import Tiling
 
@@ -32,9 +33,15 @@ LEFT_OUT = 1.6
 class Measured:
     """A weight at ``m`` rows: microseconds of what is offered for it."""
 
-    parameters: MatmulParameters
+    kernel: str
+    parameters: Any
     m: int
     times: dict[MatmulConfiguration, float]
+
+    @property
+    def gemm(self) -> Gemm:
+        """What its time depends on."""
+        return matmul.gemm(self.parameters) if self.kernel == "matmul" else gated_matmul.gemm(self.parameters)
 
     def loss(self, configuration: MatmulConfiguration) -> float:
         """How much longer than the fastest it takes, as a ratio."""
@@ -42,20 +49,24 @@ class Measured:
         return self.times.get(configuration, LEFT_OUT * fastest) / fastest
 
 
-def measured() -> list[Measured]:
+def measured(kernel: str = "matmul") -> list[Measured]:
     """All times. That of cuBLASLt with a residual is cuBLAS's without, and what reading it takes."""
     found = []
+    spec = SPECS[kernel]
     for weight in json.loads(TIMES.read_text())["weights"]:
+        if weight["kernel"] != kernel:
+            continue
         given: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in weight["parameters"].items()
         }
-        parameters = MatmulParameters(**given)
-        offered = set(SPECS["matmul"].configurations(parameters, HOPPER))
+        parameters = spec.parameters_type(**given)
+        offered = set(spec.configurations(parameters, HOPPER))
         for row in weight["rows"]:
             times: dict[MatmulConfiguration, float] = {Tiling(*fields): time for *fields, time in row["tilings"]}
-            read = 2 * row["m"] * parameters.n if parameters.residual else 0
-            times[LibraryCall("cublaslt")] = row["cublas"] + read / H200.memory
-            found.append(Measured(parameters, row["m"], {c: t for c, t in times.items() if c in offered}))
+            if LibraryCall("cublaslt") in offered:
+                read = 2 * row["m"] * parameters.n if parameters.residual else 0
+                times[LibraryCall("cublaslt")] = row["cublas"] + read / H200.memory
+            found.append(Measured(kernel, parameters, row["m"], {c: t for c, t in times.items() if c in offered}))
     return found
 
 
@@ -63,16 +74,16 @@ def chosen_by(costs: Costs) -> Callable[[Measured], MatmulConfiguration]:
     """What is estimated to be the fastest."""
 
     def choose(each: Measured) -> MatmulConfiguration:
-        offered: tuple[MatmulConfiguration, ...] = SPECS["matmul"].configurations(each.parameters, HOPPER)
-        return min(offered, key=lambda c: _estimate(each.parameters, c, each.m, costs))
+        offered: tuple[MatmulConfiguration, ...] = SPECS[each.kernel].configurations(each.parameters, HOPPER)
+        return min(offered, key=lambda c: _estimate(each.gemm, c, each.m, costs))
 
     return choose
 
 
-def _estimate(parameters: MatmulParameters, configuration: MatmulConfiguration, m: int, costs: Costs) -> float:
+def _estimate(of: Gemm, configuration: MatmulConfiguration, m: int, costs: Costs) -> float:
     if isinstance(configuration, LibraryCall):
-        return library_microseconds(parameters, m)
-    return microseconds(parameters, configuration, m, costs)
+        return library_microseconds(of, m)
+    return microseconds(of, configuration, m, costs)
 
 
 def mean_loss(times: Sequence[Measured], choose: Callable[[Measured], MatmulConfiguration]) -> float:
@@ -88,7 +99,7 @@ def fitted(times: Sequence[Measured], start: Costs = H200) -> Costs:
 
     def residuals(logarithms: np.ndarray) -> list[float]:
         costs = _costs(logarithms)
-        return [math.log(microseconds(each.parameters, c, each.m, costs) / time) for each, c, time in samples]
+        return [math.log(microseconds(each.gemm, c, each.m, costs) / time) for each, c, time in samples]
 
     found = least_squares(residuals, _logarithms(start), loss="soft_l1", f_scale=0.1, max_nfev=60)
     return _costs(found.x)
@@ -114,6 +125,7 @@ def main() -> None:
     costs = fitted(times)
     print(costs)
     print(f"all weights: {mean_loss(times, chosen_by(costs)):.3f}")
+    print(f"gated matmuls: {mean_loss(measured('matmul.gated'), chosen_by(costs)):.3f}")
     for parameters in dict.fromkeys(each.parameters for each in times):
         own = [each for each in times if each.parameters == parameters]
         others = fitted([each for each in times if each.parameters != parameters], costs)
