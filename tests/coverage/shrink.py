@@ -24,6 +24,7 @@ _NO_LAYERS = re.compile(r"kv_shared_layers|dense_layers|feature_layers|adapter_l
 _RULES: tuple[tuple[str, int], ...] = (
     (r"max_(source|target)_positions|n_(ctx|positions)|max_position_embeddings|max_sequence_length", 64),
     (r"(.*_)?vocab(_size)?(_per_layer_input)?", VOCABULARY),
+    (r"base_channels", 32),
     (r"num_queries|(d|num)_latents", LENGTH),
     (r"(n|num)_shared_experts", 1),
     (r"(prediction|context)_length|.*_budget", LENGTH),
@@ -48,7 +49,18 @@ _MAMBA = (
 )
 """How much wider Mamba's heads are together than the model, and their number, width and inner width."""
 
-_WHERE_NONE = ((re.compile(r"pad_token_id$"), 1), (re.compile(r".*compress_ratio$"), 2))
+_EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # Layers are run several times, and each time has a cache.
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
+    # Pairs of a layer of the vision tower and one of the language model, which the default does not have.
+    "granite4_vision": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1]},
+    # Tokens of images by their names, which no rule knows.
+    "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGAZ": 101, "IMGIMGBZ": 102}, "image_token_id": 100},
+    "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101, "<|visual token 000000|>": 102}},
+}
+"""Fields of model types that need others than the rules give them."""
+
+_WHERE_NONE = ((re.compile(r"pad_token_id$"), 1), (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1), (re.compile(r".*compress_ratio$"), 2))
 """What a field is given, beside the limits, that has no default."""
 
 _LAYER_INDICES = re.compile(r"layer_(indices|ids|idxs)$")
@@ -95,7 +107,10 @@ def described(default: Any) -> dict[str, Any]:
         if isinstance(fields.get(name), dict) and hasattr(part, "to_dict"):
             fields[name] = described(part)
     rope = fields.get("rope_parameters")
-    if "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()) and isinstance(rope, dict):
+    if rope == {} and fields.get("layer_types"):
+        kinds = set(fields["layer_types"])
+        fields["rope_parameters"] = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(kinds)}
+    elif "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()) and rope:
         rope.setdefault("mrope_section", [2, 3, 3])
     return fields
 
@@ -108,14 +123,22 @@ def filled(fields: dict[str, Any]) -> dict[str, Any]:
         full[name] = value
         if isinstance(value, dict):
             full[name] = filled(value)
+        elif name in ("layer_types", "layers_block_type") and value and set(value) <= {"mamba", "linear_attention"}:
+            full[name] = [*value[:-1], "full_attention"]  # caches have a length by their layers of attention
         elif value is not None:
             continue
         elif name == "layer_types":
             full[name] = ["full_attention"] * layers
+        elif name == "mlp_layer_types":
+            full[name] = ["dense"] + ["sparse"] * (layers - 1)
         elif _LAYER_INDICES.search(name):
             full[name] = [1]
         else:
             full[name] = next((limit for pattern, limit in (*_NUMBERS, *_WHERE_NONE) if pattern.match(name)), None)
+    if "num_attention_heads" in full:
+        full.setdefault("num_key_value_heads", full["num_attention_heads"])
+    if "vocab_size" in full and not layers:
+        full.setdefault("num_hidden_layers", LAYERS)  # of the cache
     return full
 
 
@@ -201,14 +224,20 @@ def shrunk(fields: dict[str, Any], widths: bool = True, copies: int = 1) -> dict
             small[name] = _number(name, value, len(layers.kept) or LAYERS, widths)
         else:
             small[name] = value
-    for name in fields:
-        if layers.keyed(fields[name]):
-            small[name] = {index: _of_layer(each, fields, small) for index, each in small[name].items()}
     stages = fields.get("depths")
     if isinstance(stages, list | tuple) and fields.get("num_layers") == len(stages):
         small["num_layers"] = len(stages)
-    if not widths:
-        return small
+    if widths:
+        _widths_together(fields, small)
+    for name in fields:
+        if layers.keyed(fields[name]):
+            small[name] = {index: _of_layer(each, fields, small) for index, each in small[name].items()}
+    small |= _EXCEPTIONS.get(fields.get("model_type", ""), {})
+    return _images(small) if widths else small
+
+
+def _widths_together(fields: dict[str, Any], small: dict[str, Any]) -> None:
+    """Change widths that others are computed from or equal to."""
     if _head_is_of_two_parts(fields):
         small["head_dim"] = small["qk_nope_head_dim"] + small["qk_rope_head_dim"]
     heads = [fields.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
@@ -223,7 +252,6 @@ def shrunk(fields: dict[str, Any], widths: bool = True, copies: int = 1) -> dict
         small["hidden_dim"] = int(fields["hidden_dim"] * small["width_coefficient"] / fields["width_coefficient"])
     if "head_dim" in fields and fields["head_dim"] is None:
         small["head_dim"] = HEAD_DIM
-    return _images(small)
 
 
 def _of_layer(given: dict[str, Any], fields: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
@@ -268,6 +296,8 @@ def _rope(rope: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _images(small: dict[str, Any]) -> dict[str, Any]:
+    if "scaled_images_ratios" in small:  # patches are images of a part of the model
+        small["patch_size"] = 64
     patch, image = small.get("patch_size"), small.get("image_size")
     if isinstance(image, int) and image > 64:
         side = patch if isinstance(patch, int) and patch > 0 else 16
