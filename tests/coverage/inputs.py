@@ -10,6 +10,7 @@ import copy
 import inspect
 import itertools
 import linecache
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -102,7 +103,7 @@ def _required(model: Any) -> list[str]:
 def _plain(model: Any) -> Iterator[Arguments]:
     """Sets of arguments by the names in the model's signature in their usual shapes, the fewest first."""
     names, required = _names(model), _required(model)
-    if unknown := [name for name in required if _maker(name) is None and name != "input"]:
+    if unknown := [name for name in required if not _is_known(model, name)]:
         raise NotConstructibleError(f"nothing is known here to pass as {', '.join(unknown)}")
     main: list[str] = [model.main_input_name] if model.main_input_name in names else []
     least: list[str] = [*dict.fromkeys(required + main)] or names[:1]
@@ -133,12 +134,50 @@ def _shapes(model: Any, names: list[str]) -> Iterator[Arguments]:
         if not left:
             yield made
             return
-        for value in _maker(left[0])(model.config, made):
+        for value in itertools.chain((_maker(left[0]) or _nothing)(model.config, made), _described(model, left[0])):
             yield from rest({**made, left[0]: value}, left[1:])
 
     torch.manual_seed(2)
     ordered = sorted(names, key=lambda name: ("mask" in name or "lengths" in name, names.index(name)))
-    yield from itertools.islice(rest({}, [name for name in ordered if _maker(name) is not None]), MOST_SHAPES)
+    yield from itertools.islice(rest({}, [name for name in ordered if _is_known(model, name)]), MOST_SHAPES)
+
+
+def _nothing(config: Any, made: Arguments) -> Iterator[Any]:
+    yield from ()
+
+
+def _is_known(model: Any, name: str) -> bool:
+    return _maker(name) is not None or next(_described(model, name), None) is not None
+
+
+_SHAPE = r"\n\s*{}\s*\(`?([^\n]*?)`? of shape `\(([^`\n]*)\)`"
+_SIZES = {"batch_size": BATCH, "sequence_length": LENGTH, "num_patches": PATCHES, "num_channels": 3, "num_images": 1}
+
+
+def _described(model: Any, name: str) -> Iterator[torch.Tensor]:
+    """The argument in the shape that the documentation of the model's call says, as far as its sizes are known."""
+    text = re.search(_SHAPE.format(re.escape(name)), model.forward.__doc__ or "")
+    if text is None:
+        return
+    shape = []
+    for size in text[2].split(","):
+        words = re.findall(r"[A-Za-z_][\w.]*", size)
+        values = {word: _described_size(model.config, word.split(".")[-1]) for word in words}
+        if not size.strip() or re.search(r"[^\w.+*/ ()-]", size) or not all(values.values()):
+            return
+        for word, value in values.items():
+            size = re.sub(rf"(?<![\w.]){re.escape(word)}(?!\w)", str(value), size)
+        shape.append(int(eval(size.replace("/", "//").replace("////", "//"), {"__builtins__": {}})))
+    if 0 < math.prod(shape) < 1 << 22:
+        yield torch.randint(0, 2, shape) if "Long" in text[1] or "Int" in text[1] else torch.randn(shape)
+
+
+def _described_size(config: Any, word: str) -> int | None:
+    value = field(config, word, default=None)
+    value = value if isinstance(value, int) and not isinstance(value, bool) else _SIZES.get(word)
+    if value is None and word in ("height", "width", "image_size"):
+        return _size(config)[word == "width"]
+    return PATCHES if value is None and re.match(r"num_.*(tokens|patches)$", word) else value
 
 
 def _as_wide_as_asked(kwargs: Arguments, error: Exception) -> Arguments | None:
@@ -198,7 +237,7 @@ def _asked_for(model: Any, error: Exception, given: tuple[str, ...]) -> list[str
     words = set(re.findall(r"\w+", lines[0]))
     for line in lines[1:]:
         words |= set(re.findall(r"\w+", line)) & missing
-    return [name for name in _names(model) if name in words and name not in given and _maker(name) is not None]
+    return [name for name in _names(model) if name in words and name not in given and _is_known(model, name)]
 
 
 def field(config: Any, *names: str, default: Any) -> Any:
@@ -296,10 +335,11 @@ def _sizes(config: Any, made: Arguments) -> Iterator[Any]:
 
 def _mask(config: Any, made: Arguments) -> Iterator[Any]:
     """Ones for what is masked: as long as an argument that is there."""
-    shapes = [(BATCH, LENGTH)]
+    shapes: list[tuple[int, ...]] = [(BATCH, LENGTH)]
     for name, value in made.items():
         if isinstance(value, torch.Tensor) and value.dim() > 1 and not name.endswith("_mask"):
             shapes += [(value.shape[0], value.shape[1]), (value.shape[0], value.shape[-1])]
+            shapes += [(BATCH, LENGTH, value.shape[1])] if value.dim() == 5 else []  # which words see which images
     yield from (torch.ones(shape, dtype=torch.int64) for shape in dict.fromkeys(shapes))
 
 

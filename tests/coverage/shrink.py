@@ -38,7 +38,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?(num_|n_)(.*attention_)?heads?|(encoder|decoder)_attention_heads|num_attention_heads", HEADS),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size|mlp_dim|intermediate_dim)", HIDDEN),
     (
-        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|projection_dim|output_dim|d_embed)"
+        r"(.*_)?(hidden_size|hidden_size_global|d_model|n_embd|embed_dim|hidden_dim|embedding_size|projection_dim|output_dim|d_embed)"
         r"|dim|embedding_dim|width",
         WIDTH,
     ),
@@ -53,14 +53,16 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     # Layers are run several times, and each time has a cache.
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     # Pairs of a layer of the vision tower and one of the language model, which the default does not have.
-    "granite4_vision": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1]},
+    "granite4_vision": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1], "downsample_rate": "1/2"},
+    # Patches are images of a part of the model, whose layers are read by index.
+    "depth_pro": {"patch_size": 16 * PATCHES, "intermediate_hook_ids": [1, 0]},
     # Tokens of images by their names, which no rule knows.
     "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGAZ": 101, "IMGIMGBZ": 102}, "image_token_id": 100},
     "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101, "<|visual token 000000|>": 102}},
 }
 """Fields of model types that need others than the rules give them."""
 
-_WHERE_NONE = ((re.compile(r"pad_token_id$"), 1), (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1), (re.compile(r".*compress_ratio$"), 2))
+_WHERE_NONE = ((re.compile(r"pad_token_id$"), 1), (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1), (re.compile(r".*compress_ratio$"), 2), (re.compile(r".*kv_heads$"), 2))
 """What a field is given, beside the limits, that has no default."""
 
 _LAYER_INDICES = re.compile(r"layer_(indices|ids|idxs)$")
@@ -278,7 +280,7 @@ def _count(fields: dict[str, Any], name: str) -> bool:
 def _number(name: str, value: int, layers: int, widths: bool) -> int:
     if _LAYERS.search(name) and not _NO_LAYERS.search(name):
         return min(value, layers)
-    if isinstance(value, _Kept) or (not widths and not name.endswith("vocab_size")):
+    if isinstance(value, _Kept) or (not widths and "vocab" not in name):
         return int(value)
     for pattern, limit in _NUMBERS:
         if pattern.match(name):
@@ -296,8 +298,6 @@ def _rope(rope: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _images(small: dict[str, Any]) -> dict[str, Any]:
-    if "scaled_images_ratios" in small:  # patches are images of a part of the model
-        small["patch_size"] = 64
     patch, image = small.get("patch_size"), small.get("image_size")
     if isinstance(image, int) and image > 64:
         side = patch if isinstance(patch, int) and patch > 0 else 16
