@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .sources import NotConstructibleError
 
 BATCH, LENGTH, SAMPLES, PATCHES, CODES = 2, 8, 4096, 16, 4
-MOST_CALLS, MOST_SHAPES = 240, 60
+MOST_CALLS, MOST_SHAPES = 120, 60
 """Calls tried of a model, and of one set of names."""
 
 Arguments = dict[str, Any]
@@ -48,37 +48,38 @@ def found(model: Any, **fixed: Any) -> tuple[Arguments, Any]:
         return first_that_runs(model, sets)
     except Exception as error:
         first = error
-    calls = itertools.count()
-    seen: set[frozenset[str]] = set()
-    waiting = [tuple(each) for each in sets] or [tuple(fixed)]
-    waiting = [tuple(dict.fromkeys((*_required(model), *each))) for each in waiting]
-    while waiting:
-        names = waiting.pop(0)
-        if frozenset(names) in seen:
-            continue
-        seen.add(frozenset(names))
-        asked: list[str] = []
-        for kwargs in _shapes(model, [name for name in names if name not in fixed]):
-            if next(calls) >= MOST_CALLS:
-                raise first
-            try:
-                return kwargs | fixed, _computed(model, kwargs | fixed)
-            except Exception as error:
-                again = error
-            if (wider := _as_wide_as_asked(kwargs, again)) is not None:
+    starts = [tuple(dict.fromkeys((*_required(model), *each))) for each in sets or [fixed]]
+    for most in (1, MOST_SHAPES):  # more arguments are tried before other shapes
+        calls, waiting, seen = itertools.count(), list(starts), set[frozenset[str]]()
+        while waiting:
+            names = waiting.pop(0)
+            if frozenset(names) in seen:
+                continue
+            seen.add(frozenset(names))
+            asked: list[str] = []
+            for kwargs in itertools.islice(_shapes(model, [name for name in names if name not in fixed]), most):
+                if next(calls) >= MOST_CALLS:
+                    break
                 try:
-                    return wider | fixed, _computed(model, wider | fixed)
+                    return kwargs | fixed, _computed(model, kwargs | fixed)
                 except Exception as error:
                     again = error
-            if (ids := _placeholders(model.config, again)) is not None and "input_ids" not in fixed:
                 try:
-                    return found(model, **{**fixed, "input_ids": ids, **{k: kwargs[k] for k in kwargs if k != "input_ids"}})
+                    if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
+                        longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
+                        return found(model, **{**longer, **fixed, "input_ids": ids})
+                    if (wider := _as_wide_as_asked(kwargs, again)) is not None:
+                        return wider | fixed, _computed(model, wider | fixed)
                 except Exception as error:
                     again = error
-            asked += _asked_for(model, again, names)
-        for name in dict.fromkeys(asked):
-            waiting.insert(0, (*names, name))
+                asked += _asked_for(model, again, names)
+            for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
+                waiting.insert(0, (*names, name))
     raise first
+
+
+def _follows_words(name: str) -> bool:
+    return name.endswith(("attention_mask", "token_type_ids"))
 
 
 def _computed(model: Any, kwargs: Arguments) -> Any:
