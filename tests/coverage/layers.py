@@ -38,7 +38,7 @@ class Layers:
     def _kept(self, copies: int) -> list[int]:
         kinds = [self._kinds(index) for index in range(self.count)]
         seen: dict[Any, int] = {}
-        kept = []
+        kept: list[int] = []
         for index, of_layer in enumerate(kinds):
             wanted = [kind for kind in of_layer if seen.get(kind, 0) < (1 if kind[0] == "out" else copies)]
             if wanted and (len(kept) < MOST_LAYERS or any(kind[0] == "out" for kind in wanted)):

@@ -62,7 +62,12 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
 }
 """Fields of model types that need others than the rules give them."""
 
-_WHERE_NONE = ((re.compile(r"pad_token_id$"), 1), (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1), (re.compile(r".*compress_ratio$"), 2), (re.compile(r".*kv_heads$"), 2))
+_WHERE_NONE = (
+    (re.compile(r"pad_token_id$"), 1),
+    (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1),
+    (re.compile(r".*compress_ratio$"), 2),
+    (re.compile(r".*kv_heads$"), 2),
+)
 """What a field is given, beside the limits, that has no default."""
 
 _LAYER_INDICES = re.compile(r"layer_(indices|ids|idxs)$")

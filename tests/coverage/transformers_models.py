@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .inputs import BATCH, first_that_runs, found
+from .arguments import BATCH
+from .inputs import first_that_runs, found
 from .shrink import configurations
 from .sources import Example, NotConstructibleError
 
@@ -70,18 +71,27 @@ class Transformers:
             default = transformers.CONFIG_MAPPING[name]()
         except Exception as error:
             raise NotConstructibleError(f"no default configuration: {_line(error)}") from error
-        first: Exception | None = None
-        for config in _all(default):
-            config = _own(model_class, config)
-            if variant != "base" and getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder:
-                config.is_decoder = True  # encoders that also generate
-            try:
-                model = _model(model_class, config)
-                kwargs = _call(model, variant)
-            except Exception as error:  # the next configuration is tried; the first error is the most telling
-                first = first or error
-                continue
-            return Example(model, (), kwargs, exported)
+        first: BaseException | None = None
+        candidates = _all(default)
+        for effort in range(3):
+            for config in list(candidates):
+                own = _own(model_class, config)
+                if variant != "base" and getattr(own, "is_decoder", None) is False and not own.is_encoder_decoder:
+                    own.is_decoder = True  # encoders that also generate
+                try:
+                    model = _model(model_class, own)
+                except Exception as error:  # the next configuration is tried; the first error is the most telling
+                    first = first or error
+                    candidates.remove(config)
+                    continue
+                try:
+                    return Example(model, (), _call(model, variant, effort), exported)
+                except _NoStepError as error:  # told of the first configuration that runs a prompt
+                    if effort:
+                        raise NotConstructibleError(f"no step after the prompt: {_line(error.__cause__)}") from error
+                    first = first or error.__cause__
+                except Exception as error:
+                    first = first or error
         raise NotConstructibleError(_line(first) if first else "no configuration could be made")
 
 
@@ -109,12 +119,14 @@ def _own(model_class: Any, config: Any) -> Any:
 
 def _all(default: Any) -> list[Any]:
     try:
-        return list(configurations(default))
+        candidates = list(configurations(default))
+        described = [repr(config.to_dict()) for config in candidates]
+        return [config for index, config in enumerate(candidates) if described[index] not in described[:index]]
     except Exception as error:
         raise NotConstructibleError(f"no small configuration: {_line(error)}") from error
 
 
-def _line(error: BaseException) -> str:
+def _line(error: BaseException | None) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:240]}"
 
@@ -137,7 +149,11 @@ def _model(model_class: Any, config: Any) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             # Zeros would hide what is computed with them, and memory that nobody filled is not the same twice.
-            if weight.dim() > 1 and weight.numel() and (not weight.isfinite().all() or weight.abs().max() > 1e3 or not weight.any()):
+            if (
+                weight.dim() > 1
+                and weight.numel()
+                and (not weight.isfinite().all() or weight.abs().max() > 1e3 or not weight.any())
+            ):
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
@@ -149,13 +165,25 @@ class _TooLargeError(Exception):
     pass
 
 
-def _call(model: Any, variant: str) -> dict[str, Any]:
+class _NoStepError(Exception):
+    """A prompt is computed, but not a word after it."""
+
+
+def _call(model: Any, variant: str, effort: int) -> dict[str, Any]:
     """Arguments that the model computes something of."""
     if variant == "base":
-        return found(model)[0]
-    kwargs, out = found(model, use_cache=True)
+        return found(model, effort)[0]
+    kwargs, out = found(model, effort, use_cache=True)
     if variant == "prefill":
         return kwargs
+    try:
+        return _step(model, kwargs, out)
+    except Exception as error:
+        raise _NoStepError from error
+
+
+def _step(model: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+    """The call that goes on after ``kwargs``, which returned ``out``."""
     name, past = next(((n, v) for n in _CACHES if (v := getattr(out, n, None)) is not None), (None, None))
     if name is None:
         raise NotConstructibleError("the model returns no cache")
