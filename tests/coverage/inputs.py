@@ -56,19 +56,20 @@ def found(model: Any, effort: int = 0, **fixed: Any) -> tuple[Arguments, Any]:
         seen.add(frozenset(names))
         asked: list[str] = []
         wanted = [name for name in names if name not in fixed]
-        for kwargs in itertools.islice(_shapes(model, wanted), MOST_SHAPES if effort > 1 else 1):
+        for made in itertools.islice(_shapes(model, wanted), MOST_SHAPES if effort > 1 else 1):
             if next(calls) >= MOST_CALLS:
                 raise first
+            kwargs = made | fixed
             try:
-                return kwargs | fixed, _computed(model, kwargs | fixed)
+                return kwargs, _computed(model, kwargs)
             except Exception as error:
                 again = error
             try:
                 if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
                     longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
-                    return found(model, effort, **{**longer, **fixed, "input_ids": ids})
+                    return found(model, effort, **{**longer, "input_ids": ids})
                 if (wider := _as_wide_as_asked(kwargs, again)) is not None:
-                    return wider | fixed, _computed(model, wider | fixed)
+                    return wider, _computed(model, wider)
             except Exception as error:
                 again = error
             asked += _asked_for(model, again, names)

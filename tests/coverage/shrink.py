@@ -50,6 +50,8 @@ _MAMBA = (
 """How much wider Mamba's heads are together than the model, and their number, width and inner width."""
 
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # Its attention reads a number that its configuration's class has no field for.
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     # Layers are run several times, and each time has a cache.
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     # Pairs of a layer of the vision tower and one of the language model, which the default does not have.
@@ -239,7 +241,8 @@ def shrunk(fields: dict[str, Any], widths: bool = True, copies: int = 1) -> dict
     for name in fields:
         if layers.keyed(fields[name]):
             small[name] = {index: _of_layer(each, fields, small) for index, each in small[name].items()}
-    small |= _EXCEPTIONS.get(fields.get("model_type", ""), {})
+    for name, value in _EXCEPTIONS.get(fields.get("model_type", ""), {}).items():
+        small[name] = {**small[name], **value} if isinstance(small.get(name), dict) else value
     return _images(small) if widths else small
 
 
