@@ -50,8 +50,10 @@ _MAMBA = (
 """How much wider Mamba's heads are together than the model, and their number, width and inner width."""
 
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
-    # Its attention reads a number that its configuration's class has no field for.
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    # A name of timm, which the default does not have.
+    "timm_backbone": {"backbone": "resnet18", "out_indices": [1, 2]},
+    # Its attention reads a number that its configuration's class has no field for, and one without a default.
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     # Layers are run several times, and each time has a cache.
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     # Pairs of a layer of the vision tower and one of the language model, which the default does not have.
@@ -66,7 +68,10 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
 
 _WHERE_NONE = (
     (re.compile(r"pad_token_id$"), 1),
-    (re.compile(r"image_token_(id|index)$"), VOCABULARY - 1),
+    *(
+        (re.compile(f"{kind}_token_(id|index)$"), VOCABULARY - 1 - n)
+        for n, kind in enumerate(("image", "video", "audio"))
+    ),
     (re.compile(r".*compress_ratio$"), 2),
     (re.compile(r".*kv_heads$"), 2),
 )
