@@ -185,6 +185,7 @@ _WIDTHS = (
     r"cannot be multiplied \(\d+x(?P<had>\d+) and (?P<wanted>\d+)x\d+\)",
     r"normalized_shape=\[(?P<wanted>\d+)\].*size ?\[[\d, ]*?(?P<had>\d+)\]",
     r"mel input features to be of length (?P<wanted>\d+), but found (?P<had>\d+)",
+    r"length (?P<had>\d+) is not a (?P<multiple>multiple) of (?P<wanted>\d+)",
 )
 """How errors say which width was given, and which one was expected."""
 
@@ -196,6 +197,7 @@ def _as_wide_as_asked(kwargs: Arguments, error: Exception) -> Arguments | None:
     if given is None:
         return None
     had, wanted = int(given["had"]), int(given["wanted"])
+    wanted = -(-had // wanted) * wanted if "multiple" in given.groupdict() else wanted
     wide = {}
     for name, value in kwargs.items():
         is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
