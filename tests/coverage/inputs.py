@@ -12,6 +12,7 @@ import itertools
 import linecache
 import math
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +37,11 @@ def first_that_runs(model: Any, candidates: list[Arguments]) -> tuple[Arguments,
     raise first or NotConstructibleError("the model has no arguments that are known here")
 
 
-def found(model: Any, effort: int = 0, **fixed: Any) -> tuple[Arguments, Any]:
+def found(model: Any, effort: int = 0, until: float = math.inf, **fixed: Any) -> tuple[Arguments, Any]:
     """Arguments that the model computes a tensor of, ``fixed`` among them, and what it returns.
 
     ``effort`` 0 tries those that most models take, 1 also what failed calls ask for, 2 also other shapes. Raises the
-    error of the first call.
+    error of the first call, at the latest when :func:`time.monotonic` is ``until``.
     """
     sets = [{**each, **fixed} for each in _plain(model)]
     try:
@@ -57,7 +58,7 @@ def found(model: Any, effort: int = 0, **fixed: Any) -> tuple[Arguments, Any]:
         asked: list[str] = []
         wanted = [name for name in names if name not in fixed]
         for made in itertools.islice(_shapes(model, wanted), MOST_SHAPES if effort > 1 else 1):
-            if next(calls) >= MOST_CALLS:
+            if next(calls) >= MOST_CALLS or time.monotonic() > until:
                 raise first
             kwargs = made | fixed
             try:
@@ -67,7 +68,7 @@ def found(model: Any, effort: int = 0, **fixed: Any) -> tuple[Arguments, Any]:
             try:
                 if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
                     longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
-                    return found(model, effort, **{**longer, "input_ids": ids})
+                    return found(model, effort, until, **{**longer, "input_ids": ids})
                 if (wider := _as_wide_as_asked(kwargs, again)) is not None:
                     return wider, _computed(model, wider)
             except Exception as error:
@@ -97,8 +98,12 @@ def _names(model: Any) -> list[str]:
 
 
 def _required(model: Any) -> list[str]:
-    parameters = inspect.signature(model.forward).parameters
-    return [n for n in _names(model) if parameters[n].default is inspect.Parameter.empty]
+    return [name for name in _without_default(model.forward) if name in _names(model)]
+
+
+def _without_default(function: Any) -> list[str]:
+    parameters = inspect.signature(function).parameters
+    return [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
 
 
 def _plain(model: Any) -> Iterator[Arguments]:
@@ -107,7 +112,11 @@ def _plain(model: Any) -> Iterator[Arguments]:
     if unknown := [name for name in required if not _is_known(model, name)]:
         raise NotConstructibleError(f"nothing is known here to pass as {', '.join(unknown)}")
     main: list[str] = [model.main_input_name] if model.main_input_name in names else []
+    # Exporters ask a model of several kinds of tokens for the positions of them.
+    of_positions = _without_default(model.get_rope_index) if hasattr(model, "get_rope_index") else []
+    typed: list[str] = [n for n in of_positions if n in names and n not in USUAL and _is_known(model, n)]
     least: list[str] = [*dict.fromkeys(required + main)] or names[:1]
+    least += [n for n in typed if n not in least]
     decoder: list[str] = [n for n in ("decoder_input_ids",) if n in names]
     modal: list[str] = [n for n in ("input_ids", "pixel_values", "input_features", "input_values") if n in names]
     sets = [least, least + decoder, least + modal, least + modal + decoder, modal[:1], modal[:1] + decoder]
@@ -122,7 +131,7 @@ def _plain(model: Any) -> Iterator[Arguments]:
         torch.manual_seed(2)
         made: Arguments = {}
         for name in dict.fromkeys(chosen):
-            if name in USUAL:
+            if name in USUAL or name in typed:
                 made[name] = next(iter(MAKERS[name](model.config, made)))
         if made:
             yield made

@@ -50,6 +50,10 @@ _MAMBA = (
 """How much wider Mamba's heads are together than the model, and their number, width and inner width."""
 
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # Its widths and depths are a table's, times these.
+    "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    # Features of one scale, where the default has none.
+    "lw_detr": {"projector_scale_factors": [1.0], "projector_in_channels": [WIDTH], "num_feature_levels": 1},
     # A name of timm, which the default does not have.
     "timm_backbone": {"backbone": "resnet18", "out_indices": [1, 2]},
     # Its attention reads a number that its configuration's class has no field for, and one without a default.
@@ -232,15 +236,12 @@ def shrunk(fields: dict[str, Any], widths: bool = True, copies: int = 1) -> dict
             small[name] = value
         elif isinstance(value, int) and not isinstance(value, bool) and _TOKEN.match(name):
             small[name] = value if value < VOCABULARY - 24 else next(tokens)
-        elif isinstance(value, float) and name in ("width_coefficient", "depth_coefficient"):
-            small[name] = min(value, 1.0)
         elif _count(fields, name):
             small[name] = _number(name, value, len(layers.kept) or LAYERS, widths)
         else:
             small[name] = value
-    stages = fields.get("depths")
-    if isinstance(stages, list | tuple) and fields.get("num_layers") == len(stages):
-        small["num_layers"] = len(stages)
+    if isinstance(stages := fields.get("depths"), list | tuple):
+        small |= {name: len(stages) for name in ("num_layers", "num_hidden_layers") if fields.get(name) == len(stages)}
     if widths:
         _widths_together(fields, small)
     for name in fields:
@@ -263,8 +264,6 @@ def _widths_together(fields: dict[str, Any], small: dict[str, Any]) -> None:
             if _count(fields, inner):
                 small[inner] = fields[expand] * small["hidden_size"]
             small[width_of] = fields[expand] * small["hidden_size"] // small[heads_of]
-    if isinstance(fields.get("width_coefficient"), float) and _count(fields, "hidden_dim"):
-        small["hidden_dim"] = int(fields["hidden_dim"] * small["width_coefficient"] / fields["width_coefficient"])
     if "head_dim" in fields and fields["head_dim"] is None:
         small["head_dim"] = HEAD_DIM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,9 @@ GENERATING = (
 
 MOST_WEIGHTS = 48_000_000
 """A model that shrinking leaves larger than this is not made."""
+
+MOST_SECONDS = 60
+"""Arguments of a model are looked for so long at most."""
 
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
 
@@ -73,8 +77,9 @@ class Transformers:
             raise NotConstructibleError(f"no default configuration: {_line(error)}") from error
         first: BaseException | None = None
         candidates = _all(default)
+        until = time.monotonic() + MOST_SECONDS
         for effort in range(3):
-            for config in list(candidates):
+            for config in list(candidates) if not effort or time.monotonic() < until else ():
                 own = _own(model_class, config)
                 if variant != "base" and getattr(own, "is_decoder", None) is False and not own.is_encoder_decoder:
                     own.is_decoder = True  # encoders that also generate
@@ -85,7 +90,7 @@ class Transformers:
                     candidates.remove(config)
                     continue
                 try:
-                    return Example(model, (), _call(model, variant, effort), exported)
+                    return Example(model, (), _call(model, variant, effort, until), exported)
                 except _NoStepError as error:  # told of the first configuration that runs a prompt
                     if effort:
                         raise NotConstructibleError(f"no step after the prompt: {_line(error.__cause__)}") from error
@@ -169,11 +174,11 @@ class _NoStepError(Exception):
     """A prompt is computed, but not a word after it."""
 
 
-def _call(model: Any, variant: str, effort: int) -> dict[str, Any]:
+def _call(model: Any, variant: str, effort: int, until: float) -> dict[str, Any]:
     """Arguments that the model computes something of."""
     if variant == "base":
-        return found(model, effort)[0]
-    kwargs, out = found(model, effort, use_cache=True)
+        return found(model, effort, until)[0]
+    kwargs, out = found(model, effort, until, use_cache=True)
     if variant == "prefill":
         return kwargs
     try:
