@@ -197,11 +197,15 @@ MAKERS |= {
         if "input_ids" in made
         else torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     ],
-    "flattened_patches": lambda config, made: [torch.randn(BATCH, PATCHES, 2 + _patch_widths(config)[0])],
+    "flattened_patches": lambda config, made: [  # after the row and the column of each
+        torch.randn(BATCH, PATCHES, 2 + wide)
+        for wide in (field(config, "patch_embed_hidden_size", default=64), _patch_widths(config)[0])
+    ],
     "merge_sizes": _one_of(lambda: torch.tensor([1]), lambda: torch.tensor([2])),
     "spatial_shapes": _sizes,
     "target_sizes": _sizes,
     "image_sizes": _sizes,
+    "state": lambda config, made: [torch.randn(BATCH, field(config, "max_state_dim", "state_dim", default=32))],
     "states": _series("state_dim"),
     "actions": _series("act_dim", "action_dim"),
     "rewards": _series(last=1),
@@ -232,7 +236,6 @@ _ENDINGS: tuple[tuple[str, Maker], ...] = (
     ("_values", _audio),
     ("_mel", _features),
     ("latents", _hidden),
-    ("state", _series("max_state_dim", "state_dim")),
 )
 """Makers by how a name ends, where the name itself has none."""
 

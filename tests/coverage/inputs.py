@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from .arguments import BATCH, LENGTH, MAKERS, PATCHES, USUAL, Arguments, field, maker, placeholder, size_of
 from .sources import NotConstructibleError
 
-MOST_CALLS, MOST_SHAPES = 120, 60
-"""Calls tried of a model, and of one set of names."""
+MOST_CALLS, MOST_SHAPES, MOST_MENDS = 120, 60, 3
+"""Calls tried of a model, and of one set of names; sizes that errors ask for in turn."""
 
 
 def first_that_runs(model: Any, candidates: list[Arguments]) -> tuple[Arguments, Any]:
@@ -69,10 +69,16 @@ def found(model: Any, effort: int = 0, until: float = math.inf, **fixed: Any) ->
                 if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
                     longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
                     return found(model, effort, until, **{**longer, "input_ids": ids})
-                if (wider := _as_wide_as_asked(kwargs, again)) is not None:
-                    return wider, _computed(model, wider)
             except Exception as error:
                 again = error
+            for _ in range(MOST_MENDS):
+                if (mended := _as_wide_as_asked(kwargs, again) or _with_channels_asked(kwargs, again)) is None:
+                    break
+                kwargs = mended
+                try:
+                    return kwargs, _computed(model, kwargs)
+                except Exception as error:
+                    again = error
             asked += _asked_for(model, again, names)
         for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
             waiting.insert(0, (*names, name))
@@ -156,7 +162,12 @@ def _nothing(config: Any, made: Arguments) -> Iterator[Any]:
     yield from ()
 
 
+_NEVER_PASSED = re.compile(r"(output|return|use)_.*|.*past_key_values|.*_cache|.*labels|encoder_outputs")
+
+
 def _is_known(model: Any, name: str) -> bool:
+    if _NEVER_PASSED.fullmatch(name):
+        return False
     return maker(name) is not None or next(_described(model, name), None) is not None
 
 
@@ -208,11 +219,27 @@ def _as_wide_as_asked(kwargs: Arguments, error: Exception) -> Arguments | None:
     had, wanted = int(given["had"]), int(given["wanted"])
     wanted = -(-had // wanted) * wanted if "multiple" in given.groupdict() else wanted
     wide = {}
-    for name, value in kwargs.items():
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
-        if is_float and value.shape[-1] * wanted % had == 0 and value.shape[-1] * wanted // had <= 8192:
+    floats = {n: v for n, v in kwargs.items() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.dim() > 1}
+    exact = {name: value for name, value in floats.items() if value.shape[-1] == had}
+    for name, value in (exact or floats).items():
+        if value.shape[-1] * wanted % had == 0 and value.shape[-1] * wanted // had <= 8192:
             wide[name] = torch.randn(*value.shape[:-1], value.shape[-1] * wanted // had)
     return {**kwargs, **wide} if wide else None
+
+
+def _with_channels_asked(kwargs: Arguments, error: Exception) -> Arguments | None:
+    """The arguments with one channel where a convolution took a batch for channels, or with channels first."""
+    given = re.search(r"expected input\[(\d+), (\d+), (\d+)\] to have (\d+) channels", str(error))
+    if given is None:
+        return None
+    batch, channels, length, wanted = (int(each) for each in given.groups())
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            if (batch, wanted) == (1, 1) and value.shape == (channels, length):
+                return {**kwargs, name: value[:, None]}
+            if wanted == length and value.shape == (batch, channels, length):
+                return {**kwargs, name: value.transpose(1, 2).contiguous()}
+    return None
 
 
 def _placeholders(config: Any, error: Exception) -> torch.Tensor | None:
