@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .layers import LAYERS, Layers, count_of, sections
+from .layers import LAYERS, Layers, count_of
+from .layers import sections as parts_of
 
 WIDTH, HEADS, KEY_VALUE_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, EXPERTS, LENGTH = 64, 4, 2, 16, 128, 128, 4, 8
 _NO_WIDTH = re.compile(
@@ -97,7 +98,7 @@ def configurations(default: Any) -> Iterator[Any]:
     fields = described(default)
     errors: list[Exception] = []
     count = 0
-    for given, copies in ((fields, 1), (filled(fields), 1), (fields, 2)):
+    for given, copies in ((fields, 1), (filled(described(default, sections=True)), 1), (fields, 2)):
         if given == fields and copies == 1 and count:
             continue
         few_layers = shrunk(given, widths=False, copies=copies)
@@ -118,17 +119,20 @@ def configurations(default: Any) -> Iterator[Any]:
         raise errors[0]
 
 
-def described(default: Any) -> dict[str, Any]:
-    """The fields of a configuration, with what its models read beside them."""
+def described(default: Any, sections: bool = False) -> dict[str, Any]:
+    """The fields of a configuration, with what its models read beside them.
+
+    ``sections``: those of the rotary dimension too, where models have their own and the default does not.
+    """
     fields: dict[str, Any] = default.to_dict()
     for name, part in vars(default).items():
         if isinstance(fields.get(name), dict) and hasattr(part, "to_dict"):
-            fields[name] = described(part)
+            fields[name] = described(part, sections)
     rope = fields.get("rope_parameters")
     if rope == {} and fields.get("layer_types"):
         kinds = set(fields["layer_types"])
         fields["rope_parameters"] = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(kinds)}
-    elif "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()) and rope:
+    elif sections and "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()) and rope:
         rope.setdefault("mrope_section", [2, 3, 3])
     return fields
 
@@ -306,7 +310,7 @@ def _rope(rope: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(sizes, list) or isinstance(fields.get("hidden_size"), _Kept):
         return {key: _rope(v, fields) if isinstance(v, dict) else v for key, v in rope.items()}
     half = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
-    return {**rope, "mrope_section": sections(sizes, half if half >= len(sizes) else HEAD_DIM // 2)}
+    return {**rope, "mrope_section": parts_of(sizes, half if half >= len(sizes) else HEAD_DIM // 2)}
 
 
 def _images(small: dict[str, Any]) -> dict[str, Any]:
