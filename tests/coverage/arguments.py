@@ -88,6 +88,8 @@ def _features(config: Any, made: Arguments) -> Iterator[Any]:
     rows_last = getattr(config, "model_type", "") in ("whisper", "voxtral", "qwen2_audio", "moonshine")
     one, other = (BATCH, bins, length), (BATCH, length, bins)
     shapes: list[tuple[int, ...]] = [one, other] if rows_last else [other, one]
+    window = field(config, "n_window", default=None)
+    shapes += [(BATCH, bins, 4 * window)] if isinstance(window, int) else []
     shapes += [(bins, length), (BATCH, 1, 128, bins), (BATCH, 1, 1024, 64)]
     yield from (torch.randn(shape) for shape in shapes)
 
@@ -198,8 +200,9 @@ MAKERS |= {
         else torch.zeros(BATCH, LENGTH, dtype=torch.int64)
     ],
     "flattened_patches": lambda config, made: [  # after the row and the column of each
-        torch.randn(BATCH, PATCHES, 2 + wide)
+        torch.cat([torch.arange(2.0 * PATCHES).reshape(1, -1, 2).repeat(BATCH, 1, 1), patches], -1)
         for wide in (field(config, "patch_embed_hidden_size", default=64), _patch_widths(config)[0])
+        for patches in [torch.randn(BATCH, PATCHES, wide)]
     ],
     "merge_sizes": _one_of(lambda: torch.tensor([1]), lambda: torch.tensor([2])),
     "spatial_shapes": _sizes,
