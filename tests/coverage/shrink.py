@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-LAYERS, WIDTH, HEADS, KEY_VALUE_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, EXPERTS = 2, 64, 4, 2, 16, 128, 128, 4
+from .layers import LAYERS, Layers, count_of
+from .layers import sections as parts_of
+
+WIDTH, HEADS, KEY_VALUE_HEADS, HEAD_DIM, HIDDEN, VOCABULARY, EXPERTS, LENGTH = 64, 4, 2, 16, 128, 128, 4, 8
 _NO_WIDTH = re.compile(
     r"(^|_)(vocab|token|id|ids|index|position|positions|length|len|image|img|crop|patch|window|kernel|stride|frames|rate"
     r"|theta|bins|buckets|layers?|heads?|experts|distance|chunk|context|classes|labels|factor|interval|scale)(_|$)"
@@ -21,7 +24,11 @@ _LAYERS = re.compile(r"(num_.*layers|n_layers?|(encoder|decoder|hidden|text|visi
 _NO_LAYERS = re.compile(r"kv_shared_layers|dense_layers|feature_layers|adapter_layers|first_k|conv_layers|feat_extract")
 _RULES: tuple[tuple[str, int], ...] = (
     (r"max_(source|target)_positions|n_(ctx|positions)|max_position_embeddings|max_sequence_length", 64),
-    (r"(.*_)?vocab_size", VOCABULARY),
+    (r"(.*_)?vocab(_size)?(_per_layer_input)?", VOCABULARY),
+    (r"base_channels", 32),
+    (r"num_queries|(d|num)_latents", LENGTH),
+    (r"(n|num)_shared_experts", 1),
+    (r"(prediction|context)_length|.*_budget", LENGTH),
     (r"(num_|n_)?(local_|routed_|moe_)?(num_)?experts|moe_num_experts|n_routed_experts", EXPERTS),
     (r"num_experts_per_tok|moe_k|moe_top_?k|top_k_experts|num_selected_experts|moe_topk", 2),
     (r"n_groups|n_group|topk_group|num_expert_groups?", 1),
@@ -32,11 +39,50 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?(num_|n_)(.*attention_)?heads?|(encoder|decoder)_attention_heads|num_attention_heads", HEADS),
     (r"(.*_)?(intermediate_size|ffn_dim|d_ff|n_inner|ffn_hidden_size|mlp_dim|intermediate_dim)", HIDDEN),
     (
-        r"(.*_)?(hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|projection_dim|output_dim|d_embed)"
+        r"(.*_)?(hidden_size|hidden_size_global|d_model|n_embd|embed_dim|hidden_dim|embedding_size|projection_dim|output_dim|d_embed)"
         r"|dim|embedding_dim|width",
         WIDTH,
     ),
 )
+_MAMBA = (
+    ("expand", "num_heads", "head_dim", "ssm_intermediate_size"),
+    ("mamba_expand", "mamba_n_heads", "mamba_d_head", "mamba_d_ssm"),
+)
+"""How much wider Mamba's heads are together than the model, and their number, width and inner width."""
+
+_EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # Its widths and depths are a table's, times these.
+    "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    # Features of one scale, where the default has none.
+    "lw_detr": {"projector_scale_factors": [1.0], "projector_in_channels": [WIDTH], "num_feature_levels": 1},
+    # A name of timm, which the default does not have.
+    "timm_backbone": {"backbone": "resnet18", "out_indices": [1, 2]},
+    # Its attention reads a number that its configuration's class has no field for, and one without a default.
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
+    # Layers are run several times, and each time has a cache.
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
+    # Pairs of a layer of the vision tower and one of the language model, which the default does not have.
+    "granite4_vision": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1], "downsample_rate": "1/2"},
+    # Patches are images of a part of the model, whose layers are read by index.
+    "depth_pro": {"patch_size": 16 * PATCHES, "intermediate_hook_ids": [1, 0]},
+    # Tokens of images by their names, which no rule knows.
+    "chameleon": {"vocabulary_map": {"<image>": 100, "IMGIMGAZ": 101, "IMGIMGBZ": 102}, "image_token_id": 100},
+    "emu3": {"vocabulary_map": {"<image>": 100, "<|extra_200|>": 101, "<|visual token 000000|>": 102}},
+}
+"""Fields of model types that need others than the rules give them."""
+
+_WHERE_NONE = (
+    (re.compile(r"pad_token_id$"), 1),
+    *(
+        (re.compile(f"{kind}_token_(id|index)$"), VOCABULARY - 1 - n)
+        for n, kind in enumerate(("image", "video", "audio"))
+    ),
+    (re.compile(r".*compress_ratio$"), 2),
+    (re.compile(r".*kv_heads$"), 2),
+)
+"""What a field is given, beside the limits, that has no default."""
+
+_LAYER_INDICES = re.compile(r"layer_(indices|ids|idxs)$")
 _NUMBERS = tuple((re.compile(f"({name})$"), limit) for name, limit in _RULES)
 _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 
@@ -44,25 +90,78 @@ _TOKEN = re.compile(r"(.*_)?(token_id|token_index|token_ids|_id)$")
 def configurations(default: Any) -> Iterator[Any]:
     """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with all
     widths divided by the same number; with few layers and words alone. All but the first keep widths that depend on
-    one another, which no rule knows.
+    one another, which no rule knows. Then the same with sizes where the default has none, and with two layers of each
+    kind.
 
     Raises what the configuration's class raises where it takes none of them.
     """
-    fields = default.to_dict()
+    fields = described(default)
     errors: list[Exception] = []
     count = 0
-    few_layers = shrunk(fields, widths=False)
-    for small in (shrunk(fields), shrunk(_wide_heads(fields)), *(_divided(few_layers, n) for n in (16, 8, 4, 1))):
-        for make in (_anew, _in_place):
-            try:
-                config = make(default, small)
-            except Exception as error:
-                errors.append(error)
-                continue
-            count += 1
-            yield config
+    for given, copies in ((fields, 1), (filled(described(default, sections=True)), 1), (fields, 2)):
+        if given == fields and copies == 1 and count:
+            continue
+        few_layers = shrunk(given, widths=False, copies=copies)
+        for small in (
+            shrunk(given, copies=copies),
+            shrunk(_wide_heads(given), copies=copies),
+            *(_divided(few_layers, n) for n in (16, 8, 4, 1)),
+        ):
+            for make in (_anew, _in_place):
+                try:
+                    config = make(default, small)
+                except Exception as error:
+                    errors.append(error)
+                    continue
+                count += 1
+                yield config
     if not count:
         raise errors[0]
+
+
+def described(default: Any, sections: bool = False) -> dict[str, Any]:
+    """The fields of a configuration, with what its models read beside them.
+
+    ``sections``: those of the rotary dimension too, where models have their own and the default does not.
+    """
+    fields: dict[str, Any] = default.to_dict()
+    for name, part in vars(default).items():
+        if isinstance(fields.get(name), dict) and hasattr(part, "to_dict"):
+            fields[name] = described(part, sections)
+    rope = fields.get("rope_parameters")
+    if rope == {} and fields.get("layer_types"):
+        kinds = set(fields["layer_types"])
+        fields["rope_parameters"] = {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(kinds)}
+    elif sections and "mrope_section" in getattr(default, "ignore_keys_at_rope_validation", ()) and rope:
+        rope.setdefault("mrope_section", [2, 3, 3])
+    return fields
+
+
+def filled(fields: dict[str, Any]) -> dict[str, Any]:
+    """``fields`` with sizes, layer types and indices of layers where the default has none."""
+    _, layers = count_of(fields)
+    full: dict[str, Any] = {}
+    for name, value in fields.items():
+        full[name] = value
+        if isinstance(value, dict):
+            full[name] = filled(value)
+        elif name in ("layer_types", "layers_block_type") and value and set(value) <= {"mamba", "linear_attention"}:
+            full[name] = [*value[:-1], "full_attention"]  # caches have a length by their layers of attention
+        elif value is not None:
+            continue
+        elif name == "layer_types":
+            full[name] = ["full_attention"] * layers
+        elif name == "mlp_layer_types":
+            full[name] = ["dense"] + ["sparse"] * (layers - 1)
+        elif _LAYER_INDICES.search(name):
+            full[name] = [1]
+        else:
+            full[name] = next((limit for pattern, limit in (*_NUMBERS, *_WHERE_NONE) if pattern.match(name)), None)
+    if "num_attention_heads" in full:
+        full.setdefault("num_key_value_heads", full["num_attention_heads"])
+    if "vocab_size" in full and not layers:
+        full.setdefault("num_hidden_layers", LAYERS)  # of the cache
+    return full
 
 
 def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
@@ -81,14 +180,14 @@ def _wide_heads(fields: dict[str, Any]) -> dict[str, Any]:
     return parts
 
 
-def _divided(fields: Any, divisor: int, name: str = "") -> Any:
+def _divided(fields: Any, divisor: int, name: Any = "") -> Any:
     """``fields`` with all numbers that look like widths divided."""
     if isinstance(fields, dict):
         return {key: _divided(value, divisor, key) for key, value in fields.items()}
     if isinstance(fields, list | tuple):
         return type(fields)(_divided(value, divisor, name) for value in fields)
     is_width = isinstance(fields, int) and fields >= 4 * divisor and fields % divisor == 0
-    return fields // divisor if is_width and not _NO_WIDTH.search(name) else fields
+    return fields // divisor if is_width and not _NO_WIDTH.search(str(name)) else fields
 
 
 class _Kept(int):
@@ -117,35 +216,76 @@ def _assign(config: Any, small: dict[str, Any]) -> None:
             setattr(config, name, value)
 
 
-def shrunk(fields: dict[str, Any], widths: bool = True) -> dict[str, Any]:
-    """``fields`` of a configuration with small numbers; without ``widths``, few layers and words alone."""
-    layers = next((fields[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if _count(fields, name)), 0)
-    kept = _kept_layers(fields, layers)
+def shrunk(fields: dict[str, Any], widths: bool = True, copies: int = 1) -> dict[str, Any]:
+    """``fields`` of a configuration with small numbers; without ``widths``, few layers and words alone.
+
+    ``copies`` layers of each kind stay.
+    """
+    layers = Layers(fields, copies)
     tokens = iter(range(VOCABULARY - 1, 0, -1))
     small: dict[str, Any] = {}
     for name, value in fields.items():
-        if isinstance(value, dict):
-            small[name] = _rope(value, fields) if name.startswith("rope") and widths else shrunk(value, widths)
-        elif isinstance(value, list) and layers and len(value) == layers and kept:
-            small[name] = [value[index] for index in kept]
+        by_layer, of_layers = layers.small(name)
+        if by_layer:
+            value = of_layers
+            if isinstance(value, list) and value and _count({name: value[0]}, name):
+                value = [_number(name, each, 0, widths) if isinstance(each, int) else each for each in value]
+            small[name] = value
+        elif isinstance(value, dict):
+            is_rope = str(name).startswith("rope") and widths
+            small[name] = _rope(value, fields) if is_rope else shrunk(value, widths, copies)
         elif isinstance(value, list) and name in ("depths", "num_blocks", "layers"):
             small[name] = [min(each, 1) if isinstance(each, int) else each for each in value]
+        elif not isinstance(name, str):
+            small[name] = value
         elif isinstance(value, int) and not isinstance(value, bool) and _TOKEN.match(name):
             small[name] = value if value < VOCABULARY - 24 else next(tokens)
         elif _count(fields, name):
-            small[name] = _number(name, value, len(kept) or LAYERS, widths)
+            small[name] = _number(name, value, len(layers.kept) or LAYERS, widths)
         else:
             small[name] = value
-    if not widths:
-        return small
+    if isinstance(stages := fields.get("depths"), list | tuple):
+        small |= {name: len(stages) for name in ("num_layers", "num_hidden_layers") if fields.get(name) == len(stages)}
+    if widths:
+        _widths_together(fields, small)
+    for name in fields:
+        if layers.keyed(fields[name]):
+            small[name] = {index: _of_layer(each, fields, small) for index, each in small[name].items()}
+    for name, value in _EXCEPTIONS.get(fields.get("model_type", ""), {}).items():
+        small[name] = {**small[name], **value} if isinstance(small.get(name), dict) else value
+    return _images(small) if widths else small
+
+
+def _widths_together(fields: dict[str, Any], small: dict[str, Any]) -> None:
+    """Change widths that others are computed from or equal to."""
+    if _head_is_of_two_parts(fields):
+        small["head_dim"] = small["qk_nope_head_dim"] + small["qk_rope_head_dim"]
     heads = [fields.get(name) for name in ("num_attention_heads", "num_key_value_heads")]
     if heads[0] is not None and heads[0] == heads[1]:  # no grouped queries
         small["num_key_value_heads"] = small["num_attention_heads"]
-    if isinstance(fields.get("expand"), int) and _count(small, "num_heads") and _count(small, "head_dim"):
-        small["head_dim"] = fields["expand"] * small["hidden_size"] // small["num_heads"]  # Mamba's inner width
+    for expand, heads_of, width_of, inner in _MAMBA:
+        if _count(fields, expand) and all(_count(small, each) for each in (heads_of, width_of, "hidden_size")):
+            if _count(fields, inner):
+                small[inner] = fields[expand] * small["hidden_size"]
+            small[width_of] = fields[expand] * small["hidden_size"] // small[heads_of]
     if "head_dim" in fields and fields["head_dim"] is None:
         small["head_dim"] = HEAD_DIM
-    return _images(small)
+
+
+def _of_layer(given: dict[str, Any], fields: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """What a layer has instead of the others' sizes: as many times larger or smaller as by default."""
+    own = {
+        name: small[name] * value // fields[name] if _count(given, name) and _count(fields, name) else value
+        for name, value in given.items()
+    }
+    if _head_is_of_two_parts({**fields, **given}):
+        both = {**small, **own}
+        own["head_dim"] = both["qk_nope_head_dim"] + both["qk_rope_head_dim"]
+    return own
+
+
+def _head_is_of_two_parts(fields: dict[str, Any]) -> bool:
+    return fields.get("head_dim") == sum(fields.get(f"qk_{part}_head_dim") or 0 for part in ("nope", "rope")) != 0
 
 
 def _count(fields: dict[str, Any], name: str) -> bool:
@@ -156,7 +296,7 @@ def _count(fields: dict[str, Any], name: str) -> bool:
 def _number(name: str, value: int, layers: int, widths: bool) -> int:
     if _LAYERS.search(name) and not _NO_LAYERS.search(name):
         return min(value, layers)
-    if isinstance(value, _Kept) or (not widths and not name.endswith("vocab_size")):
+    if isinstance(value, _Kept) or (not widths and "vocab" not in name):
         return int(value)
     for pattern, limit in _NUMBERS:
         if pattern.match(name):
@@ -164,25 +304,13 @@ def _number(name: str, value: int, layers: int, widths: bool) -> int:
     return value
 
 
-def _kept_layers(fields: dict[str, Any], layers: int) -> list[int]:
-    """One layer of each kind, and at least two."""
-    kinds = fields.get("layer_types") or fields.get("layers_block_type")
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        return list(range(min(layers, LAYERS)))
-    kept = sorted({kinds.index(kind) for kind in kinds})
-    others = [index for index in range(layers) if index not in kept]
-    return sorted(kept + others[: max(0, LAYERS - len(kept))])
-
-
 def _rope(rope: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Sections of the rotary dimension are to add up to half a head."""
-    sections = rope.get("mrope_section")
-    if not isinstance(sections, list) or isinstance(fields.get("hidden_size"), _Kept):
+    """Sections of the rotary dimension are to add up to half of what rotates."""
+    sizes = rope.get("mrope_section")
+    if not isinstance(sizes, list) or isinstance(fields.get("hidden_size"), _Kept):
         return {key: _rope(v, fields) if isinstance(v, dict) else v for key, v in rope.items()}
-    half, total = HEAD_DIM // 2, sum(sections)
-    scaled = [max(1, part * half // total) for part in sections]
-    scaled[0] += half - sum(scaled)
-    return {**rope, "mrope_section": scaled}
+    half = int(HEAD_DIM * rope.get("partial_rotary_factor", 1.0)) // 2
+    return {**rope, "mrope_section": parts_of(sizes, half if half >= len(sizes) else HEAD_DIM // 2)}
 
 
 def _images(small: dict[str, Any]) -> dict[str, Any]:

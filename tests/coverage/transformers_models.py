@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import time
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from .arguments import BATCH
+from .inputs import first_that_runs, found
 from .shrink import configurations
 from .sources import Example, NotConstructibleError
 
@@ -28,7 +26,9 @@ GENERATING = (
 MOST_WEIGHTS = 48_000_000
 """A model that shrinking leaves larger than this is not made."""
 
-BATCH, LENGTH, SAMPLES = 2, 8, 4096
+MOST_SECONDS = 60
+"""Arguments of a model are looked for so long at most."""
+
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
 
 
@@ -69,21 +69,34 @@ class Transformers:
 
         if (model_class := getattr(transformers, class_name, None)) is None:
             raise NotConstructibleError(f"transformers has no {class_name}")
+        if model_class.forward is nn.Module.forward:
+            raise NotConstructibleError(f"{class_name} has no forward: its parts are called one by one")
         try:
             default = transformers.CONFIG_MAPPING[name]()
         except Exception as error:
             raise NotConstructibleError(f"no default configuration: {_line(error)}") from error
-        first: Exception | None = None
-        for config in _all(default):
-            if variant != "base" and getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder:
-                config.is_decoder = True  # encoders that also generate
-            try:
-                model = _model(model_class, config)
-                kwargs = _call(model, variant)
-            except Exception as error:  # the next configuration is tried; the first error is the most telling
-                first = first or error
-                continue
-            return Example(model, (), kwargs, exported)
+        first: BaseException | None = None
+        candidates = _all(default)
+        until = time.monotonic() + MOST_SECONDS
+        for effort in range(3):
+            for config in list(candidates) if not effort or time.monotonic() < until else ():
+                own = _own(model_class, config)
+                if variant != "base" and getattr(own, "is_decoder", None) is False and not own.is_encoder_decoder:
+                    own.is_decoder = True  # encoders that also generate
+                try:
+                    model = _model(model_class, own)
+                except Exception as error:  # the next configuration is tried; the first error is the most telling
+                    first = first or error
+                    candidates.remove(config)
+                    continue
+                try:
+                    return Example(model, (), _call(model, variant, effort, until), exported)
+                except _NoStepError as error:  # told of the first configuration that runs a prompt
+                    if effort:
+                        raise NotConstructibleError(f"no step after the prompt: {_line(error.__cause__)}") from error
+                    first = first or error.__cause__
+                except Exception as error:
+                    first = first or error
         raise NotConstructibleError(_line(first) if first else "no configuration could be made")
 
 
@@ -100,22 +113,37 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return program
 
 
+def _own(model_class: Any, config: Any) -> Any:
+    """The part of ``config`` that is of this class, where a generating class is of a part of the model."""
+    wanted = model_class.config_class
+    if wanted is None or isinstance(config, wanted):
+        return config
+    parts = [part for part in vars(config).values() if isinstance(part, wanted)]
+    return parts[0] if parts else config
+
+
 def _all(default: Any) -> list[Any]:
     try:
-        return list(configurations(default))
+        candidates = list(configurations(default))
+        described = [repr(config.to_dict()) for config in candidates]
+        return [config for index, config in enumerate(candidates) if described[index] not in described[:index]]
     except Exception as error:
         raise NotConstructibleError(f"no small configuration: {_line(error)}") from error
 
 
-def _line(error: BaseException) -> str:
+def _line(error: BaseException | None) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])[:240]}"
 
 
 def _model(model_class: Any, config: Any) -> Any:
     count = 0
-    with torch.device("meta"), suppress(Exception):  # not every model can be made without memory
-        count = sum(weight.numel() for weight in model_class(config).parameters())
+    try:
+        with torch.device("meta"):
+            count = sum(weight.numel() for weight in model_class(config).parameters())
+    except Exception as error:  # not every model can be made without memory
+        if "meta" not in str(error):
+            raise
     if count > MOST_WEIGHTS:
         raise _TooLargeError(f"{count / 1e6:.0f} million weights after shrinking")
     torch.manual_seed(0)
@@ -126,7 +154,11 @@ def _model(model_class: Any, config: Any) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             # Zeros would hide what is computed with them, and memory that nobody filled is not the same twice.
-            if weight.dim() > 1 and (not weight.isfinite().all() or weight.abs().max() > 1e3 or not weight.any()):
+            if (
+                weight.dim() > 1
+                and weight.numel()
+                and (not weight.isfinite().all() or weight.abs().max() > 1e3 or not weight.any())
+            ):
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 0.05)
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
 
@@ -138,125 +170,35 @@ class _TooLargeError(Exception):
     pass
 
 
-def _call(model: Any, variant: str) -> dict[str, Any]:
+class _NoStepError(Exception):
+    """A prompt is computed, but not a word after it."""
+
+
+def _call(model: Any, variant: str, effort: int, until: float) -> dict[str, Any]:
     """Arguments that the model computes something of."""
     if variant == "base":
-        return _first_that_runs(model, list(_candidates(model)))[0]
-    kwargs, out = _first_that_runs(model, [{**each, "use_cache": True} for each in _candidates(model)])
+        return found(model, effort, until)[0]
+    kwargs, out = found(model, effort, until, use_cache=True)
     if variant == "prefill":
         return kwargs
+    try:
+        return _step(model, kwargs, out)
+    except Exception as error:
+        raise _NoStepError from error
+
+
+def _step(model: Any, kwargs: dict[str, Any], out: Any) -> dict[str, Any]:
+    """The call that goes on after ``kwargs``, which returned ``out``."""
     name, past = next(((n, v) for n in _CACHES if (v := getattr(out, n, None)) is not None), (None, None))
     if name is None:
         raise NotConstructibleError("the model returns no cache")
     decoder = "decoder_input_ids" if "decoder_input_ids" in kwargs else "input_ids"
-    step: dict[str, Any] = {decoder: torch.randint(1, 90, (BATCH, 1)), name: past, "use_cache": True}
+    one = kwargs[decoder][:, :1] if decoder in kwargs else torch.zeros(BATCH, 1)
+    step: dict[str, Any] = {decoder: torch.randint(1, 90, one.shape), name: past, "use_cache": True}
     candidates = [step]
     if (hidden := getattr(out, "encoder_last_hidden_state", None)) is not None:
         from transformers.modeling_outputs import BaseModelOutput
 
         candidates.insert(0, {**step, "encoder_outputs": BaseModelOutput(last_hidden_state=hidden)})
     candidates += [{**kwargs, **step}, {key: value for key, value in step.items() if key != "use_cache"}]
-    return _first_that_runs(model, candidates)[0]
-
-
-def _first_that_runs(model: Any, candidates: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-    first: Exception | None = None
-    for kwargs in candidates:
-        try:
-            with torch.no_grad():
-                torch.manual_seed(0)
-                out = model(**copy.deepcopy(kwargs))  # caches are written into
-        except Exception as error:
-            first = first or error
-            continue
-        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(out)):
-            return kwargs, out
-    raise first or NotConstructibleError("the model returns no tensor")
-
-
-def _candidates(model: Any) -> Iterator[dict[str, Any]]:
-    """Sets of arguments by the names in the model's signature, the fewest first."""
-    parameters = inspect.signature(model.forward).parameters
-    names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = [n for n in names if parameters[n].default is inspect.Parameter.empty]
-    main: list[str] = [model.main_input_name] if model.main_input_name in names else []
-    least: list[str] = [*dict.fromkeys(required + main)] or names[:1]
-    decoder: list[str] = [n for n in ("decoder_input_ids",) if n in names]
-    modal: list[str] = [n for n in ("input_ids", "pixel_values", "input_features", "input_values") if n in names]
-    sets = [least, least + decoder, least + modal, least + modal + decoder, modal[:1], modal[:1] + decoder]
-    sets += [least + [n for n in names if n in _MAKERS and n != "inputs_embeds"]]
-    if getattr(model.config, "is_encoder_decoder", False) and decoder:
-        sets.insert(0, sets.pop(1))
-    seen = []
-    for chosen in sets:
-        if (key := set(chosen)) in seen:
-            continue
-        seen.append(key)
-        torch.manual_seed(2)
-        made = {name: _MAKERS[name](model.config) for name in dict.fromkeys(chosen) if name in _MAKERS}
-        if made:
-            yield made
-
-
-def _found(config: Any, *names: str, default: Any) -> Any:
-    """The first of these fields that the configuration or one of its parts has."""
-    parts = [config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))]
-    for name in names:
-        for part in parts:
-            if (value := getattr(part, name, None)) is not None:
-                return value
-    return default
-
-
-def _ids(config: Any) -> torch.Tensor:
-    return torch.randint(1, 90, (BATCH, LENGTH))
-
-
-def _pixels(config: Any) -> torch.Tensor:
-    size = _found(config, "image_size", "img_size", "input_size", "crop_size", default=64)
-    channels = _found(config, "num_channels", "in_channels", "in_chans", default=3)
-    if isinstance(size, dict):
-        size = [size.get("height", 64), size.get("width", 64)]
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    frames = _found(config, "num_frames", default=None)
-    shape = (channels, height, width)
-    return torch.randn((BATCH, frames, *shape) if isinstance(frames, int) else (BATCH, *shape))
-
-
-def _features(config: Any) -> torch.Tensor:
-    bins = _found(config, "input_dim", "num_mel_bins", "feature_size", "input_feat_per_channel", default=80)
-    length = 2 * _found(config, "max_source_positions", default=64)
-    rows_last = getattr(config, "model_type", "") in ("whisper", "voxtral", "qwen2_audio", "moonshine")
-    return torch.randn((BATCH, bins, length) if rows_last else (BATCH, length, bins))
-
-
-def _hidden(config: Any) -> torch.Tensor:
-    steps, patch = (_found(config, name, default=None) for name in ("temporal_patch_size", "patch_size"))
-    if isinstance(steps, int) and isinstance(patch, int):
-        channels = _found(config, "in_channels", "in_chans", "num_channels", default=3)
-        return torch.randn(16, channels * steps * patch**2)  # flattened patches
-    return torch.randn(BATCH, LENGTH, _found(config, "hidden_size", "d_model", default=64))
-
-
-_MAKERS: dict[str, Callable[[Any], Any]] = {
-    "input_ids": _ids,
-    "decoder_input_ids": _ids,
-    "attention_mask": lambda config: torch.ones(BATCH, LENGTH, dtype=torch.int64),
-    "token_type_ids": lambda config: torch.zeros(BATCH, LENGTH, dtype=torch.int64),
-    "bbox": lambda config: torch.randint(0, 30, (BATCH, LENGTH, 2)).repeat(1, 1, 2).sort(-1).values,
-    "pixel_values": _pixels,
-    "pixel_values_videos": lambda config: torch.randn(BATCH, 16, 3, 32, 32),
-    "pixel_mask": lambda config: torch.ones(BATCH, *_pixels(config).shape[-2:], dtype=torch.int64),
-    "input_features": _features,
-    "input_values": lambda config: torch.randn(BATCH, SAMPLES),
-    "input_points": lambda config: torch.rand(BATCH, 1, 2, 2) * 16,
-    "inputs": lambda config: torch.randint(1, 90, (BATCH, 16)),
-    "hidden_states": _hidden,
-    "encoder_hidden_states": _hidden,
-    "grid_thw": lambda config: torch.tensor([[1, 4, 4]]),
-    "query_embeds": _hidden,
-    "inputs_embeds": _hidden,
-    "past_values": lambda config: torch.randn(
-        BATCH, _found(config, "context_length", default=32), _found(config, "num_input_channels", default=1)
-    ),
-}
+    return first_that_runs(model, candidates)[0]
