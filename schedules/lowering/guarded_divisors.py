@@ -16,21 +16,20 @@ from tvm.tirx.stmt_functor import ir_transform
 
 @tvm.transform.module_pass(opt_level=0, name="GuardDivisors")
 class GuardDivisors:
-    """Divides by 1 in place of 0 in what CPU functions bind to variables; nothing reads such a quotient."""
+    """Divides by 1 in place of 0 in CPU functions; nothing reads such a quotient.
+
+    Not only what is bound: a quotient's own variables (of ``Let``) may stand in several places, where they must be
+    alike.
+    """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
-        """``module`` with the bound quotients of every CPU function so written."""
+        """``module`` with the integer quotients of every CPU function so written."""
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
             target = (func.attrs or {}).get("target")
             if isinstance(func, tirx.PrimFunc) and not (target is not None and target.kind.name == "cuda"):
-                result[variable] = func.with_body(ir_transform(func.body, None, _guarded, ["tirx.Bind"]))
+                result[variable] = func.with_body(ir_transform(func.body, None, _divided, ["tirx.Div", "tirx.Mod"]))
         return result
-
-
-def _guarded(binding: tirx.Bind) -> tirx.Stmt:
-    value = ir_transform(tirx.Evaluate(binding.value), None, _divided, ["tirx.Div", "tirx.Mod"]).value
-    return tirx.Bind(binding.var, value)
 
 
 def _divided(quotient: tirx.Div | tirx.Mod) -> tirx.PrimExpr | None:
