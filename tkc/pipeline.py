@@ -43,6 +43,7 @@ from tkc.passes.lowering.reshape_views import ReshapeViews
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
 from tkc.passes.lowering.short_scans import ShortScans
+from tkc.passes.lowering.simple_functions import with_simple_functions
 from tkc.passes.lowering.simple_sizes import SimpleSizes
 from tkc.passes.lowering.sort_keys import SortKeys
 from tkc.passes.lowering.transposed_products import TransposedProducts
@@ -169,7 +170,7 @@ def fusion_stages() -> list[PassStage]:
                 PlannedViews(),
                 TransposedProducts(),
                 SimpleSizes(),
-                transform.LegalizeOps(LEGALIZATIONS),
+                transform.LegalizeOps(with_simple_functions(LEGALIZATIONS)),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),

@@ -32,6 +32,11 @@ class _Simplifying(PyExprMutator):
         simple = simplest(shape.values)
         return shape if simple is None else relax.ShapeExpr(simple)
 
+    def visit_prim_value_(self, number: relax.PrimValue) -> relax.Expr:
+        # The bounds of slices, from which TVM infers sizes.
+        simple = simplest([number.value]) if number.value.dtype == "int64" else None
+        return number if simple is None else relax.PrimValue(simple[0])
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.builder_.normalize(super().visit_call_(call))
         return with_simple_sizes(call) if isinstance(call, relax.Call) else call

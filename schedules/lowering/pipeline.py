@@ -14,6 +14,7 @@ from tkc.kernels import reducers
 from tkc.schedules.lowering.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.data_conditions import without_conditions
 from tkc.schedules.lowering.float_algebra import with_guards
+from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
 from tkc.schedules.lowering.vector_selections import CompareForSelections
@@ -34,7 +35,15 @@ def _lowering() -> tuple[tvm.transform.Pass, _Finalize, _Finalize]:
 
 def _followed(finalize: _Finalize) -> _Finalize:
     return lambda: tvm.transform.Sequential(
-        [finalize(), NanSemantics(), HoldValues(), WrapIntegers(), CompareForSelections(), ScopeVectorStatements()]
+        [
+            finalize(),
+            GuardDivisors(),
+            NanSemantics(),
+            HoldValues(),
+            WrapIntegers(),
+            CompareForSelections(),
+            ScopeVectorStatements(),
+        ]
     )
 
 

@@ -237,7 +237,8 @@ def test_embeddings_of_onnx_runtime_stay_inside() -> None:
     model = parsed(graph, imports=', "com.microsoft": 1')
     call = compiled(model)
     inside, outside = (call(np.array([ids], "int32"), *tables)[0] for ids in ([2, 1], [1 << 30, 1]))
-    np.testing.assert_array_equal(outside, inside)
+    np.testing.assert_array_equal(outside[:, 1], inside[:, 1])
+    assert np.isnan(outside[:, 0]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

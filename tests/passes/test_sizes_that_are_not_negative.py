@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from tvm import tirx
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.tirx.stmt_functor import post_order_visit
 from tvm_ffi import structural_equal
 
+from tkc.passes.lowering.simple_functions import with_simple_functions
 from tkc.passes.lowering.simple_sizes import simplest
 
 
@@ -17,3 +21,29 @@ def test_a_maximum_with_zero_is_the_size() -> None:
     (other,) = simplest([tirx.max(n, tirx.max(m, zero))]) or [None]
     assert other is not None and structural_equal(other, tirx.max(n, m))
     assert simplest([n, m]) is None
+
+
+def test_a_slice_is_legalized_to_its_size() -> None:
+    """Of which TVM infers ``max(n, 0)``, in the function and in what reads it."""
+    builder = relax.BlockBuilder()
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorStructInfo([4, n * 2], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            part = builder.emit(relax.op.strided_slice(x, [1], [tirx.min(n, n * 2)], [n * 2], assume_inbound=True))
+            result = builder.emit_output(relax.op.nn.softmax(part))
+        builder.emit_func_output(result)
+    module = relax.transform.LegalizeOps(with_simple_functions({}))(builder.get())
+    bindings = module["main"].body.blocks[0].bindings
+    assert all(structural_equal(binding.var.struct_info.shape.values[1], n) for binding in bindings)
+    for binding in bindings:
+        function = module[binding.value.args[0]]
+        extents: list[tirx.PrimExpr] = []
+
+        def note(node: Any, extents: list[tirx.PrimExpr] = extents) -> None:
+            if isinstance(node, tirx.For):
+                extents.append(node.extent)
+
+        post_order_visit(function.body, note)
+        sizes = [*extents, *(size for buffer in function.buffer_map.values() for size in buffer.shape)]
+        assert not any(isinstance(size, tirx.Max) for size in sizes)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from tvm import relax, tirx
+from tvm.ir import Op
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.divisors import Divisors
@@ -21,9 +22,11 @@ from tkc.frontend.origins import Size, constant_values, origin, size_tensor
 from tkc.runtime.signature import Flag, IndexBound
 from tkc.runtime.weights import IndexRange
 
+_WHERE = Op.get("relax.where")
+
 CheckedInGraph = Literal["none", "inputs", "writes", "all"]
 """Which indices generated code checks: none, those that are inputs of the model, those that it computes and writes rows
-by (into a cache that may be too short), or all of them."""
+by (into a cache that may be too short), or all of them. Inputs of which a condition selects some are always checked."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,16 @@ class IndexUses:
             return self._checked in ("inputs", "all") or self._in_branch or late
         if self._in_branch and self._bad_constant(use) is not None:
             return True
+        if self._is_selected(held):  # targets of a loss, of which some are ignored
+            return True
         return (self._checked == "all" or (self._checked == "writes" and use.writes)) and self._is_computed(held)
+
+    def _is_selected(self, variable: relax.Expr) -> bool:
+        """Whether these are an input's elements where a condition holds, and others where it does not."""
+        value = self._builder.lookup_binding(variable) if isinstance(variable, relax.Var) else None
+        if not (isinstance(value, relax.Call) and value.op == _WHERE):
+            return False
+        return any(self._origin(branch) in self._inputs for branch in value.args[1:])
 
     def _is_known(self, size: Size) -> bool:
         """Whether the shapes of the inputs tell ``size``, and no data: it is known before a call."""

@@ -19,7 +19,6 @@ _MICROSOFT_CONVERTERS = frozenset(
         "AllClassNMS",
         "Attention",
         "BiasGelu",
-        "EmbedLayerNormalization",
         "FastGelu",
         "MatMulInteger16",
         "SkipLayerNormalization",

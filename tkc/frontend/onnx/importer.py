@@ -25,6 +25,7 @@ from tkc.frontend.onnx.files import read_model
 from tkc.frontend.onnx.folding import folded, read_by
 from tkc.frontend.onnx.initializers import aligned
 from tkc.frontend.onnx.opsets import check_opset, upgraded
+from tkc.frontend.onnx.quantized_groups import with_quantized_operators
 from tkc.frontend.onnx.signature import input_types, signature_of
 from tkc.frontend.onnx.sizes import SizeAlgebra
 from tkc.frontend.onnx.standard_forms import with_own_domains, without_maps
@@ -178,7 +179,7 @@ def _has_declared_ranks(proto: onnx.ModelProto, built: Built) -> bool:
 def _computed_ahead(proto: onnx.ModelProto, weights: dict[str, np.ndarray]) -> tuple[onnx.ModelProto, set[str]]:
     """The model after what its constants alone decide, and the names that were read for it. Adds to ``weights``."""
     before = _reads(proto)
-    for changed in (folded, with_scaled_convolutions):
+    for changed in (with_quantized_operators, folded, with_scaled_convolutions):
         proto, made = changed(proto, weights, CONSTANT_BYTES)
         weights |= {name: aligned(value) for name, value in made.items()}
     return proto, set(before - _reads(proto))

@@ -171,11 +171,18 @@ class SizeAlgebra:
 
     def minimum(self, left: Size, right: Size) -> Size:
         """The smaller of two sizes."""
-        return self.simplify(min(left, right) if _plain(left, right) else tirx.min(left, right))
+        if not _plain(left, right):
+            if self._analyzer.can_prove(left <= right):
+                return left
+            return right if self._analyzer.can_prove(right <= left) else self.simplify(tirx.min(left, right))
+        return min(left, right)
 
     def maximum(self, left: Size, right: Size) -> Size:
         """The larger of two sizes."""
-        return self.simplify(max(left, right) if _plain(left, right) else tirx.max(left, right))
+        smaller = self.minimum(left, right)
+        if smaller is left or smaller is right:
+            return right if smaller is left else left
+        return self.simplify(tirx.max(left, right))
 
     def divide(self, left: Size, right: Size) -> Size:
         """The quotient of two sizes, neither of them negative; raises :class:`UndecidedError` where one may be."""

@@ -7,7 +7,10 @@ from tkc.frontend.onnx.converters import (
     casts,
     contrib,
     contrib_attention,
+    contrib_blocks,
+    contrib_embeddings,
     contrib_experts,
+    contrib_forms,
     contrib_quantization,
     creation,
     elementwise,
@@ -65,10 +68,12 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
 } | {
     (domain, name): converter
     for domain, table in (
-        (MICROSOFT_DOMAIN, indexing.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_embeddings.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_attention.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_blocks.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_experts.MICROSOFT_CONVERTERS),
+        (MICROSOFT_DOMAIN, contrib_forms.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, linear_attention.CONVERTERS),
         (MICROSOFT_DOMAIN, contrib_quantization.MICROSOFT_CONVERTERS),
         (MICROSOFT_DOMAIN, quantized_recurrent.MICROSOFT_CONVERTERS),

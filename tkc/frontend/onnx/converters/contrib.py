@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from tvm import relax
 
+from tkc.frontend.onnx.converters.contrib_blocks import unpacked
 from tkc.frontend.onnx.converters.indexing import trilu
 from tkc.frontend.onnx.converters.normalization import layer_normalization
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, standard
@@ -55,7 +55,7 @@ def _bias_add(node: Node) -> Converted:
     return relax.op.add(node.emit(relax.op.add(node.tensor(0), node.tensor(1))), node.tensor(2))
 
 
-def _fused_matmul(node: Node) -> Converted:
+def fused_matmul(node: Node) -> Converted:
     """The product of operands that are transposed, in their last two dimensions or with the first one, times alpha."""
     operands = []
     for i, side in enumerate("AB"):
@@ -71,7 +71,7 @@ def _fused_matmul(node: Node) -> Converted:
     return product if alpha == 1.0 else relax.op.multiply(product, scalar(alpha, node.dtype(0)))
 
 
-def _activated(node: Node, x: relax.Expr, default: str = "") -> relax.Expr:
+def activated(node: Node, x: relax.Expr, default: str = "") -> relax.Expr:
     """The activation that the attributes name, and its parameters."""
     name, given = node.attribute("activation", default), [*map(float, node.attribute("activation_params", ()))]
     dtype = x.struct_info.dtype
@@ -103,21 +103,24 @@ def _fused_conv(node: Node) -> Converted:
     result = node.emit(standard(node, "Conv", operands).stock())
     if node.has(3):
         result = node.emit(relax.op.add(result, node.tensor(3)))
-    return _activated(node, result)
+    return activated(node, result)
 
 
 def _nhwc_conv(node: Node) -> Converted:
-    """A convolution of images with their channels last."""
+    """A convolution of images with their channels last, and what may be added to it."""
     rank = node.rank(0)
     first = node.emit(relax.op.permute_dims(node.tensor(0), [0, rank - 1, *range(1, rank - 1)]))
     operands = [first, *(node.tensor(i) for i in (1, 2) if node.has(i))]
-    result = _activated(node, node.emit(standard(node, "Conv", operands).stock()))
-    return relax.op.permute_dims(node.emit(result), [0, *range(2, rank), 1])
+    result = node.emit(standard(node, "Conv", operands).stock())
+    result = node.emit(relax.op.permute_dims(result, [0, *range(2, rank), 1]))
+    if node.has(3):
+        result = node.emit(relax.op.add(result, node.tensor(3)))
+    return activated(node, result)
 
 
 def _fused_gemm(node: Node) -> Converted:
     operands = [node.tensor(i) for i in range(3) if node.has(i)]
-    return _activated(node, node.emit(standard(node, "Gemm", operands).stock()))
+    return activated(node, node.emit(standard(node, "Gemm", operands).stock()))
 
 
 # Normalizations
@@ -157,9 +160,30 @@ def _simplified_layer_normalization(node: Node) -> Converted:
 
 def _group_norm(node: Node) -> Converted:
     """Group normalization of images with their channels last, or behind the batch, and SiLU."""
+    return _normalized_groups(node, node.tensor(0))
+
+
+def _skip_group_norm(node: Node) -> Converted:
+    """The same of a sum with another tensor, which may have one number for an image's channel, and a bias."""
+    skip, rank = node.tensor(3), node.rank(0)
+    last = bool(node.attribute("channels_last", 1))
+    if node.rank(3) == 2:
+        batch, channels = node.shape(3)
+        ones = [1] * (rank - 2)
+        skip = node.emit(relax.op.reshape(skip, [batch, *ones, channels] if last else [batch, channels, *ones]))
+    total = node.emit(relax.op.add(node.tensor(0), skip))
+    if node.has(4):
+        channels = node.shape(4)[0]
+        bias = node.tensor(4)
+        if not last:
+            bias = node.emit(relax.op.reshape(bias, [channels, *[1] * (rank - 2)]))
+        total = node.emit(relax.op.add(total, bias))
+    return [node.emit(_normalized_groups(node, total)), total]
+
+
+def _normalized_groups(node: Node, x: relax.Expr) -> relax.Expr:
     rank, groups = node.rank(0), node.attribute("groups")
     last = bool(node.attribute("channels_last", 1))
-    x = node.tensor(0)
     if last:
         x = node.emit(relax.op.permute_dims(x, [0, rank - 1, *range(1, rank - 1)]))
     dtype = node.dtype(0)
@@ -185,14 +209,14 @@ def _matmul_nbits(node: Node) -> Converted:
         raise ConversionError(f"has weights of {bits} bits or g_idx; export the model with 2, 4 or 8 bits and no g_idx")
     blocks, dtype = -(-depth // block), node.dtype(0)
     codes = node.emit(relax.op.reshape(node.tensor(1), [columns, blocks * block * bits // 8]))
-    whole = node.emit(relax.op.reshape(_unpacked(node, codes, bits), [columns, blocks, block]))
+    whole = node.emit(relax.op.reshape(unpacked(node, codes, bits), [columns, blocks, block]))
     scales = node.emit(relax.op.reshape(node.emit(relax.op.astype(node.tensor(2), "float32")), [columns, blocks, 1]))
     zero: relax.Expr = scalar(1 << (bits - 1), "float32")
     if node.has(3):
         zero = node.tensor(3)
         if node.dtype(3) == "uint8":
             packed = math.ceil(blocks * bits / 8)
-            zero = _unpacked(node, node.emit(relax.op.reshape(zero, [columns, packed])), bits)
+            zero = unpacked(node, node.emit(relax.op.reshape(zero, [columns, packed])), bits)
             zero = node.emit(relax.op.strided_slice(zero, [1], [0], [blocks], assume_inbound=True))
         zero = node.emit(relax.op.reshape(node.emit(relax.op.astype(zero, "float32")), [columns, blocks, 1]))
     shifted = node.emit(relax.op.subtract(relax.op.astype(whole, "float32"), zero))
@@ -205,21 +229,6 @@ def _matmul_nbits(node: Node) -> Converted:
     return relax.op.add(product, node.tensor(5)) if node.has(5) else product
 
 
-def _unpacked(node: Node, codes: relax.Expr, bits: int) -> relax.Expr:
-    """Bytes ``[N, B]`` as whole numbers ``[N, B * 8 / bits]``, the lowest bits first."""
-    if bits == 8:
-        return codes
-    parts: Sequence[relax.Expr] = [
-        node.emit(
-            relax.op.bitwise_and(relax.op.right_shift(codes, scalar(shift, "uint8")), scalar((1 << bits) - 1, "uint8"))
-        )
-        for shift in range(0, 8, bits)
-    ]
-    columns, count = shape_of(codes, node.algebra)
-    stacked = node.emit(relax.op.stack(list(parts), 2))
-    return node.emit(relax.op.reshape(stacked, [columns, node.algebra.simplify(count * len(parts))]))
-
-
 MICROSOFT_CONVERTERS: dict[str, Converter] = {
     "BiasAdd": _bias_add,
     "BiasGelu": _gelu,
@@ -227,17 +236,19 @@ MICROSOFT_CONVERTERS: dict[str, Converter] = {
     "FastGelu": _fast_gelu,
     "FusedConv": _fused_conv,
     "FusedGemm": _fused_gemm,
-    "FusedMatMul": _fused_matmul,
+    "FusedMatMul": fused_matmul,
     "Gelu": _gelu,
     "GroupNorm": _group_norm,
     "LayerNormalization": layer_normalization,
     "MatMulNBits": _matmul_nbits,
     "NhwcConv": _nhwc_conv,
+    "NhwcFusedConv": _nhwc_conv,
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _simplified_layer_normalization,
+    "SkipGroupNorm": _skip_group_norm,
     "SkipLayerNormalization": _skip_normalization(simplified=False),
     "SkipSimplifiedLayerNormalization": _skip_normalization(simplified=True),
-    "TransposeMatMul": _fused_matmul,
+    "TransposeMatMul": fused_matmul,
     "Trilu": trilu,
 }
 """Those of ONNX Runtime."""

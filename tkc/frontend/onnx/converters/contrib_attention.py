@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, te, tirx
 
+from tkc.frontend.onnx.converters.quantization import integer_matmul, matmul_scales
 from tkc.frontend.onnx.converters.shared import Converted, Converter, is_number, scalar, size_scalar
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
@@ -101,6 +102,9 @@ def _padding(node: Node, position: int, query: relax.Expr, key: relax.Expr) -> l
     shape, keys = node.shape(position), shape_of(key, node.algebra)[2]
     batch = shape_of(query, node.algebra)[0]
     mask = node.tensor(position)
+    if len(shape) == 1 and node.algebra.undecided(shape[0], batch):
+        node.require_equal(shape[0], batch)
+        shape = [batch]
     match len(shape):
         case 1 if is_number(node.algebra.simplify(shape[0] - batch), 0):
             lengths = node.emit(relax.op.reshape(node.emit(relax.op.astype(mask, "int64")), [batch, 1, 1, 1]))
@@ -187,11 +191,25 @@ def _unpacked(node: Node, position: int) -> list[relax.Expr]:
 def _attention(node: Node) -> Converted:
     """Attention with the projection of its input: weights of queries, keys and values side by side."""
     _refuse(node, {6: "past_sequence_length"}, ("do_rotary", "past_present_share_buffer"))
-    heads = _heads(node)
     packed = node.emit(relax.op.matmul(node.tensor(0), node.tensor(1)))
     if node.has(2):
         packed = node.emit(relax.op.add(packed, node.tensor(2)))
-    total = shape_of(packed, node.algebra)[2]
+    return _of_packed(node, packed, mask=3, past=4, added=5)
+
+
+def _quantized_attention(node: Node) -> Converted:
+    """The same with a projection of integers, whose sum is scaled once; what follows is in floats."""
+    _refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
+    total = node.emit(relax.op.astype(integer_matmul(node, 0, 1, 6, 7), "float32"))
+    scaled = node.emit(relax.op.multiply(total, matmul_scales(node, 3, 4, [], 3)))
+    if node.dtype(2) != "float32":
+        scaled = node.emit(relax.op.astype(scaled, node.dtype(2)))
+    return _of_packed(node, node.emit(relax.op.add(scaled, node.tensor(2))), mask=5, past=8)
+
+
+def _of_packed(node: Node, packed: relax.Expr, mask: int, past: int, added: int | None = None) -> Converted:
+    """Attention of queries, keys and values side by side, with the keys and values of before in one tensor."""
+    heads, total = _heads(node), shape_of(packed, node.algebra)[2]
     if not isinstance(total, int):
         raise ConversionError("needs weights of fixed sizes; export the model with fixed sizes there")
     widths = node.attribute("qkv_hidden_sizes") or [total // 3] * 3
@@ -201,11 +219,12 @@ def _attention(node: Node) -> Converted:
         parts.append(_split_heads(node, node.emit(part), heads))
         start += width
     query, key, value = parts
-    if node.has(4):
-        before = [node.emit(relax.op.take(node.tensor(4), relax.const(i, "int64"), 0, mode="clip")) for i in range(2)]
-        key, value = (node.emit(relax.op.concat(pair, 2)) for pair in zip(before, (key, value), strict=True))
-    added = [*([node.tensor(5)] if node.has(5) else []), *_padding(node, 3, query, key)]
-    result = _join_heads(node, _attended(node, query, key, value, added=added, visible=_causal(node, query, key)))
+    if node.has(past):
+        rows = [node.emit(relax.op.take(node.tensor(past), relax.const(i, "int64"), 0, mode="clip")) for i in range(2)]
+        key, value = (node.emit(relax.op.concat(pair, 2)) for pair in zip(rows, (key, value), strict=True))
+    terms = [node.tensor(added)] if added is not None and node.has(added) else []
+    terms += _padding(node, mask, query, key)
+    result = _join_heads(node, _attended(node, query, key, value, added=terms, visible=_causal(node, query, key)))
     if not node.wants(1):
         return [result] * len(node.proto.output)
     return result, relax.op.stack([key, value], 0)
@@ -395,6 +414,7 @@ MICROSOFT_CONVERTERS: dict[str, Converter] = {
     "Attention": _attention,
     "GroupQueryAttention": _group_query_attention,
     "MultiHeadAttention": _multi_head_attention,
+    "QAttention": _quantized_attention,
     "RotaryEmbedding": _rotary_embedding,
 }
 """Those of ONNX Runtime."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from tkc.frontend.onnx.converters.shared import (
 )
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
-from tkc.frontend.onnx.values import ConversionError, Value
+from tkc.frontend.onnx.values import ConversionError
 from tkc.frontend.pixels import extents, read_within
 
 
@@ -35,7 +34,7 @@ class Indices:
     inside: relax.Expr | None
 
 
-def _bounded(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
+def bounded_indices(node: Node, position: int, sizes: Sequence[Size]) -> Indices:
     """An input's indices into axes of these sizes: one axis, or one for each element of the last dimension.
 
     Indices that are constants are checked here; :mod:`tkc.frontend.indices` says when those of the running model are.
@@ -92,7 +91,7 @@ def _or_nan(node: Node, result: relax.Expr, inside: relax.Expr | None) -> relax.
 
 def _gather(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
-    indices = _bounded(node, 1, [node.shape(0)[axis]])
+    indices = bounded_indices(node, 1, [node.shape(0)[axis]])
     result = relax.op.take(node.tensor(0), indices.tensor, axis, mode="clip")
     inside, behind = indices.inside, node.rank(0) - axis - 1
     if inside is not None and behind:
@@ -102,14 +101,14 @@ def _gather(node: Node) -> Converted:
 
 def _gather_elements(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
-    indices = _bounded(node, 1, [node.shape(0)[axis]])
+    indices = bounded_indices(node, 1, [node.shape(0)[axis]])
     return _or_nan(node, relax.op.gather_elements(node.tensor(0), indices.tensor, axis), indices.inside)
 
 
 def _gather_nd(node: Node) -> Converted:
     batch = node.attribute("batch_dims", 0)
     depth = _depth(node)
-    indices = _bounded(node, 1, node.shape(0)[batch : batch + depth])
+    indices = bounded_indices(node, 1, node.shape(0)[batch : batch + depth])
     result = relax.op.gather_nd(node.tensor(0), indices.tensor, batch)
     inside = indices.inside
     if inside is not None:
@@ -131,14 +130,14 @@ def _depth(node: Node) -> int:
 
 def _scatter_elements(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
-    indices = _bounded(node, 1, [node.shape(0)[axis]]).tensor
+    indices = bounded_indices(node, 1, [node.shape(0)[axis]]).tensor
     return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
 
 
 def _scatter_nd(node: Node) -> Converted:
     depth = _depth(node)
     node.require_shape(2, [*node.shape(1)[:-1], *node.shape(0)[depth:]])
-    indices = _bounded(node, 1, node.shape(0)[:depth]).tensor
+    indices = bounded_indices(node, 1, node.shape(0)[:depth]).tensor
     return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
 
 
@@ -147,7 +146,7 @@ def _max_unpool(node: Node) -> Converted:
     shape = _pooled_shape(node)
     size = node.algebra.product(shape)
     data = node.emit(relax.op.reshape(node.tensor(0), [-1]))
-    indices = node.emit(relax.op.reshape(node.emit(_bounded(node, 1, [size]).tensor), [-1]))
+    indices = node.emit(relax.op.reshape(node.emit(bounded_indices(node, 1, [size]).tensor), [-1]))
     zeros = node.emit(relax.op.zeros([size], node.dtype(0)))
     result = node.emit(relax.op.reshape(node.emit(relax.op.scatter_elements(zeros, indices, data, 0)), shape))
     if at_run_time(node, 2):
@@ -189,15 +188,6 @@ def _pooled_shape(node: Node) -> list[Size]:
     return [*shape[:2], *spatial]
 
 
-def _embed_layer_normalization(node: Node) -> Converted:
-    """ONNX Runtime's sum of embeddings, with the identifiers brought into range."""
-    inputs = list(node.inputs)
-    for ids, table in ((0, 2), (1, 4), (8, 3)):
-        if node.has(ids) and node.has(table):
-            inputs[ids] = Value(expression=node.emit(_bounded(node, ids, node.shape(table)[:1]).tensor))
-    return dataclasses.replace(node, inputs=inputs).stock()
-
-
 def trilu(node: Node) -> Converted:
     """The triangle of the last two axes above or below a diagonal; zeros elsewhere."""
     offset = node.sizes(1) or [0]
@@ -230,6 +220,3 @@ CONVERTERS: dict[str, Converter] = {
     "ScatterND": _scatter_nd,
     "Trilu": trilu,
 }
-
-MICROSOFT_CONVERTERS: dict[str, Converter] = {"EmbedLayerNormalization": _embed_layer_normalization}
-"""Those of ONNX Runtime."""

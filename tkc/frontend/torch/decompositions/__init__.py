@@ -13,7 +13,7 @@ import torch._refs as refs
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from tkc.frontend.torch.decompositions import functions, indexing, ordering, products
+from tkc.frontend.torch.decompositions import functions, indexing, losses, ordering, products
 
 _aten = torch.ops.aten
 
@@ -39,5 +39,6 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         **ordering.DECOMPOSITIONS,
         **products.DECOMPOSITIONS,
         **functions.DECOMPOSITIONS,
+        **losses.DECOMPOSITIONS,
         _aten.logaddexp2.default: refs.logaddexp2,
     }
