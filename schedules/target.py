@@ -30,8 +30,8 @@ def tvm_target(target: Target) -> tvm.target.Target:
 def generation_target(target: Target) -> tvm.target.Target:
     """:func:`tvm_target`, for the step that makes machine code of scheduled functions.
 
-    For a GPU LLVM makes only what launches kernels: checks of arguments, some 700 instructions of its IR a function, for
-    which optimizing takes longer than nvcc takes for the kernels, and saves a call no measurable time.
+    For a GPU LLVM makes only what launches kernels: checks of arguments, some 700 lines of its IR a function. To
+    optimize these takes longer than nvcc takes for the kernels, and saves a call no time that can be measured.
     """
     if not target.is_cuda:
         return tvm_target(target)
