@@ -14,11 +14,11 @@ from tkc.kernels import SPECS, KernelDispatch, KernelSpec, Target
 from tkc.kernels import Choice as KernelChoice
 from tkc.kernels.estimates import ALL_SIZES, Between
 from tkc.passes.graph.bindings import Graph
-from tkc.passes.graph.block_rewrite import BlockRewrite, Replacement
+from tkc.passes.graph.block_rewrite import BlockReads, BlockRewrite, Replacement
 from tkc.passes.graph.found import Found, KernelCall, Refusal
 from tkc.passes.graph.kernel_call import UnfitInput, bound_sizes, kernel_dispatch, kernel_prim_func, output_types
 from tkc.passes.graph.readers import needed_elsewhere
-from tkc.passes.rules.rule import Rule, Site
+from tkc.passes.rules.rule import Rule, Site, kind_of
 from tkc.passes.rules.table import RULES
 
 Choice = Literal["auto", "all", "none"]
@@ -107,17 +107,23 @@ class SubstituteKernels:
         report = SubstitutionReport()
         if self.kernels == "none":
             return module, report
+        looked_at: dict[GlobalVar, _LookedAt] = {}
         for rule in self.rules:
             for name, function in module.functions_items():
                 if isinstance(function, relax.Function):
-                    module, found = self._apply(rule, module, name)
-                    report += found
+                    if name not in looked_at or looked_at[name].graph.module is not module:
+                        looked_at[name] = _LookedAt(Graph(module, module[name]))
+                    if looked_at[name].has_roots(rule):
+                        module, found = self._apply(rule, module, name, looked_at[name])
+                        report += found
         module = relax.transform.CanonicalizeBindings()(module)
         return relax.transform.DeadCodeElimination()(module), report
 
-    def _apply(self, rule: Rule[Any], module: IRModule, name: GlobalVar) -> tuple[IRModule, SubstitutionReport]:
-        function, builder = module[name], relax.BlockBuilder(module)
-        writer = _Writer(rule, Graph(module, function), builder, self)
+    def _apply(
+        self, rule: Rule[Any], module: IRModule, name: GlobalVar, looked_at: _LookedAt
+    ) -> tuple[IRModule, SubstitutionReport]:
+        function, builder = looked_at.graph.function, relax.BlockBuilder(module)
+        writer = _Writer(rule, looked_at, builder, self)
         blocks = [writer.rewritten(block) for block in function.body.blocks]
         refusals = tuple(
             RefusedMatch(rule.name, name.name_hint, var.name_hint, reason) for var, reason in writer.refusals.items()
@@ -133,6 +139,26 @@ class SubstituteKernels:
         live = relax.analysis.get_var2val(module[name])
         substitutions = _summary(rule, name, [call for call in writer.written if call.is_read(live)])
         return module, SubstitutionReport(substitutions, refusals)
+
+
+class _LookedAt:
+    """What rules look at in one function, found once for all that follow each other without a substitution."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kinds = {var: kind_of(graph.value(var)) for var in graph.var2val}
+        self._kinds = frozenset(self.kinds.values())
+        self._reads: dict[relax.DataflowBlock, BlockReads] = {}
+
+    def has_roots(self, rule: Rule[Any]) -> bool:
+        """Whether there is anything at which ``rule`` looks."""
+        return not self._kinds.isdisjoint(rule.roots)
+
+    def reads(self, block: relax.DataflowBlock) -> BlockReads:
+        """What the bindings of ``block`` read of each other."""
+        if block not in self._reads:
+            self._reads[block] = BlockReads(block, self.graph.function.params)
+        return self._reads[block]
 
 
 @dataclass(frozen=True)
@@ -166,9 +192,12 @@ def _summary(rule: Rule[Any], function: GlobalVar, calls: Iterable[_WrittenCall]
 class _Writer:
     """Writes one rule's kernel calls into the blocks of one function."""
 
-    def __init__(self, rule: Rule[Any], graph: Graph, builder: relax.BlockBuilder, settings: SubstituteKernels) -> None:
+    def __init__(
+        self, rule: Rule[Any], looked_at: _LookedAt, builder: relax.BlockBuilder, settings: SubstituteKernels
+    ) -> None:
         self.rule = rule
-        self.graph = graph
+        self.looked_at = looked_at
+        self.graph = looked_at.graph
         self.builder = builder
         self.settings = settings
         self.written: list[_WrittenCall] = []
@@ -178,19 +207,22 @@ class _Writer:
         """``block`` with the rule's calls, found from its end, so that a larger match wins over one inside it."""
         if not isinstance(block, relax.DataflowBlock):
             return block
-        rewrite = BlockRewrite(block, self.graph.function.params)
+        rewrite = BlockRewrite(self.looked_at.reads(block))
+        written = len(self.written)
         for var in rewrite.unsettled():
+            if self.looked_at.kinds[var] not in self.rule.roots:
+                continue
             found = self._found(Site(var, self.graph, self.settings.target))
             outcome = self._replacement(var, self.rule.call(found), rewrite) if isinstance(found, Found) else found
             if isinstance(outcome, Refusal):
                 self.refusals[var] = outcome.reason
             elif outcome is not None:
                 rewrite.add(outcome)
-        return rewrite.block()
+        return rewrite.block() if len(self.written) > written else block
 
     def _found(self, site: Site) -> Found | Refusal | None:
-        """What the rule recognizes at ``site``, if it is a root; refused if anything else reads what it consumes."""
-        found = self.rule.recognize(site) if site.kind in self.rule.roots else None
+        """What the rule recognizes at ``site``, a root; refused if anything else reads what it consumes."""
+        found = self.rule.recognize(site)
         if not isinstance(found, Found):
             return found
         reason = needed_elsewhere(self.graph, found.consumed, found.replaces)

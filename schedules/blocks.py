@@ -52,6 +52,11 @@ def is_reduction(block: tirx.SBlock) -> bool:
     return block.init is not None and "R" in iterator_kinds(block) and set(iterator_kinds(block)) <= {"S", "R"}
 
 
+def reduces(func: tirx.PrimFunc) -> bool:
+    """Whether any block of ``func`` reduces over one of its iterators."""
+    return any("R" in iterator_kinds(node) for node in nodes(func.body) if isinstance(node, tirx.SBlock))
+
+
 def reads_along(block: tirx.SBlock, iterator: int, across: int | None = None) -> bool:
     """Whether the innermost dimension of something ``block`` reads runs with its iterator of that index.
 

@@ -13,7 +13,7 @@ from tvm.s_tir import dlight
 
 from tkc.contracts import IS_SCHEDULED, KERNEL
 from tkc.kernels.target import Target
-from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined
+from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inlined, reduces
 from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
@@ -65,6 +65,15 @@ def _dlight(name: str, rule: dlight.base.ScheduleRule) -> Rule:
     return Rule(name, apply)
 
 
+def _product(name: str, rule: dlight.base.ScheduleRule) -> Rule:
+    """A rule of DLight's that finds products; what reduces nothing, as most functions, is not analyzed for it."""
+
+    def apply(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
+        return _dlight(name, rule).apply(func, target) if reduces(func) else None
+
+    return Rule(name, apply)
+
+
 def _transpose(func: tirx.PrimFunc, target: tvm.target.Target) -> s_tir.Schedule | None:
     """DLight's rule, which stages tiles in shared memory and fails to size them where a dimension is symbolic."""
     symbolic = any(not isinstance(size, tirx.IntImm) for buffer in func.buffer_map.values() for size in buffer.shape)
@@ -84,8 +93,8 @@ ROW_INVARIANT_CPU_RULES = (
 )
 GPU_RULES = (
     _EMPTY,
-    _dlight("dlight-matmul", SizedMatmul()),
-    _dlight("dlight-gemv", dlight.gpu.GEMV()),
+    _product("dlight-matmul", SizedMatmul()),
+    _product("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
     Rule("gpu-vector-reduction", schedule_gpu_vector_reduction),

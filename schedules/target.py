@@ -27,6 +27,17 @@ def tvm_target(target: Target) -> tvm.target.Target:
     return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_limits(target.device)}, host=_cpu())
 
 
+def generation_target(target: Target) -> tvm.target.Target:
+    """:func:`tvm_target`, for the step that makes machine code of scheduled functions.
+
+    For a GPU LLVM makes only what launches kernels: checks of arguments, some 700 lines of its IR a function. To
+    optimize these takes longer than nvcc takes for the kernels, and saves a call no time that can be measured.
+    """
+    if not target.is_cuda:
+        return tvm_target(target)
+    return tvm_target(target).with_host(_cpu({"opt-level": 0}))
+
+
 def _limits(device: Device) -> dict[str, int]:
     """What schedule rules ask of a target. TVM's launcher does not ask the driver for more shared memory."""
     return {
@@ -62,12 +73,13 @@ def vector_lanes(target: tvm.target.Target, dtype: str) -> int:
     return max(lanes, 1)
 
 
-def _cpu() -> tvm.target.Target:
+def _cpu(options: Mapping[str, Any] | None = None) -> tvm.target.Target:
     return tvm.target.Target(
         {
             "kind": "llvm",
             "mcpu": codegen.llvm_get_system_cpu(),
             "num-cores": os.cpu_count() or 1,
             "fast-math-reassoc": True,
+            **(options or {}),
         }
     )

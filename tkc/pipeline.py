@@ -16,6 +16,7 @@ from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
+from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
@@ -101,7 +102,15 @@ def substitution_stages(
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
             "canonicalize",
-            (FoldEmptyTensors(), Concatenations(), Contractions(), *convolutions, PatchProducts(), Canonicalize()),
+            (
+                FoldEmptyTensors(),
+                ForwardSubstitutions(target),
+                Concatenations(),
+                Contractions(),
+                *convolutions,
+                PatchProducts(),
+                Canonicalize(),
+            ),
             holds=_GRAPH,
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import relax, tirx
@@ -21,18 +21,33 @@ class Replacement:
     sizes: Collection[tirx.Var]
 
 
-class BlockRewrite:
-    """Collects replacements for ``block``, of a function with ``params``, and knows meanwhile what is still needed."""
+class BlockReads:
+    """What each binding of ``block``, of a function with ``params``, reads of the block; many rewrites may share it."""
 
     def __init__(self, block: relax.DataflowBlock, params: Sequence[relax.Var]) -> None:
-        self._old = list(block.bindings)
-        self._size_sources = _size_sources(block, params)
-        self._reads: dict[relax.Var, list[relax.Var]] = {binding.var: [] for binding in self._old}
-        for binding in self._old:
-            sizes = _symbolic_sizes(binding.var) if self._size_sources else ()
-            needs = self._in_block(relax.analysis.free_vars(binding.value), sizes)
-            self._reads[binding.var] = [var for var in needs if not var.same_as(binding.var)]
-        self._computed = {binding.var for binding in self._old if _is_computed(binding)}
+        self.bindings = {binding.var: binding for binding in block.bindings}
+        self._size_sources = _size_sources(self.bindings, params)
+        self.of = {var: self._read_by(var, binding.value) for var, binding in self.bindings.items()}
+        self.computed = {var for var, binding in self.bindings.items() if _is_computed(binding)}
+
+    def _read_by(self, var: relax.Var, value: relax.Expr) -> list[relax.Var]:
+        sizes = _symbolic_sizes(var) if self._size_sources else ()
+        return [read for read in self.in_block(relax.analysis.free_vars(value), sizes) if not read.same_as(var)]
+
+    def in_block(self, variables: Collection[relax.Var], sizes: Collection[tirx.Var]) -> list[relax.Var]:
+        """Those of ``variables``, and of the variables whose ``match_cast`` introduces ``sizes``, that it binds."""
+        sources = (self._size_sources[size] for size in sizes if size in self._size_sources)
+        return [var for var in dict.fromkeys((*variables, *sources)) if var in self.bindings]
+
+
+class BlockRewrite:
+    """Collects replacements for the block that ``reads`` is of, and knows meanwhile what is still needed."""
+
+    def __init__(self, reads: BlockReads) -> None:
+        self._block = reads
+        self._old = list(reads.bindings)
+        self._reads = dict(reads.of)
+        self._computed = reads.computed
         self._replacements: dict[relax.Var, Replacement] = {}
         self._live: set[relax.Var] = set()
 
@@ -41,8 +56,7 @@ class BlockRewrite:
 
         Replacements may be added on the way; what only replaced variables read is not live.
         """
-        for binding in reversed(self._old):
-            var = binding.var
+        for var in reversed(self._old):
             if var in self._replacements or (isinstance(var, relax.DataflowVar) and var not in self._live):
                 continue
             if var in self._computed:
@@ -57,11 +71,11 @@ class BlockRewrite:
         replaced = replacement.replaced
         if not self._computed.issuperset(replaced) or not self._replacements.keys().isdisjoint(replaced):
             return False
-        return self._ancestors(self._in_block(replacement.reads, replacement.sizes)).isdisjoint(replaced)
+        return self._ancestors(self._block.in_block(replacement.reads, replacement.sizes)).isdisjoint(replaced)
 
     def add(self, replacement: Replacement) -> None:
         """Takes in a replacement that :meth:`admits` agrees to."""
-        reads = self._in_block(replacement.reads, replacement.sizes)
+        reads = self._block.in_block(replacement.reads, replacement.sizes)
         for var in replacement.replaced:
             self._replacements[var] = replacement
             self._reads[var] = reads
@@ -69,10 +83,9 @@ class BlockRewrite:
 
     def block(self) -> relax.DataflowBlock:
         """The rewritten block: the old order, except that what a binding reads stands before it."""
-        own = {binding.var: [binding] for binding in self._old}
         written: set[relax.Var] = set()
         bindings: list[relax.Binding] = []
-        pending = [binding.var for binding in reversed(self._old)]
+        pending = self._old[::-1]
         while pending:
             var = pending[-1]
             missing = [read for read in self._reads[var] if read not in written]
@@ -84,7 +97,7 @@ class BlockRewrite:
                 pending.extend(missing)
                 continue
             replacement = self._replacements.get(var)
-            bindings.extend(own[var] if replacement is None else replacement.bindings)
+            bindings.extend([self._block.bindings[var]] if replacement is None else replacement.bindings)
             written.update([var] if replacement is None else replacement.replaced)
         return relax.DataflowBlock(bindings)
 
@@ -99,20 +112,18 @@ class BlockRewrite:
                 pending.extend(self._reads[var])
         return found
 
-    def _in_block(self, variables: Collection[relax.Var], sizes: Collection[tirx.Var]) -> list[relax.Var]:
-        sources = (self._size_sources[size] for size in sizes if size in self._size_sources)
-        return [var for var in dict.fromkeys((*variables, *sources)) if var in self._reads]
 
-
-def _size_sources(block: relax.DataflowBlock, params: Sequence[relax.Var]) -> dict[tirx.Var, relax.Var]:
+def _size_sources(
+    bindings: Mapping[relax.Var, relax.Binding], params: Sequence[relax.Var]
+) -> dict[tirx.Var, relax.Var]:
     """The variable whose ``match_cast`` introduces each symbolic size that ``params`` do not show."""
     known = {size for param in params for size in _symbolic_sizes(param)}
     sources: dict[tirx.Var, relax.Var] = {}
-    for binding in block.bindings:
+    for var, binding in bindings.items():
         if isinstance(binding, relax.MatchCast):
-            for size in _symbolic_sizes(binding.var):
+            for size in _symbolic_sizes(var):
                 if size not in known:
-                    sources.setdefault(size, binding.var)
+                    sources.setdefault(size, var)
     return sources
 
 

@@ -35,10 +35,14 @@ class Site:
     @property
     def kind(self) -> str | None:
         """What rules name among their roots: the root's operator, or :data:`TUPLE_ITEM`."""
-        root = self.root
-        if isinstance(root, relax.TupleGetItem):
-            return TUPLE_ITEM
-        return root.op.name if isinstance(root, relax.Call) and isinstance(root.op, Op) else None
+        return kind_of(self.root)
+
+
+def kind_of(value: relax.Expr) -> str | None:
+    """What rules name a bound ``value`` by: its operator, or :data:`TUPLE_ITEM`; ``None`` for what no rule looks at."""
+    if isinstance(value, relax.TupleGetItem):
+        return TUPLE_ITEM
+    return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, Op) else None
 
 
 F = TypeVar("F", bound=Found)

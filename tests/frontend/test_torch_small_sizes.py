@@ -12,6 +12,7 @@ from torch.export import Dim
 
 import tkc
 from tests.frontend.whole_models import Model, compiled, same
+from tkc.frontend.torch import small_sizes
 
 Function = Callable[[torch.Tensor], Any]
 
@@ -47,6 +48,17 @@ def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
                 executable(x)
         else:
             same(executable(x), function(x))
+
+
+def test_a_program_of_fixed_sizes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to find out, and running a deep model takes seconds."""
+    run: list[object] = []
+    monkeypatch.setattr(small_sizes, "_holds", lambda program, sizes: bool(run.append(sizes)) or True)
+    x = torch.randn(3, 6)
+    same(compiled(FUNCTIONS["sums"][0], x)(x), x.sum(1) * 2)
+    assert not run
+    compiled(FUNCTIONS["sums"][0], x, dynamic_shapes=(({1: Dim("n", min=0)},),))
+    assert run
 
 
 def test_each_size_is_tried_by_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from tests.passes.swiglu_modules import CHANNELS, built, gated, named, operand, 
 from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
+from tkc.passes import substitute_kernels
+from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.found import Found
 from tkc.passes.graph.kernel_call import kernel_dispatch, kernel_prim_func
 from tkc.passes.graph.layout import kernel_call
@@ -156,6 +159,23 @@ def chained(**before: str) -> list[Rule[Found]]:
         Rule(name, "swiglu", operators("tanh"), lambda _: None, kernel_call, tuple(later.split()))
         for name, later in before.items()
     ]
+
+
+def test_rules_share_what_they_read_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found once for all that write nothing, and again after a kernel was put in; not for rules without roots."""
+    found = []
+
+    class Counted(Graph):
+        def __init__(self, *arguments: Any) -> None:
+            found.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(substitute_kernels, "Graph", Counted)
+    idle = tuple(rule_for(f"relax.{name}", lambda site: None) for name in ("multiply", "exp", "reshape"))
+    module = imported(gated, torch.randn(3, 16))
+    _, report = SubstituteKernels(CPU, "all", (*idle, SWIGLU, *idle, *idle))(module)
+    assert sum(each.count for each in report.substitutions) == 1
+    assert len(found) == 2
 
 
 def test_rules_are_ordered_by_what_they_say() -> None:

@@ -17,6 +17,7 @@ from tkc.schedules.blocks import child_blocks, nodes
 from tkc.schedules.database import as_workload
 from tkc.schedules.default_record import default_trace
 from tkc.schedules.lowering.pipeline import LOWERING
+from tkc.schedules.rules.gpu_matmul import SizedMatmul
 from tkc.schedules.schedule_module import ScheduleModule, schedule_function
 from tkc.schedules.sizes import retarget, size_variables, specialize
 from tkc.schedules.target import tvm_target
@@ -61,6 +62,18 @@ def test_every_target_exists(target: str) -> None:
         assert found.attrs["arch"] == target.split(":")[1]
         assert found.attrs["max_shared_memory_per_block"] == 48 * 1024
         assert found.host.kind.name == "llvm"
+
+
+def test_only_what_reduces_is_looked_at_for_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most functions are elementwise, and an analysis of each takes longer than its schedule."""
+    looked_at = []
+    monkeypatch.setattr(SizedMatmul, "apply", lambda self, func, *_: looked_at.append(func))
+    hopper = Target.parse("cuda:sm_90a")
+    for body, count in ((op.exp, 0), (op.permute_dims, 0), (lambda x: op.sum(x, 1), 1)):
+        looked_at.clear()
+        module = fused(graph([((64, 96), "float32")], lambda b, x, body=body: body(x)), hopper)
+        _, (entry,) = ScheduleModule(hopper, tvm_target(hopper))(module)
+        assert len(looked_at) == count and entry.scheduled_by != "fallback" and entry.reason is None
 
 
 @pytest.mark.parametrize(

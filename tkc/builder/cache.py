@@ -36,7 +36,8 @@ _SMALL_LIBRARY = 1 << 20  # bytes
 
 KERNELS: Literal["kernels"] = "kernels"
 GRAPHS: Literal["graphs"] = "graphs"
-"""The folders of kernel libraries and of compiled graphs in the cache."""
+CODE: Literal["code"] = "code"
+"""The folders of kernel libraries, of compiled graphs and of generated functions' machine code in the cache."""
 
 
 def cache_folder() -> Path:

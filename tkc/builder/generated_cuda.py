@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tkc.builder import toolchain
+from tkc.builder.machine_code import code_key, store_code, stored_code
 
 # TVM writes its vectors of 16-bit floats with the operators that some CUDA headers take away.
 OPTIONS = (
@@ -29,16 +31,25 @@ OPTIONS = (
 
 
 def compile_generated(source: str, arch: str) -> bytes:
-    """The fat binary of CUDA ``source`` for ``arch``, such as ``sm_90a``.
+    """The fat binary of CUDA ``source`` for ``arch``, such as ``sm_90a``; of equal source the one that is stored.
 
     Raises ``RuntimeError`` with the source and nvcc's words if it does not compile.
     """
     number = arch.removeprefix("sm_")
+    arguments = ["--fatbin", f"-gencode=arch=compute_{number},code=sm_{number}", *OPTIONS]
+    key = code_key(source, arguments)
+    binary = stored_code(key)
+    if binary is None:
+        binary = _compiled(source, arguments)
+        store_code(key, binary)
+    return binary
+
+
+def _compiled(source: str, arguments: Sequence[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tkc-nvcc-") as folder:
         text, binary = Path(folder) / "tvm_kernels.cu", Path(folder) / "tvm_kernels.fatbin"
         text.write_text(source)
-        code = f"-gencode=arch=compute_{number},code=sm_{number}"
-        command = [toolchain.nvcc(), "--fatbin", code, *OPTIONS, "-o", str(binary), str(text)]
+        command = [toolchain.nvcc(), *arguments, "-o", str(binary), str(text)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode != 0:
             raise RuntimeError(f"{source}\nCompilation error:\n{done.stdout}")

@@ -23,9 +23,12 @@ _SHAPELESS = {
     "cuda_driver_stub.py",
     "device_memory.cc",
     "fork_server.py",
+    "generated_cuda.py",
     "kernel_sources.py",
+    "machine_code.py",
     "parallel.cc",
     "runtime_objects.py",
+    "stored.py",
     "toolchain.py",
     "worker.py",
 }

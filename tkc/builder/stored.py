@@ -22,24 +22,24 @@ from typing import Literal, get_args
 
 from filelock import FileLock, Timeout
 
-from tkc.builder.cache import GRAPHS, KERNELS, cache_folder, last_used, reading, writing_to
+from tkc.builder.cache import CODE, GRAPHS, KERNELS, cache_folder, last_used, reading, writing_to
 from tkc.errors import CacheError
 
 _LOG = logging.getLogger(__name__)
 
-Kind = Literal["kernels", "graphs", "objects", "unfinished"]
+Kind = Literal["kernels", "graphs", "code", "objects", "unfinished"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Kernel libraries; compiled graphs of ``torch.compile``; host code that libraries share; and what was left behind by a
-process that ended while it built."""
+"""Kernel libraries; compiled graphs of ``torch.compile``; machine code of functions that were generated for a GPU; host
+code that libraries share; and what was left behind by a process that ended while it built."""
 
-_EVICTED: tuple[Kind, ...] = ("unfinished", "kernels", "graphs")
+_EVICTED: tuple[Kind, ...] = ("unfinished", "kernels", "graphs", "code")
 _KEY, _SHORT_KEY = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}\.o")
 _SCRATCH = re.compile(r"(building|storing|removing)-\w+|\.[0-9a-f]{64}-\w+")
 _SOURCES = frozenset(path.stem for path in Path(__file__).parent.glob("*.cc"))
 _STUB = ("libcuda-stub", "libcuda.so.1")
 _LIMIT = "limit.json"
 
-LEAST_AGE: dict[Kind, float] = {"kernels": 0, "graphs": 0, "objects": 3600, "unfinished": 86400}
+LEAST_AGE: dict[Kind, float] = {"kernels": 0, "graphs": 0, "code": 0, "objects": 3600, "unfinished": 86400}
 """Seconds for which nothing may have used an entry that is removed: objects are linked after they were looked up, and
 what is being built is not touched again until it is done."""
 
@@ -63,7 +63,7 @@ def cache_entries(folder: Path | None = None) -> list[CacheEntry]:
 
 
 def _found(folder: Path) -> Iterator[CacheEntry]:
-    for kind in (KERNELS, GRAPHS):
+    for kind in (KERNELS, GRAPHS, CODE):
         for path in _children(folder / kind):
             if _SCRATCH.fullmatch(path.name):
                 yield from _entry("unfinished", f"{kind}/{path.name}", path)

@@ -68,9 +68,9 @@ def vm_executable(module: IRModule, target: Target) -> Any:
     from tvm import relax
 
     from tkc.schedules.lowering.pipeline import LOWERING
-    from tkc.schedules.target import tvm_target
+    from tkc.schedules.target import generation_target
 
-    generated_for = tvm_target(target)
+    generated_for = generation_target(target)
     with generated_for:
         # The pipeline has run: what is left is code generation.
         return relax.build(module, target=generated_for, relax_pipeline=None, tir_pipeline=LOWERING)

@@ -45,6 +45,8 @@ def where_formulas_hold(program: ExportedProgram, dimensions: Dimensions) -> Map
         for name, formula in dimensions.formulas.items()
         if formula in usual and dimensions.sizes[name].minimum < 2
     }
+    if not small:
+        return dimensions.sizes
     least = dict.fromkeys(small, 0)
     for size in (1, 0):
         if _holds(program, {**usual, **dict.fromkeys(small, size)}):
