@@ -19,6 +19,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
+from tkc.passes.canonical.softmaxes import Softmaxes
 from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.casts_in_branches import CastsInBranches
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
@@ -100,7 +101,15 @@ def substitution_stages(
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
             "canonicalize",
-            (FoldEmptyTensors(), Concatenations(), Contractions(), *convolutions, PatchProducts(), Canonicalize()),
+            (
+                FoldEmptyTensors(),
+                Concatenations(),
+                Softmaxes(),
+                Contractions(),
+                *convolutions,
+                PatchProducts(),
+                Canonicalize(),
+            ),
             holds=_GRAPH,
         ),
         # Each rule's subgraph becomes a call_tir to a function that calls a kernel library. Between two kernels there

@@ -71,7 +71,9 @@ def mean_of_last_axis(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
 def centered(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
     """What ``expr`` is with its mean over the last axis taken off, if it is that."""
     call = graph.call(graph.through_casts(expr), "relax.subtract")
-    source = None if call is None else mean_of_last_axis(graph, graph.through_casts(call.args[1]))
+    if call is None:
+        return None
+    source = mean_of_last_axis(graph, graph.through_casts(call.args[1]))
     return call.args[0] if source is not None and _same(graph, source, call.args[0]) else None
 
 

@@ -101,3 +101,149 @@ NOT_NORMS: dict[str, Norm] = {
 
 PARTS = {"divided twice"}
 """Those of :data:`NOT_NORMS` of which a part is a normalization."""
+
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of queries, keys and values ``[batch, heads, sequence, size]``."""
+
+SIZE = 16
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    """Causal: minus infinity where a key comes later."""
+    i = torch.arange(q.shape[2])
+    return (q @ k.mT * SIZE**-0.5).masked_fill(i[None] > i[:, None], float("-inf"))
+
+
+def most(s: Tensor) -> Tensor:
+    """The largest of each row."""
+    return s.amax(-1, keepdim=True)
+
+
+def finite(m: Tensor) -> Tensor:
+    """Zero in place of minus infinity."""
+    return m.masked_fill(m == float("-inf"), 0.0)
+
+
+def exponentials(q: Tensor, k: Tensor) -> Tensor:
+    """Of the scores, the largest of a row being one."""
+    s = scores(q, k)
+    return (s - most(s)).exp()
+
+
+def total(e: Tensor) -> Tensor:
+    """Of each row."""
+    return e.sum(-1, keepdim=True)
+
+
+def finite_exponentials(q: Tensor, k: Tensor) -> Tensor:
+    """As FlashAttention's reference makes them."""
+    s = scores(q, k)
+    return torch.exp(s - finite(most(s)))
+
+
+def by_quotient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``e / sum(e)``."""
+    e = exponentials(q, k)
+    return e / total(e) @ v
+
+
+def by_inverse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A product with the inverse of a sum whose axis is put back."""
+    e = exponentials(q, k)
+    return e * (1.0 / e.sum(-1).unsqueeze(-1)) @ v
+
+
+def by_max(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The maximum with its index, and each exponential written twice."""
+    s = scores(q, k)
+    return torch.exp(s - s.max(-1, keepdim=True)[0]) / torch.exp(s - most(s)).sum(-1, keepdim=True) @ v
+
+
+def divided_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """After the product with the values."""
+    e = exponentials(q, k)
+    return e @ v / total(e)
+
+
+def divided_late_and_finite(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """After the product with the values, with a maximum that is finite."""
+    e = finite_exponentials(q, k)
+    return (e @ v) * (1 / total(e))
+
+
+def finite_quotient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """With a maximum that is finite."""
+    e = finite_exponentials(q, k)
+    return (e / total(e)) @ v
+
+
+def by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The exponential of a difference."""
+    s = scores(q, k)
+    return torch.exp(s - torch.logsumexp(s, -1, keepdim=True)) @ v
+
+
+def logsumexp_put_back(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Its axis put back."""
+    s = scores(q, k)
+    return (s - s.logsumexp(-1)[..., None]).exp() @ v
+
+
+ATTENTION: dict[str, Attention] = {
+    "quotient": by_quotient,
+    "inverse": by_inverse,
+    "written twice": by_max,
+    "late division": divided_late,
+    "late division, finite maximum": divided_late_and_finite,
+    "finite maximum": finite_quotient,
+    "logsumexp": by_logsumexp,
+    "logsumexp, axis put back": logsumexp_put_back,
+    "logarithm of softmax": lambda q, k, v: scores(q, k).log_softmax(-1).exp() @ v,
+}
+
+
+def over_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The sum over the other axis."""
+    e = exponentials(q, k)
+    return e / e.sum(-2, keepdim=True) @ v
+
+
+def another_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of the columns for some exponentials, of the rows for others."""
+    s = scores(q, k)
+    e = torch.exp(s - s.nan_to_num(neginf=-1.0).amax(-2, keepdim=True))
+    return e / total(exponentials(q, k)) @ v
+
+
+def other_total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One more in each sum."""
+    e = exponentials(q, k)
+    return e / (1 + total(e)) @ v
+
+
+def without_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Overflows where softmax does not."""
+    e = scores(q, k).exp()
+    return e / total(e) @ v
+
+
+def base_two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Powers of another number."""
+    s = scores(q, k)
+    e = torch.exp2(s - most(s))
+    return e / total(e) @ v
+
+
+NOT_SOFTMAX: dict[str, Attention] = {
+    "over queries": over_queries,
+    "another maximum": another_maximum,
+    "one more": other_total,
+    "without the maximum": without_maximum,
+    "base two": base_two,
+    "no division": lambda q, k, v: exponentials(q, k) @ v,
+    "logsumexp of queries": lambda q, k, v: (
+        (scores(q, k).nan_to_num(neginf=-3.0) - scores(q, k).nan_to_num(neginf=-3.0).logsumexp(-2, keepdim=True)).exp()
+        @ v
+    ),
+}
