@@ -98,7 +98,11 @@ def _quotient(graph: Graph, value: relax.Call) -> tuple[relax.Expr, relax.Expr] 
     if value.op.name == "relax.divide":
         return value.args[0], value.args[1]
     for dividend, factor in (value.args, reversed(value.args)):
-        inverse = graph.call(graph.through_casts(factor), "relax.divide")
+        factor = graph.through_casts(factor)
+        once = graph.call(factor, "relax.multiply")  # PyTorch makes 1 / x the reciprocal times 1
+        if once is not None and graph.constant(once.args[1]) == 1:
+            factor = once.args[0]
+        inverse = graph.call(factor, "relax.divide")
         if inverse is not None and graph.constant(inverse.args[0]) == 1:
             return dividend, inverse.args[1]
     return None
