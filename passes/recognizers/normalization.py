@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,11 +14,14 @@ from tkc.passes.graph.found import Found, Refusal
 from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_dtype
 from tkc.passes.graph.layout import as_matrix
 from tkc.passes.graph.readers import serves_only
+from tkc.passes.recognizers.mean_squares import InverseRoot, centered, inverse_root, same_rows, times_constant
 
 NORMALIZATION_ROOTS = frozenset(
     f"relax.{name}" for name in ("astype", "add", "multiply", "divide", "nn.rms_norm", "nn.layer_norm")
 )
 """The operators that a normalization may end in."""
+
+_MOST_FACTORS = 4  # on the way to the root: the rows, a weight, and numbers
 
 
 @dataclass(frozen=True)
@@ -139,12 +143,80 @@ def _operator(graph: Graph, call: relax.Call) -> Normalized | None:
 
 
 def _weighted(graph: Graph, expr: relax.Expr) -> Normalized | None:
-    call = graph.call(expr, "relax.multiply")
-    if call is not None:
-        for inner, weight in (call.args, reversed(call.args)):
-            if _is_row(graph, weight, call) and (found := _scaled(graph, graph.through_casts(inner))) is not None:
-                return replace(found, weight=weight)
-    return _scaled(graph, expr)
+    """``x * rsqrt(mean(x ** 2) + epsilon) * weight`` in any order; of ``x - mean(x)``, layer normalization."""
+    result = graph.through_casts(expr)
+    if not has_known_shape(result):
+        return None
+    for root, others in _roots(graph, result):
+        factors = _factors(graph, root.square.rows, others, result)
+        epsilon = None if factors is None else root.epsilon(factors.number)
+        if factors is None or epsilon is None:
+            continue
+        source = centered(graph, factors.x)
+        if source is None:
+            return Normalized(graph.through_casts(factors.x), "rms", epsilon, factors.weight)
+        return Normalized(source, "layer", epsilon, factors.weight)
+    return None
+
+
+def _roots(
+    graph: Graph, expr: relax.Expr, divides: bool = False, others: tuple[relax.Expr, ...] = ()
+) -> Iterator[tuple[InverseRoot, tuple[relax.Expr, ...]]]:
+    """Each inverse root of a mean square among the factors of ``expr``, with the other factors."""
+    if (root := inverse_root(graph, expr, divides)) is not None:
+        yield root, others
+    call = graph.call(graph.through_casts(expr), "relax.multiply", "relax.divide")
+    if call is None or divides or len(others) == _MOST_FACTORS:
+        return
+    left, right = call.args
+    if call.op.name == "relax.multiply":
+        yield from _roots(graph, right, False, (*others, left))
+        yield from _roots(graph, left, False, (*others, right))
+    elif (scaled := times_constant(graph, call)) is not None:
+        yield from _roots(graph, scaled[0], False, (*others, relax.const(scaled[1], "float64")))
+    else:
+        # What divides besides the root is neither rows nor a weight.
+        yield from _roots(graph, right, True, (*others, left))
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """``x * weight * number``."""
+
+    x: relax.Expr
+    weight: relax.Expr | None
+    number: float
+
+
+def _factors(graph: Graph, rows: relax.Expr, factors: tuple[relax.Expr, ...], result: relax.Expr) -> _Factors | None:
+    """``factors`` of ``result`` by what they are: ``rows``, at most one weight, and numbers; ``None`` of others."""
+    x, weights, number, pending = None, [], 1.0, list(factors)
+    while pending:
+        factor = pending.pop()
+        call = graph.call(graph.through_casts(factor), "relax.multiply")
+        if x is None and same_rows(graph, factor, rows):
+            x = factor
+        elif call is not None and any(same_rows(graph, inner, rows) for inner in call.args):
+            pending.extend(call.args)
+        elif _is_row(graph, factor, result):  # of one token, rows are one too
+            weights.append(factor)
+        elif not _sizes(factor) and (constant := graph.constant(factor)) is not None:
+            number *= constant
+        elif (scaled := times_constant(graph, graph.through_casts(factor))) is not None:
+            number *= scaled[1]
+            pending.append(scaled[0])
+        elif call is not None:
+            pending.extend(call.args)
+        else:
+            return None
+    if x is None or len(weights) > 1 or any(not graph.equal(shape(weight)[-1], shape(x)[-1]) for weight in weights):
+        return None
+    return _Factors(x, weights[0] if weights else None, number)
+
+
+def _sizes(expr: relax.Expr) -> list[relax.Expr]:
+    """The sizes of ``expr`` other than one."""
+    return [size for size in shape(expr) if static(size) != 1] if has_known_shape(expr) else [expr]
 
 
 def _is_row(graph: Graph, expr: relax.Expr, result: relax.Expr) -> bool:
@@ -153,52 +225,3 @@ def _is_row(graph: Graph, expr: relax.Expr, result: relax.Expr) -> bool:
         return False
     *leading, last = shape(expr)
     return all(static(dim) == 1 for dim in leading) and static(last) not in (None, 1) and last == shape(result)[-1]
-
-
-def _scaled(graph: Graph, expr: relax.Expr) -> Normalized | None:
-    """``x * rsqrt(mean(x ** 2) + epsilon)``, or ``x`` divided by the root; of ``x - mean(x)``, layer normalization."""
-    call = graph.call(expr, "relax.multiply", "relax.divide")
-    if call is None:
-        return None
-    divides = call.op.name == "relax.divide"
-    for x, factor in [call.args] if divides else (call.args, reversed(call.args)):
-        root = graph.call(graph.through_casts(factor), "relax.sqrt" if divides else "relax.rsqrt")
-        variance = None if root is None else graph.call(root.args[0], "relax.add")
-        if variance is None or not has_known_shape(x):
-            continue
-        for mean, constant in (variance.args, reversed(variance.args)):
-            epsilon, square = graph.constant(constant), _mean_of_last_axis(graph, mean)
-            if epsilon is None or square is None or not _is_square(graph, square, x):
-                continue
-            centered = _centered(graph, x)
-            if centered is None:
-                return Normalized(graph.through_casts(x), "rms", float(epsilon))
-            return Normalized(centered, "layer", float(epsilon))
-    return None
-
-
-def _mean_of_last_axis(graph: Graph, expr: relax.Expr) -> relax.Expr | None:
-    """What ``expr`` is the mean of over the last axis, which it keeps with the size 1."""
-    call = graph.call(expr, "relax.mean")
-    if call is None or not has_known_shape(call.args[0]) or not call.attrs.keepdims or call.attrs.axis is None:
-        return None
-    last = call.args[0].struct_info.ndim - 1
-    return call.args[0] if [int(axis) % (last + 1) for axis in call.attrs.axis] == [last] else None
-
-
-def _is_square(graph: Graph, expr: relax.Expr, x: relax.Expr) -> bool:
-    if (call := graph.call(expr, "relax.square")) is not None:
-        return graph.same(call.args[0], x)
-    if (call := graph.call(expr, "relax.power")) is not None:
-        return graph.same(call.args[0], x) and graph.constant(call.args[1]) == 2
-    call = graph.call(expr, "relax.multiply")
-    return call is not None and all(graph.same(factor, x) for factor in call.args)
-
-
-def _centered(graph: Graph, x: relax.Expr) -> relax.Expr | None:
-    """What ``x`` is with its mean over the last axis taken off, if it is that."""
-    call = graph.call(x, "relax.subtract")
-    if call is None:
-        return None
-    source = _mean_of_last_axis(graph, call.args[1])
-    return call.args[0] if source is not None and graph.same(source, call.args[0]) else None
