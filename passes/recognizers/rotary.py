@@ -1,4 +1,4 @@
-"""Rotary embedding that turns halves of a head, on either layout of heads, and the normalization before it."""
+"""Rotary embedding on either layout of heads, and the normalization before it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,11 @@ class _Heads:
 def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
     """The rotary embedding that ``var`` holds, or why no kernel computes what looks like one."""
     found = rotation(graph, var)
-    if found is None or found.pairs != "halves":
+    if found is None:
         return None
     name, layout = dtype(var), _layout(graph, found)
-    heads = _heads(graph, var, found.x, swaps=layout == "bhsd")
+    whole = found.channels == static(shape(found.x)[3])
+    heads = _heads(graph, var, found.x, swaps=layout == "bhsd", normalizes=whole)
     if heads is None:
         return None  # Wider than the result; a cast that reads it may be the whole.
     if not is_kernel_float(name):
@@ -97,16 +98,18 @@ def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
         epsilon=heads.epsilon,
         weight=heads.weight is not None,
         weight_dtype=None if heads.weight_dtype == name else heads.weight_dtype,
+        pairs=found.pairs,
+        turned=None if whole else found.channels,
     )
-    table_shape = (sequence, size) if shared else (batch, sequence, size)
+    table_shape = (sequence, found.channels) if shared else (batch, sequence, found.channels)
     inputs = {"x": heads.x, "cos": cos, "sin": sin} | ({} if heads.weight is None else {"weight": heads.weight})
     swapped = frozenset([var] if heads.swapped else [])
     return Embedding(parameters, inputs, {var: 0}, heads.consumed, table_shape=table_shape, swapped=swapped)
 
 
-def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
+def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool, normalizes: bool) -> _Heads | None:
     """What the kernel reads to compute ``var``, the embedding of ``x``; before a swap of axes only if it ``swaps``."""
-    found = _normalized_heads(graph, var, x, swaps)
+    found = _normalized_heads(graph, var, x, swaps) if normalizes else None
     if found is not None:
         return found
     own = graph.before_widening(x, dtype(var))
@@ -141,7 +144,7 @@ def _layout(graph: Graph, found: Turned) -> Literal["bshd", "bhsd"] | None:
         return None
     batch, *middle, size = _padded(found.cos)
     x = shape(found.x)
-    if not graph.same_shape(_padded(found.cos), _padded(found.sin)) or not graph.equal(size, x[3]):
+    if not graph.same_shape(_padded(found.cos), _padded(found.sin)) or not graph.equal(size, found.channels):
         return None
     if not (static(batch) == 1 or graph.equal(batch, x[0])):
         return None

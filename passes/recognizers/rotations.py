@@ -2,7 +2,7 @@
 
 In a head of ``x``, channel ``first`` and channel ``second`` of each pair become ``x1 * cos - x2 * sin`` and ``x2 * cos +
 x1 * sin``. The two may be halves of one concatenation or one sum over the whole head, come from slices, pieces, stacks or
-rolls, and be negated by a subtraction, a negation or a factor of ±1.
+rolls, and be negated by a subtraction, a negation or a factor of ±1. Channels behind the last pair may stay as they are.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _SHAPES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype"
 
 @dataclass(frozen=True)
 class Turned:
-    """``x`` with the pairs of channels in each head turned by ``cos`` and ``sin``, which broadcast to it."""
+    """``x`` with ``pairs`` of the first ``channels`` in each head turned by ``cos`` and ``sin [..., channels]``."""
 
     x: relax.Expr
     cos: relax.Expr
     sin: relax.Expr
-    pairs: Pairs = "halves"
+    pairs: Pairs
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,26 @@ def rotation(graph: Graph, var: relax.Var) -> Turned | None:
     """How ``var [batch, ., ., channels]`` was made by turning pairs of channels, if it was."""
     if not has_known_shape(var) or len(shape(var)) != 4 or not _is_joined_or_added(graph, var):
         return None
-    size = static(shape(var)[-1])
-    if size is None or size % 2 or size == 0:
+    channels = _turned_channels(graph, var)
+    if channels is None or channels % 2 or channels == 0:
         return None
     for pairs in ("halves", "neighbours"):
         reader = _Reader(graph, IndexSpace.of(graph), dtype(var))
-        if (found := _of_pairs(reader, var, size // 2, pairs)) is not None:
+        if (found := _of_pairs(reader, var, channels // 2, pairs)) is not None:
             return found
     return None
+
+
+def _turned_channels(graph: Graph, var: relax.Var) -> int | None:
+    """How many of the first channels may be turned: those before a last part that is no sum of products, or all."""
+    joined = graph.call(graph.through(var, "relax.astype"), "relax.concat")
+    if joined is not None and int(joined.attrs.axis) % 4 == 3:
+        *_, last = graph.value(joined.args[0]).fields
+        rest = static(shape(last)[-1]) if has_known_shape(last) else None
+        if not _is_sum_of_products(graph, graph.through(last, *_SHAPES)):
+            size = static(shape(var)[-1])
+            return None if rest is None or size is None else size - rest
+    return static(shape(var)[-1])
 
 
 def _is_joined_or_added(graph: Graph, var: relax.Var) -> bool:
@@ -78,8 +91,10 @@ def _is_joined_or_added(graph: Graph, var: relax.Var) -> bool:
     if (joined := graph.call(expr, "relax.concat")) is None:
         return _is_sum_of_products(graph, expr)
     parts = graph.value(joined.args[0])
-    return isinstance(parts, relax.Tuple) and all(
-        _is_sum_of_products(graph, graph.through(part, *_SHAPES)) for part in parts.fields
+    return (
+        isinstance(parts, relax.Tuple)
+        and joined.attrs.axis is not None
+        and _is_sum_of_products(graph, graph.through(parts.fields[0], *_SHAPES))
     )
 
 
@@ -99,10 +114,11 @@ def _of_pairs(reader: _Reader, var: relax.Var, half: int, pairs: Pairs) -> Turne
     terms = [reader.terms(var, place) for place in places]
     if terms[0] is None or terms[1] is None:
         return None
+    size = static(shape(var)[-1]) or 0
+    rest = () if size == 2 * half else ((*lead, reader.space.variable("rest", size - 2 * half) + 2 * half),)
+    stays = [reader.factor(var, place) for place in rest]
     # Of either channel: the product with its own cosine before the one with the sine, and in each the heads first.
     for mine, other in product(permutations(terms[0]), permutations(terms[1])):
-        if [term.sign for term in (*mine, *other)].count(0):
-            continue
         for flips in product((0, 1), repeat=4):
             heads, tables = zip(
                 *(
@@ -117,14 +133,14 @@ def _of_pairs(reader: _Reader, var: relax.Var, half: int, pairs: Pairs) -> Turne
             ]
             if signs != [1, -1, 1, 1]:
                 continue
-            x = reader.heads(heads, (places[0], places[1], places[1], places[0]), var)
+            x = reader.heads((*heads, *stays), (places[0], places[1], places[1], places[0], *rest), var)
             if x is None:
                 continue
             cos, sin = (
                 reader.table((tables[i], tables[i + 2]), places, (*lead, channel), half, pairs) for i in (0, 1)
             )
             if cos is not None and sin is not None:
-                return Turned(x, cos, sin, pairs)
+                return Turned(x, cos, sin, pairs, 2 * half)
     return None
 
 
@@ -149,6 +165,10 @@ class _Reader:
             difference = self.graph.call(total, "relax.subtract") is not None
             return left, (_Term(right.factors, -right.sign) if difference else right)
         return None
+
+    def factor(self, expr: relax.Expr, index: Index) -> _Factor:
+        """What ``expr`` shows at ``index`` if nothing is computed there, nor rounded but to the result's dtype."""
+        return _Factor(tuple(self._views(_Element(expr, index), rounds=True)), 1)
 
     def _operand(self, expr: relax.Expr, index: Index) -> _Element:
         return _Element(expr, broadcast_index(index, shape(expr)))
@@ -238,7 +258,9 @@ class _Reader:
 
     def heads(self, factors: Sequence[_Factor], places: Sequence[Index], var: relax.Var) -> relax.Expr | None:
         """The tensor like ``var`` that shows ``factors`` at ``places``, if there is one."""
-        for first in factors[0].views:
+        # First those of the result's own dtype, which a kernel reads, whatever they are widened to on the way.
+        views = sorted(factors[0].views, key=lambda view: self.graph.before_widening(view.expr, self.result) is None)
+        for first in views:
             for swaps in (False, True):
                 if all(
                     any(
