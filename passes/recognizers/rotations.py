@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Literal
 
-import numpy as np
 from tvm import relax, tirx
 from tvm.relax.expr import _update_struct_info
 
@@ -79,22 +78,22 @@ def _turned_channels(graph: Graph, var: relax.Var) -> int | None:
     if joined is not None and int(joined.attrs.axis) % 4 == 3:
         *_, last = graph.value(joined.args[0]).fields
         rest = static(shape(last)[-1]) if has_known_shape(last) else None
-        if not _is_sum_of_products(graph, graph.through(last, *_SHAPES)):
+        if not _is_joined_or_added(graph, last):
             size = static(shape(var)[-1])
             return None if rest is None or size is None else size - rest
     return static(shape(var)[-1])
 
 
-def _is_joined_or_added(graph: Graph, var: relax.Var) -> bool:
-    """Whether it may be worth looking at single elements: a sum of products, or parts that are such sums."""
-    expr = graph.through(var, *_SHAPES)
+def _is_joined_or_added(graph: Graph, expr: relax.Expr) -> bool:
+    """Whether it may be worth looking at single elements: a sum of products, or parts of which the first is one."""
+    expr = graph.through(expr, *_SHAPES)
     if (joined := graph.call(expr, "relax.concat")) is None:
         return _is_sum_of_products(graph, expr)
     parts = graph.value(joined.args[0])
     return (
         isinstance(parts, relax.Tuple)
         and joined.attrs.axis is not None
-        and _is_sum_of_products(graph, graph.through(parts.fields[0], *_SHAPES))
+        and _is_joined_or_added(graph, parts.fields[0])
     )
 
 
@@ -238,23 +237,8 @@ class _Reader:
             if self.graph.call(call, "relax.negative") is not None:
                 sign = -sign
             element = _Element(call.args[0], element.index)
-        number = self._number(element)
+        number = self.graph.constant(element.expr)
         return sign * int(number) if number in (1, -1) else None
-
-    def _number(self, element: _Element) -> float | int | None:
-        value = self.graph.value(element.expr)
-        if not isinstance(value, relax.Constant):
-            return self.graph.constant(value)
-        array = value.data.numpy()
-        rows = []
-        for entry, extent in zip(element.index, array.shape, strict=True):
-            bounds = self.space.analyzer.const_int_bound(entry)
-            step = self.space.analyzer.modular_set(entry)
-            if not 0 <= bounds.min_value <= bounds.max_value < extent:
-                return None
-            rows.append(slice(bounds.min_value, bounds.max_value + 1, max(int(step.coeff), 1)))
-        part = np.unique(array[tuple(rows)].astype("float64"))
-        return float(part[0]) if part.size == 1 else None
 
     def heads(self, factors: Sequence[_Factor], places: Sequence[Index], var: relax.Var) -> relax.Expr | None:
         """The tensor like ``var`` that shows ``factors`` at ``places``, if there is one."""

@@ -25,6 +25,11 @@ class RotaryForm:
     parameters: dict[str, Any]
 
 
+def signs(*numbers: float) -> Tensor:
+    """A vector of a head's size in equal parts."""
+    return torch.cat([torch.full((SIZE // len(numbers),), number) for number in numbers])
+
+
 def halves(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """GPT-NeoX's pairs, of tables for half a head."""
     a, b = x.chunk(2, -1)
@@ -76,7 +81,7 @@ def rolled(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
 
 def rolled_by_a_signed_table(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """The signs belong to the sines."""
-    sign = torch.tensor([-1.0] * HALF + [1.0] * HALF, dtype=x.dtype)
+    sign = signs(-1.0, 1.0).to(x.dtype)
     return c * x + (s * sign) * torch.roll(x, -HALF, -1)
 
 
@@ -189,11 +194,11 @@ UNLIKE_ROTARY: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]]
     "neighbours read, halves written": (
         lambda x, c, s: torch.cat([x[..., ::2] * c - x[..., 1::2] * s, x[..., 1::2] * c + x[..., ::2] * s], -1), HALF,
     ),
-    "signs of two": (lambda x, c, s: x * c + x.roll(HALF, -1) * torch.tensor([-2.0] * 4 + [2.0] * 4) * s, SIZE),
+    "signs of two": (lambda x, c, s: x * c + x.roll(HALF, -1) * signs(-2.0, 2.0) * s, SIZE),
     "signs of another half": (
-        lambda x, c, s: x * c + x.roll(HALF, -1) * torch.tensor([-1.0, 1, -1, 1, 1, 1, 1, 1]) * s, SIZE
+        lambda x, c, s: x * c + x.roll(HALF, -1) * signs(-1.0, 1.0, -1.0, 1.0) * s, SIZE
     ),
-    "rolled by less": (lambda x, c, s: x * c + x.roll(2, -1) * torch.tensor([-1.0] * 4 + [1.0] * 4) * s, SIZE),
+    "rolled by less": (lambda x, c, s: x * c + x.roll(2, -1) * signs(-1.0, 1.0) * s, SIZE),
     "another tensor's rest": (
         lambda x, c, s: torch.cat(
             [x[..., :2] * c - x[..., 2:4] * s, x[..., 2:4] * c + x[..., :2] * s, x[..., 4:] + 1], -1

@@ -21,12 +21,14 @@ from tests.passes.rotary_gate_and_expert_forms import (
     neighbours,
 )
 from tkc.kernels import Target
+from tkc.kernels.rotary.reference import rotary
 from tkc.passes.rules.fused_rotary import FUSED_ROTARY
 from tkc.passes.rules.normalization import NORMALIZATION
 from tkc.passes.rules.rotary import ROTARY
+from tkc.passes.substitute_kernels import SubstituteKernels
 
 
-def inputs(channels: int, dtype: torch.dtype = torch.float32, axes: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(channels: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Heads before the sequence, and tables of different numbers everywhere."""
     generator = torch.Generator().manual_seed(channels)
     x = torch.randn(BATCH, HEADS, SEQUENCE, SIZE, generator=generator)
@@ -66,8 +68,6 @@ def test_numbers_that_are_none_stay_apart() -> None:
     x[0, 0, 0, 1], x[1, 1, 2, HALF + 2] = torch.nan, torch.inf
     for function in (halves, neighbours):
         (found,) = substituted(imported(function, x, cos, sin, symbolic=(0,)), (ROTARY,))[1].substitutions
-        from tkc.kernels.rotary.reference import rotary
-
         whole = [torch.cat([t, t], -1) if function is halves else t.repeat_interleave(2, -1) for t in (cos, sin)]
         (result,) = rotary(found.parameters, x, *whole)
         torch.testing.assert_close(result, function(x, cos, sin), equal_nan=True)
@@ -118,8 +118,6 @@ def test_a_part_that_is_read_elsewhere_stays() -> None:
 
 def test_on_the_gpu_it_pays() -> None:
     """With ``auto``, too."""
-    from tkc.passes.substitute_kernels import SubstituteKernels
-
     x, cos, sin = inputs(HALF, torch.bfloat16)
     module = imported(neighbours, x, cos, sin, symbolic=(0,))
     _, report = SubstituteKernels(Target.parse("cuda:sm_90a"), "auto", (ROTARY,))(module)
