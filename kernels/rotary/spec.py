@@ -40,12 +40,16 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     parameters_type = RotaryParameters
     configuration_type = RotaryConfiguration
     dispatch_size = "sequence"
-    minor_parameters = frozenset({"layout", "angle_dtype", "shared_angles", "weight", "weight_dtype", "pairs", "turned"})
+    minor_parameters = frozenset(
+        {"layout", "angle_dtype", "shared_angles", "weight", "weight_dtype", "pairs", "turned"}
+    )
 
     def inputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
         """``x``, ``cos`` and ``sin``, then those of ``weight``, ``keys`` and ``key_weight`` that there are."""
         p = parameters
-        angles: tuple[int | str, ...] = ("sequence", p.channels) if p.shared_angles else ("batch", "sequence", p.channels)
+        angles: tuple[int | str, ...] = (
+            ("sequence", p.channels) if p.shared_angles else ("batch", "sequence", p.channels)
+        )
         angle_dtype, weight_dtype = p.angle_dtype or p.dtype, p.weight_dtype or p.dtype
         has_keys = p.key_heads > 0
         optional = (

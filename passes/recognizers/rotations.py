@@ -91,9 +91,7 @@ def _is_joined_or_added(graph: Graph, expr: relax.Expr) -> bool:
         return _is_sum_of_products(graph, expr)
     parts = graph.value(joined.args[0])
     return (
-        isinstance(parts, relax.Tuple)
-        and joined.attrs.axis is not None
-        and _is_joined_or_added(graph, parts.fields[0])
+        isinstance(parts, relax.Tuple) and joined.attrs.axis is not None and _is_joined_or_added(graph, parts.fields[0])
     )
 
 
@@ -135,9 +133,7 @@ def _of_pairs(reader: _Reader, var: relax.Var, half: int, pairs: Pairs) -> Turne
             x = reader.heads((*heads, *stays), (places[0], places[1], places[1], places[0], *rest), var)
             if x is None:
                 continue
-            cos, sin = (
-                reader.table((tables[i], tables[i + 2]), places, (*lead, channel), half, pairs) for i in (0, 1)
-            )
+            cos, sin = (reader.table((tables[i], tables[i + 2]), places, (*lead, channel), half, pairs) for i in (0, 1))
             if cos is not None and sin is not None:
                 return Turned(x, cos, sin, pairs, 2 * half)
     return None
