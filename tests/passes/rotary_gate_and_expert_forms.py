@@ -215,3 +215,156 @@ UNLIKE_ROTARY: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]]
         ), 2,
     ),
 }  # fmt: skip
+
+
+EXPERTS, GROUPS = 16, 4
+
+
+@dataclass(frozen=True)
+class GateForm:
+    """A function of ``logits [tokens, EXPERTS]`` and a bias, and the parameters that the kernel must have."""
+
+    function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    parameters: dict[str, Any]
+
+
+def chosen(scores: Tensor, ranks: Tensor, top_k: int = 4) -> tuple[Tensor, Tensor]:
+    """The scores of the best ranks."""
+    indices = ranks.topk(top_k, dim=-1).indices
+    return scores.gather(1, indices), indices
+
+
+def best_groups(ranks: Tensor) -> Tensor:
+    """The two of the groups whose two best experts have the largest sum."""
+    return ranks.view(-1, GROUPS, EXPERTS // GROUPS).topk(2, -1).values.sum(-1).topk(2, -1).indices
+
+
+def limited(ranks: Tensor, keep: Tensor) -> Tensor:
+    """Ranks, and minus infinity in groups that are not kept."""
+    return ranks.view(-1, GROUPS, EXPERTS // GROUPS).masked_fill(~keep[:, :, None], float("-inf")).view(-1, EXPERTS)
+
+
+def sorted_scores(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of all scores in order."""
+    weights, indices = x.softmax(-1).sort(-1, descending=True)
+    return weights[:, :4], indices[:, :4]
+
+
+def sorted_logits(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The first of all logits in order, scored afterwards."""
+    best, indices = torch.sort(x, dim=1, descending=True)
+    return best[..., :4].softmax(-1), indices[..., :4]
+
+
+def gathered_logits(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The chosen logits are gathered, and scored afterwards."""
+    indices = x.topk(4, -1).indices
+    return x.gather(1, indices).softmax(-1), indices
+
+
+def taken_along(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """An operator that allows for negative indices."""
+    scores = x.sigmoid()
+    indices = (scores + bias).topk(4, -1).indices
+    return torch.take_along_dim(scores, indices, 1), indices
+
+
+def one_hot_groups(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept groups by ``one_hot``."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    return chosen(scores, limited(ranks, torch.nn.functional.one_hot(best_groups(ranks), GROUPS).sum(1).bool()))
+
+
+def one_hot_groups_counted(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept groups are those that were chosen more often than never."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    return chosen(scores, limited(ranks, torch.nn.functional.one_hot(best_groups(ranks), GROUPS).sum(1) > 0))
+
+
+def compared_groups(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept groups by a comparison with all."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    kept = (best_groups(ranks)[:, :, None] == torch.arange(GROUPS)).to(torch.int64).amax(1)
+    return chosen(scores, limited(ranks, kept != 0))
+
+
+def best_of_groups(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V2: groups ranked by their best expert alone."""
+    scores = x.softmax(-1)
+    best = scores.view(-1, GROUPS, EXPERTS // GROUPS).max(-1).values.topk(2, -1, sorted=False)[1]
+    mask = torch.zeros_like(scores[:, :GROUPS]).scatter_(1, best, 1)
+    wide = mask.unsqueeze(-1).expand(-1, GROUPS, EXPERTS // GROUPS).reshape(-1, EXPERTS)
+    return scores.masked_fill(~wide.bool(), 0.0).topk(4, -1, sorted=False)
+
+
+def best_of_groups_with_bias(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a bias for the choice."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    best = ranks.unflatten(1, (GROUPS, -1)).amax(-1).topk(2, -1)[1]
+    keep = torch.zeros_like(ranks[:, :GROUPS], dtype=torch.bool).scatter(1, best, True)
+    return chosen(scores, torch.where(keep.repeat_interleave(EXPERTS // GROUPS, 1), ranks, float("-inf")))
+
+
+_LIMIT = {"num_groups": GROUPS, "top_groups": 2}
+_SIGMOID = {"scoring": "sigmoid", "bias": True}
+
+GATE_FORMS = {
+    form.function.__name__: form
+    for form in (
+        GateForm(sorted_scores, {"scoring": "softmax"}),
+        GateForm(sorted_logits, {"scoring": "softmax", "normalize": True}),
+        GateForm(gathered_logits, {"scoring": "softmax", "normalize": True}),
+        GateForm(taken_along, _SIGMOID),
+        GateForm(one_hot_groups, _SIGMOID | _LIMIT),
+        GateForm(one_hot_groups_counted, _SIGMOID | _LIMIT),
+        GateForm(compared_groups, _SIGMOID | _LIMIT),
+        GateForm(best_of_groups, {"scoring": "softmax", "group_ranks": 1, "excluded_rank": "-inf"} | _LIMIT),
+        GateForm(best_of_groups_with_bias, {"group_ranks": 1} | _SIGMOID | _LIMIT),
+    )
+}
+
+
+def ascending(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The least of all scores."""
+    weights, indices = x.softmax(-1).sort(-1)
+    return weights[:, :4], indices[:, :4]
+
+
+def later_of_the_sorted(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """The second to the fifth."""
+    weights, indices = x.softmax(-1).sort(-1, descending=True)
+    return weights[:, 1:5], indices[:, 1:5]
+
+
+def kept_and_left_out_exchanged(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The groups that were not chosen."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    return chosen(scores, limited(ranks, torch.nn.functional.one_hot(best_groups(ranks), GROUPS).sum(1) == 0))
+
+
+def next_groups(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The groups before those that were chosen."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    kept = (best_groups(ranks)[:, :, None] == torch.arange(1, GROUPS + 1)).to(torch.int64).amax(1)
+    return chosen(scores, limited(ranks, kept != 0))
+
+
+def least_of_groups(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups ranked by their worst expert."""
+    scores = x.sigmoid()
+    ranks = scores + bias
+    best = ranks.unflatten(1, (GROUPS, -1)).amin(-1).topk(2, -1)[1]
+    keep = torch.zeros_like(ranks[:, :GROUPS], dtype=torch.bool).scatter(1, best, True)
+    return chosen(scores, torch.where(keep.repeat_interleave(EXPERTS // GROUPS, 1), ranks, float("-inf")))
+
+
+UNLIKE_GATES = {
+    function.__name__: function
+    for function in (ascending, later_of_the_sorted, kept_and_left_out_exchanged, next_groups, least_of_groups)
+}
