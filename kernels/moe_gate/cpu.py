@@ -67,7 +67,7 @@ def gate(p: MoeGateParameters) -> PrimFunc:
 
 @T.macro
 def _exclude_groups(p: MoeGateParameters, keys: Buffer) -> None:
-    """Lower the keys of all but the ``top_groups`` groups with the largest sums of their two best ranks, or best ranks."""
+    """Lower the keys of all but the ``top_groups`` groups with the largest best ranks, or sums of their two best."""
     group_size = p.num_experts // p.num_groups
     group_keys = T.alloc_local((p.num_groups,), "int32")
     two_best = T.alloc_local((2,), "int32")

@@ -200,7 +200,7 @@ def _best_of_parts(ranks: Buffer, best: Buffer) -> None:
 
 @T.macro
 def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer) -> None:
-    """Lower the ranks in all but the ``top_groups`` groups with the largest sums of their two best ranks, or best ranks.
+    """Lower the ranks in all but the ``top_groups`` groups with the largest best ranks, or sums of their two best.
 
     ``best`` becomes the lane's two best then, where NaN does not count, and ``eligible`` the lanes whose ranks stay.
     """

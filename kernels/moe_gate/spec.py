@@ -76,7 +76,9 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
     parameters_type = MoeGateParameters
     configuration_type = MoeGateConfiguration
     dispatch_size = "tokens"
-    minor_parameters = frozenset({"logits_dtype", "normalize", "excluded_rank", "weights_dtype", "indices_dtype", "group_ranks"})
+    minor_parameters = frozenset(
+        {"logits_dtype", "normalize", "excluded_rank", "weights_dtype", "indices_dtype", "group_ranks"}
+    )
 
     def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
         """``logits``, and ``bias`` if there is one."""

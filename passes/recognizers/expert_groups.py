@@ -84,7 +84,7 @@ def _masked(graph: Graph, expr: relax.Expr) -> _Masked | None:
 
 
 def _mask(graph: Graph, space: IndexSpace, masked: _Masked, at: Index) -> tuple[relax.Expr | None, Index]:
-    """The indices along the last axis of what ``masked`` keeps, if there are any, and the index in the mask for ``at``."""
+    """The indices along the last axis of what ``masked`` keeps, if it has any, and the index in the mask for ``at``."""
     expr, index, kept = masked.mask, broadcast_index(at, shape(masked.mask)), masked.kept_where
     while True:
         expr = graph.through(expr, "relax.astype")
@@ -162,7 +162,7 @@ def _top_of_last_axis(graph: Graph, expr: relax.Expr) -> relax.Call | None:
 def _ranks_of_groups(
     graph: Graph, space: IndexSpace, group_ranks: relax.Expr, ranks: relax.Expr, group_size: int
 ) -> Literal[1, 2] | None:
-    """How many of the largest of each ``group_size`` neighbours of ``ranks`` add up to ``group_ranks [..., groups]``."""
+    """How many of the largest of each ``group_size`` neighbours of ``ranks`` are summed in ``group_ranks``."""
     total = graph.call(graph.through_casts(group_ranks), "relax.sum", "relax.max")
     if total is None or total.attrs.axis is None:
         return None

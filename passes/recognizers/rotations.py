@@ -1,8 +1,8 @@
 """Which heads are turned by which tables, told by the elements of the result, in whatever way it is put together.
 
-In a head of ``x``, channel ``first`` and channel ``second`` of each pair become ``x1 * cos - x2 * sin`` and ``x2 * cos +
-x1 * sin``. The two may be halves of one concatenation or one sum over the whole head, come from slices, pieces, stacks or
-rolls, and be negated by a subtraction, a negation or a factor of ±1. Channels behind the last pair may stay as they are.
+Of two channels ``x1`` and ``x2``, the first becomes ``x1 * cos - x2 * sin``, the second ``x2 * cos + x1 * sin``. They may
+be put together as halves of a concatenation or in one sum over the whole head; come from slices, pieces, stacks or rolls;
+and be negated by a subtraction, a negation or a factor of ±1. Channels behind the last pair may stay as they are.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _Reader:
             sign, element, views = sign * (units[known] or 0), operands[1 - known], []
 
     def _views(self, element: _Element, rounds: bool) -> Iterator[_Element]:
-        """``element`` and, one after the other, what it is a view of; through casts that lose nothing, or ``rounds``."""
+        """``element`` and, one by one, what it is a view of; through casts that lose nothing, or that round."""
         while True:
             yield element
             if rounds and dtype(element.expr) not in (self.result, "float32"):
@@ -253,7 +253,7 @@ class _Reader:
         return None
 
     def _shows_head(self, view: _Element, place: Index, var: relax.Var, swaps: bool) -> bool:
-        """Whether ``view`` shows ``place`` of a tensor like ``var``; with one or two axes for what is the last there."""
+        """Whether ``view`` shows ``place`` of a tensor like ``var``, whose last axis may be two here."""
         dims, lead = shape(view.expr), (place[0], place[2], place[1]) if swaps else place[:3]
         if len(dims) not in (4, 5) or not self._equal(view.index[:3], lead):
             return False

@@ -45,7 +45,7 @@ def test_what_only_looks_alike_keeps_its_operators(name: str) -> None:
 
 def sorted_and_read_whole(x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     """All scores in order, of which the first are read besides."""
-    weights, indices = x.softmax(-1).sort(-1, descending=True)
+    weights, _ = x.softmax(-1).sort(-1, descending=True)
     return weights[:, :4], weights.cumsum(-1)
 
 
