@@ -67,7 +67,7 @@ def gate(p: MoeGateParameters) -> PrimFunc:
 
 @T.macro
 def _exclude_groups(p: MoeGateParameters, keys: Buffer) -> None:
-    """Lower the keys of all but the ``top_groups`` groups with the largest sums of their two best ranks."""
+    """Lower the keys of all but the ``top_groups`` groups with the largest best ranks, or sums of their two best."""
     group_size = p.num_experts // p.num_groups
     group_keys = T.alloc_local((p.num_groups,), "int32")
     two_best = T.alloc_local((2,), "int32")
@@ -78,7 +78,7 @@ def _exclude_groups(p: MoeGateParameters, keys: Buffer) -> None:
         for e in T.serial(group_size):
             two_best[1] = T.max(two_best[1], T.min(two_best[0], keys[g * group_size + e]))
             two_best[0] = T.max(two_best[0], keys[g * group_size + e])
-        rank_sum = number(two_best[0]) + number(two_best[1])
+        rank_sum = number(two_best[0]) + number(two_best[1]) if p.group_ranks == 2 else number(two_best[0])
         group_keys[g] = order_key(rank_sum)
     for g in T.serial(p.num_groups):
         better[0] = 0

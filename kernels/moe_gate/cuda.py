@@ -200,7 +200,7 @@ def _best_of_parts(ranks: Buffer, best: Buffer) -> None:
 
 @T.macro
 def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer) -> None:
-    """Lower the ranks in all but the ``top_groups`` groups with the largest sums of their two best ranks.
+    """Lower the ranks in all but the ``top_groups`` groups with the largest best ranks, or sums of their two best.
 
     ``best`` becomes the lane's two best then, where NaN does not count, and ``eligible`` the lanes whose ranks stay.
     """
@@ -225,7 +225,7 @@ def _limit_groups(own: _Lane, ranks: Buffer, best: Buffer, eligible: Buffer) -> 
     mine = T.alloc_local((1,), "int32")
     theirs = T.alloc_local((1,), "int32")
     better = T.alloc_local((1,), "int32")
-    rank_sum = number(of_group[0]) + number(of_group[1])
+    rank_sum = number(of_group[0]) + number(of_group[1]) if p.group_ranks == 2 else number(of_group[0])
     mine[0] = order_key(rank_sum)
     better[0] = 0
     for group in T.unroll(layout.groups):

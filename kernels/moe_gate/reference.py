@@ -13,7 +13,8 @@ def moe_gate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights and indices ``[tokens, top_k]`` for ``logits [tokens, num_experts]`` and ``bias [num_experts]``.
 
-    The grouped choice is DeepSeek-V3's (arXiv:2412.19437, section 2.1.2, and its ``noaux_tc`` gate).
+    The grouped choice is DeepSeek-V3's (arXiv:2412.19437, section 2.1.2, and its ``noaux_tc`` gate), or DeepSeek-V2's,
+    which ranks groups by their best expert (arXiv:2405.04434, section 2.2.2).
     """
     p = parameters
     logits = logits.float()
@@ -41,7 +42,7 @@ def score(parameters: MoeGateParameters, logits: torch.Tensor) -> torch.Tensor:
 
 def _limit_groups(parameters: MoeGateParameters, ranks: torch.Tensor) -> torch.Tensor:
     groups: torch.Tensor = ranks.unflatten(-1, (parameters.num_groups, -1))
-    group_ranks = groups.topk(2, dim=-1).values.sum(-1)
+    group_ranks = groups.topk(parameters.group_ranks, dim=-1).values.sum(-1)
     best = torch.sort(group_ranks, dim=-1, descending=True, stable=True).indices[:, : parameters.top_groups]
     eligible = torch.zeros_like(group_ranks, dtype=torch.bool).scatter_(-1, best, True)
     excluded = 0.0 if parameters.excluded_rank == "zero" else -torch.inf

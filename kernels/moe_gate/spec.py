@@ -76,7 +76,9 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
     parameters_type = MoeGateParameters
     configuration_type = MoeGateConfiguration
     dispatch_size = "tokens"
-    minor_parameters = frozenset({"logits_dtype", "normalize", "excluded_rank", "weights_dtype", "indices_dtype"})
+    minor_parameters = frozenset(
+        {"logits_dtype", "normalize", "excluded_rank", "weights_dtype", "indices_dtype", "group_ranks"}
+    )
 
     def inputs(self, parameters: MoeGateParameters) -> tuple[TensorType, ...]:
         """``logits``, and ``bias`` if there is one."""
@@ -102,7 +104,7 @@ class MoeGate(KernelSpec[MoeGateParameters, MoeGateConfiguration]):
             return f"top_groups is {p.top_groups}, which is not between 1 and the number of groups, {p.num_groups}"
         if p.limits_groups:
             group_size = p.num_experts // p.num_groups
-            if group_size < 2:
+            if group_size < p.group_ranks:
                 return "groups are ranked by their two best experts, and here a group has only one"
             if p.excluded_rank == "-inf" and p.top_groups * group_size < p.top_k:
                 return f"{p.top_groups} groups of {group_size} experts have too few for top_k {p.top_k}"

@@ -1,4 +1,4 @@
-"""Rotary position embedding in TileLang: a thread turns vectors of one half of a head and their partners."""
+"""Rotary position embedding in TileLang: a thread turns two vectors of a head, the one with the other or in itself."""
 
 from dataclasses import dataclass
 
@@ -56,7 +56,7 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
             factor = T.alloc_local((1,), "float32")
             T.annotate_min_blocks_per_sm(c.resident)
             factor[0] = 0.0
-            if thread < threads and b < batch and lane * width < p.size // 2:
+            if thread < threads and b < batch and lane * width < p.channels // 2:
                 T.assume(_in_range(position, sequence))
                 T.assume(_in_range(head, heads))
                 if head < p.heads:
@@ -80,36 +80,40 @@ def _cuda(p: RotaryParameters, c: RotaryConfiguration) -> PrimFunc:
                     values[i] *= factor[0]
                     if p.weight:
                         values[i] *= T.cast(weights[i], "float32")
-            if thread < threads and b < batch and lane * width < p.size // 2:
+            if thread < threads and b < batch and lane * width < p.channels // 2:
                 T.assume(_in_range(position, sequence))
                 T.assume(_in_range(head, heads))
                 for i in T.unroll(width):
-                    loaded[i] = T.cast(
-                        values[i] * T.cast(cosines[i], "float32") - values[width + i] * T.cast(sines[i], "float32"),
+                    first, second = (i, width + i) if p.pairs == "halves" else (2 * i, 2 * i + 1)
+                    loaded[first] = T.cast(
+                        values[first] * T.cast(cosines[first], "float32")
+                        - values[second] * T.cast(sines[first], "float32"),
                         p.dtype,
                     )
-                    loaded[width + i] = T.cast(
-                        values[width + i] * T.cast(cosines[width + i], "float32")
-                        + values[i] * T.cast(sines[width + i], "float32"),
+                    loaded[second] = T.cast(
+                        values[second] * T.cast(cosines[second], "float32")
+                        + values[first] * T.cast(sines[second], "float32"),
                         p.dtype,
                     )
                 if head < p.heads:
                     _store(p, loaded, out, _row(p, b, position, head), lane)
+                    _copy_rest(p, x, out, _row(p, b, position, head), lane)
                 elif p.key_heads:
                     _store(p, loaded, key_out, _row(p, b, position, head - p.heads), lane)
+                    _copy_rest(p, keys, key_out, _row(p, b, position, head - p.heads), lane)
 
     return rotary
 
 
 @T.macro
 def _load(p: RotaryParameters, source: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr, loaded: Buffer) -> None:
-    """A vector of each half of a row."""
+    """A vector of each half of a row, or two vectors side by side."""
     width = vector_width(p)
     at_once = min(width, VECTOR_BYTES * 8 // source.dtype.bits)
     for half in T.unroll(2):
         for i in T.unroll(width // at_once):
             for e in T.vectorized(at_once):
-                channel = half * (p.size // 2) + lane * width + i * at_once + e
+                channel = _channel(p, lane, half) + i * at_once + e
                 loaded[half * width + i * at_once + e] = source[(*row, channel)]
 
 
@@ -119,7 +123,27 @@ def _store(p: RotaryParameters, turned: Buffer, out: Buffer, row: tuple[PrimExpr
     width = vector_width(p)
     for half in T.unroll(2):
         for e in T.vectorized(width):
-            out[(*row, half * (p.size // 2) + lane * width + e)] = turned[half * width + e]
+            out[(*row, _channel(p, lane, half) + e)] = turned[half * width + e]
+
+
+def _channel(p: RotaryParameters, lane: PrimExpr, vector: PrimExpr) -> PrimExpr:
+    """Where the first or second of a lane's two vectors begins."""
+    width = vector_width(p)
+    if p.pairs == "neighbours":
+        return lane * (2 * width) + vector * width
+    return vector * (p.channels // 2) + lane * width
+
+
+@T.macro
+def _copy_rest(p: RotaryParameters, source: Buffer, out: Buffer, row: tuple[PrimExpr, ...], lane: PrimExpr) -> None:
+    """Copies the channels that do not turn; the lanes take turns at vectors of them."""
+    width, lanes = vector_width(p), lanes_per_head(p)
+    vectors = (p.size - p.channels) // width
+    for turn in T.unroll(-(-vectors // lanes)):
+        if turn * lanes + lane < vectors:
+            for e in T.vectorized(width):
+                channel = p.channels + (turn * lanes + lane) * width + e
+                out[(*row, channel)] = source[(*row, channel)]
 
 
 def _cpu(p: RotaryParameters) -> PrimFunc:
@@ -168,7 +192,7 @@ class _Angles:
 def _turn_head(
     p: RotaryParameters, heads: _Heads, turned: _Angles, b: PrimExpr, position: PrimExpr, head: PrimExpr
 ) -> None:
-    row, angles, half = _row(p, b, position, head), _angle_row(p, b, position), p.size // 2
+    row, angles, pairs = _row(p, b, position, head), _angle_row(p, b, position), p.channels // 2
     angle_dtype = p.angle_dtype or p.dtype
     values = T.alloc_local((p.size,), "float32")
     factor = T.alloc_local((1,), "float32")
@@ -183,11 +207,14 @@ def _turn_head(
             values[j] *= factor[0]
             if p.weight:
                 values[j] *= to_float32(heads.weight[j], p.weight_dtype or p.dtype)
-    for j in T.serial(half):
-        cos_1, cos_2 = (to_float32(turned.cos[(*angles, k)], angle_dtype) for k in (j, half + j))
-        sin_1, sin_2 = (to_float32(turned.sin[(*angles, k)], angle_dtype) for k in (j, half + j))
-        heads.out[(*row, j)] = from_float32(values[j] * cos_1 - values[half + j] * sin_1, p.dtype)
-        heads.out[(*row, half + j)] = from_float32(values[half + j] * cos_2 + values[j] * sin_2, p.dtype)
+    for j in T.serial(pairs):
+        first, second = (j, pairs + j) if p.pairs == "halves" else (2 * j, 2 * j + 1)
+        cos_1, cos_2 = (to_float32(turned.cos[(*angles, k)], angle_dtype) for k in (first, second))
+        sin_1, sin_2 = (to_float32(turned.sin[(*angles, k)], angle_dtype) for k in (first, second))
+        heads.out[(*row, first)] = from_float32(values[first] * cos_1 - values[second] * sin_1, p.dtype)
+        heads.out[(*row, second)] = from_float32(values[second] * cos_2 + values[first] * sin_2, p.dtype)
+    for j in T.serial(p.size - p.channels):
+        heads.out[(*row, p.channels + j)] = heads.x[(*row, p.channels + j)]
 
 
 def _place(p: RotaryParameters, number: PrimExpr, sequence: PrimExpr) -> tuple[PrimExpr, PrimExpr]:

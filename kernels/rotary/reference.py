@@ -30,6 +30,11 @@ def _turned(
     if p.epsilon is not None:
         scale = None if weight is None else weight.float()
         values = torch.nn.functional.rms_norm(values, (p.size,), scale, p.epsilon)
-    first, second = values.chunk(2, -1)
-    crossed = torch.cat([-second, first], -1)
-    return (values * cos.float().unsqueeze(heads) + crossed * sin.float().unsqueeze(heads)).to(x.dtype)
+    turning, rest = values[..., : p.channels], x[..., p.channels :]
+    if p.pairs == "halves":
+        first, second = turning.chunk(2, -1)
+        crossed = torch.cat([-second, first], -1)
+    else:
+        crossed = torch.stack([-turning[..., 1::2], turning[..., ::2]], -1).flatten(-2)
+    turned = turning * cos.float().unsqueeze(heads) + crossed * sin.float().unsqueeze(heads)
+    return torch.cat([turned.to(x.dtype), rest], -1)

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys (Su et al., 2021), in the form that turns the halves of a head."""
+"""Rotary position embedding of queries and keys (Su et al., 2021), which turns pairs of a head's channels."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class RotaryConfiguration:
 
 
 class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
-    """``x`` in its layout, ``cos`` and ``sin [sequence, size]`` or ``[batch, sequence, size]``, to ``out`` like ``x``.
+    """``x`` in its layout, ``cos`` and ``sin [sequence, turned]`` or ``[batch, sequence, turned]``, to ``out``.
 
-    With ``x1`` and ``x2`` for the halves of a head, ``out`` is ``x * cos + concat(-x2, x1) * sin``; where heads are
+    ``out`` is like ``x``. With ``x1`` and ``x2`` for the halves of a head, ``out`` is ``x * cos + concat(-x2, x1) * sin``; likewise with
+    neighbours, where even channels are ``x1`` and odd ones ``x2``. What does not turn stays. Where heads are
     normalized, ``x`` stands for ``x * rsqrt(mean(x ** 2) + epsilon) * weight``, with ``weight [size]``. ``keys`` and
     ``key_weight`` become ``key_out`` in the same way.
     """
@@ -39,12 +40,16 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     parameters_type = RotaryParameters
     configuration_type = RotaryConfiguration
     dispatch_size = "sequence"
-    minor_parameters = frozenset({"layout", "angle_dtype", "shared_angles", "weight", "weight_dtype"})
+    minor_parameters = frozenset(
+        {"layout", "angle_dtype", "shared_angles", "weight", "weight_dtype", "pairs", "turned"}
+    )
 
     def inputs(self, parameters: RotaryParameters) -> tuple[TensorType, ...]:
         """``x``, ``cos`` and ``sin``, then those of ``weight``, ``keys`` and ``key_weight`` that there are."""
         p = parameters
-        angles: tuple[int | str, ...] = ("sequence", p.size) if p.shared_angles else ("batch", "sequence", p.size)
+        angles: tuple[int | str, ...] = (
+            ("sequence", p.channels) if p.shared_angles else ("batch", "sequence", p.channels)
+        )
         angle_dtype, weight_dtype = p.angle_dtype or p.dtype, p.weight_dtype or p.dtype
         has_keys = p.key_heads > 0
         optional = (
@@ -70,8 +75,12 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
         p = parameters
         if reason := without_elements(heads=p.heads):
             return reason
-        if p.size < 2 or p.size % 2:
+        if p.turned is None and (p.size < 2 or p.size % 2):
             return f"a head of {p.size} channels has no halves to turn"
+        if p.channels < 2 or p.channels % 2 or p.channels > p.size:
+            return f"{p.channels} of {p.size} channels are no pairs to turn"
+        if p.epsilon is not None and p.channels < p.size:
+            return "heads that are normalized turn as a whole"
         if p.weight and p.epsilon is None:
             return "a weight belongs to heads that are normalized, and there is no epsilon"
         if target.is_cuda and p.epsilon is not None and lanes_per_head(p) > WARP:
@@ -112,8 +121,9 @@ class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
 
 
 def vector_width(parameters: RotaryParameters) -> int:
-    """How many values one thread loads at once: as many as fit and divide half a head."""
-    return math.gcd(VECTOR_BYTES // (4 if parameters.dtype == "float32" else 2), parameters.size // 2)
+    """How many values one thread loads at once: as many as fit and divide a head, and half of what turns of it."""
+    p = parameters
+    return math.gcd(VECTOR_BYTES // (4 if p.dtype == "float32" else 2), p.channels // 2, p.size)
 
 
 def lanes_per_head(parameters: RotaryParameters) -> int:
@@ -121,7 +131,7 @@ def lanes_per_head(parameters: RotaryParameters) -> int:
 
     Where heads are normalized, threads add up their squares: a power of two of them, of which the last may have none.
     """
-    vectors = parameters.size // 2 // vector_width(parameters)
+    vectors = parameters.channels // 2 // vector_width(parameters)
     return vectors if parameters.epsilon is None else 1 << (vectors - 1).bit_length()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 
 from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, permuted_axes, shape
-from tkc.passes.graph.index_bounds import never_holds
+from tkc.passes.graph.index_bounds import never_holds, within_bounds
 
 
 @tvm.transform.module_pass(opt_level=0, name="Canonicalize")
@@ -16,8 +16,9 @@ class Canonicalize:
     """Brings casts, reshapes and permutations into one form, so that rules need not look for several.
 
     A cast to the dtype that is there already vanishes, as do a lossless cast that is undone, a reshape to the same
-    shape, an identical permutation, and a selection by a condition that never holds. A cast of a lossless cast, a
-    reshape of a reshape, and a permutation of a permutation become one.
+    shape, an identical permutation, a selection by a condition that never holds, and what brings indices into bounds
+    that they do not leave. A cast of a lossless cast, a reshape of a reshape, and a permutation of a permutation become
+    one. What is gathered only to be sliced is sliced first.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -60,6 +61,10 @@ def _simplified_value(graph: Graph, value: relax.Expr) -> relax.Expr:
         return _permutation(graph, value)
     if graph.call(value, "relax.where") is not None:
         return _selection(graph, value)
+    if graph.call(value, "relax.floor_mod", "relax.maximum", "relax.minimum") is not None:
+        return _index(graph, value)
+    if graph.call(value, "relax.strided_slice") is not None:
+        return _slice(graph, value)
     return value
 
 
@@ -98,6 +103,26 @@ def _permutation(graph: Graph, call: relax.Call) -> relax.Expr:
     if axes == sorted(axes):
         return source
     return call if source.same_as(call.args[0]) else relax.op.permute_dims(source, axes)
+
+
+def _index(graph: Graph, call: relax.Call) -> relax.Expr:
+    """PyTorch's ``take_along_dim`` brings indices into bounds, also those that its own top-k chose."""
+    source = within_bounds(graph, call)
+    return source if _have_one_shape(graph, source, call) else call
+
+
+def _slice(graph: Graph, call: relax.Call) -> relax.Expr:
+    """The first of sorted elements are gathered by the first of their indices."""
+    gathered = graph.call(call.args[0], "relax.gather_elements")
+    if gathered is None or not has_known_shape(gathered) or len(call.args[1].fields) != 1:
+        return call
+    rank, axis = gathered.struct_info.ndim, call.args[1].fields[0].value
+    if not isinstance(axis, tirx.IntImm) or (int(axis) - int(gathered.attrs.axis)) % rank:
+        return call
+    if graph.is_returned(gathered) or any(graph.call(u, "relax.strided_slice") is None for u in graph.users(gathered)):
+        return call
+    indices = relax.Call(call.op, [gathered.args[1], *call.args[1:]], call.attrs)
+    return relax.op.gather_elements(gathered.args[0], indices, int(gathered.attrs.axis))
 
 
 def _selection(graph: Graph, call: relax.Call) -> relax.Expr:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tvm import relax
 
-from tkc.passes.graph.bindings import Graph, shape, static
+from tkc.passes.graph.bindings import Graph, dtype, shape, static
 
 _MOVES = tuple(
     f"relax.{name}"
-    for name in ("reshape", "flatten", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "astype")
+    for name in (
+        *("reshape", "flatten", "expand_dims", "squeeze", "broadcast_to", "permute_dims", "strided_slice", "astype"),
+    )
 )
 _PICKS = ("relax.gather_elements", "relax.take")
 
@@ -16,7 +18,8 @@ _PICKS = ("relax.gather_elements", "relax.take")
 def index_bound(graph: Graph, expr: relax.Expr) -> int | None:
     """A number that every element of ``expr`` is below; ``None`` where none is known.
 
-    It is the size of the axis along which ``topk``, ``argmax`` or ``argmin`` chose the elements.
+    It is the size of the axis along which ``topk``, ``argsort``, ``argmax`` or ``argmin`` chose the elements, none of
+    which is negative.
     """
     while True:
         indices = graph.value(graph.through(expr, *_MOVES))
@@ -25,7 +28,9 @@ def index_bound(graph: Graph, expr: relax.Expr) -> int | None:
             break
         expr = picked.args[0]
     in_pair = isinstance(indices, relax.TupleGetItem)
-    call = graph.call(indices.tuple_value if in_pair else indices, "relax.topk", "relax.argmax", "relax.argmin")
+    call = graph.call(
+        indices.tuple_value if in_pair else indices, "relax.topk", "relax.argsort", "relax.argmax", "relax.argmin"
+    )
     if call is None:
         return None
     if call.op.name == "relax.topk" and (indices.index != 1 if in_pair else call.attrs.ret_type != "indices"):
@@ -35,11 +40,27 @@ def index_bound(graph: Graph, expr: relax.Expr) -> int | None:
 
 
 def never_holds(graph: Graph, condition: relax.Expr) -> bool:
-    """Whether ``condition`` is that an index reaches a number that it is always below."""
-    comparison = graph.call(graph.through(condition, *_MOVES), "relax.greater_equal", "relax.greater")
+    """Whether ``condition`` is that an index reaches a number that it is always below, or is negative."""
+    comparison = graph.call(graph.through(condition, *_MOVES), "relax.greater_equal", "relax.greater", "relax.less")
     if comparison is None:
         return False
     limit, bound = graph.constant(comparison.args[1]), index_bound(graph, comparison.args[0])
     if limit is None or bound is None:
         return False
+    if comparison.op.name == "relax.less":
+        return limit <= 0
     return limit >= bound if comparison.op.name == "relax.greater_equal" else limit >= bound - 1
+
+
+def within_bounds(graph: Graph, expr: relax.Expr) -> relax.Expr:
+    """``expr`` without the remainders and limits that leave indices as they are, since these are never beyond them."""
+    while (call := graph.call(expr, "relax.floor_mod", "relax.maximum", "relax.minimum")) is not None:
+        source, limit = within_bounds(graph, call.args[0]), graph.constant(call.args[1])
+        bound = index_bound(graph, source)
+        if limit is None or bound is None or not (dtype(source) == dtype(call) in ("int32", "int64")):
+            break
+        lowest = {"relax.floor_mod": bound, "relax.minimum": bound - 1}.get(call.op.name)
+        if not (limit <= 0 if lowest is None else limit >= lowest):
+            break
+        expr = source
+    return expr

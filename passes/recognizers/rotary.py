@@ -1,4 +1,4 @@
-"""Rotary embedding that turns halves of a head, on either layout of heads, and the normalization before it."""
+"""Rotary embedding on either layout of heads, and the normalization before it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tkc.passes.graph.kernel_floats import KernelFloat, is_kernel_float, unfit_d
 from tkc.passes.graph.layout import kernel_call
 from tkc.passes.graph.readers import between, serves_only
 from tkc.passes.recognizers.normalization import normalized, parameter_dtype
+from tkc.passes.recognizers.rotations import Turned, rotation
 
 _SWAPPED = [0, 2, 1, 3]  # between heads before the sequence and after it
 
@@ -49,15 +50,6 @@ def embedding_call(found: Embedding) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class _Turned:
-    """``x * cos + concat(-x2, x1) * sin``."""
-
-    x: relax.Expr
-    cos: relax.Expr
-    sin: relax.Expr
-
-
-@dataclass(frozen=True)
 class _Heads:
     """``x`` before its axes were ``swapped``, and before it was normalized, if the kernel is to do that.
 
@@ -74,11 +66,12 @@ class _Heads:
 
 def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
     """The rotary embedding that ``var`` holds, or why no kernel computes what looks like one."""
-    found = _turned(graph, _sum(graph, var))
+    found = rotation(graph, var)
     if found is None:
         return None
     name, layout = dtype(var), _layout(graph, found)
-    heads = _heads(graph, var, found.x, swaps=layout == "bhsd")
+    whole = found.channels == static(shape(found.x)[3])
+    heads = _heads(graph, var, found.x, swaps=layout == "bhsd", normalizes=whole)
     if heads is None:
         return None  # Wider than the result; a cast that reads it may be the whole.
     if not is_kernel_float(name):
@@ -105,22 +98,18 @@ def embedding(graph: Graph, var: relax.Var) -> Embedding | Refusal | None:
         epsilon=heads.epsilon,
         weight=heads.weight is not None,
         weight_dtype=None if heads.weight_dtype == name else heads.weight_dtype,
+        pairs=found.pairs,
+        turned=None if whole else found.channels,
     )
-    table_shape = (sequence, size) if shared else (batch, sequence, size)
+    table_shape = (sequence, found.channels) if shared else (batch, sequence, found.channels)
     inputs = {"x": heads.x, "cos": cos, "sin": sin} | ({} if heads.weight is None else {"weight": heads.weight})
     swapped = frozenset([var] if heads.swapped else [])
     return Embedding(parameters, inputs, {var: 0}, heads.consumed, table_shape=table_shape, swapped=swapped)
 
 
-def _sum(graph: Graph, var: relax.Var) -> relax.Call | None:
-    """The addition that ``var`` holds, or a cast of it."""
-    cast = graph.call(var, "relax.astype")
-    return graph.call(var if cast is None else cast.args[0], "relax.add")
-
-
-def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) -> _Heads | None:
+def _heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool, normalizes: bool) -> _Heads | None:
     """What the kernel reads to compute ``var``, the embedding of ``x``; before a swap of axes only if it ``swaps``."""
-    found = _normalized_heads(graph, var, x, swaps)
+    found = _normalized_heads(graph, var, x, swaps) if normalizes else None
     if found is not None:
         return found
     own = graph.before_widening(x, dtype(var))
@@ -149,48 +138,13 @@ def _normalized_heads(graph: Graph, var: relax.Var, x: relax.Expr, swaps: bool) 
     return _Heads(source, swapped, norm.epsilon, weight, weight_dtype, between(graph, rows, var))
 
 
-def _turned(graph: Graph, add: relax.Call | None) -> _Turned | None:
-    if add is None:
-        return None
-    for straight, crossed in (add.args, reversed(add.args)):
-        products = [graph.call(graph.through_casts(term), "relax.multiply") for term in (straight, crossed)]
-        if products[0] is None or products[1] is None:
-            continue
-        for x, cos in (products[0].args, reversed(products[0].args)):
-            for turned, sin in (products[1].args, reversed(products[1].args)):
-                if _turns(graph, turned, x):
-                    return _Turned(x, cos, sin)
-    return None
-
-
-def _turns(graph: Graph, turned: relax.Expr, x: relax.Expr) -> bool:
-    """Whether ``turned`` is ``concat(-x2, x1)`` along the last axis, for the halves of ``x``."""
-    concat = graph.call(graph.through_casts(turned), "relax.concat")
-    if concat is None or not has_known_shape(x) or len(shape(x)) != 4 or concat.attrs.axis is None:
-        return False
-    parts = graph.value(concat.args[0])
-    size = static(shape(x)[-1])
-    if int(concat.attrs.axis) % 4 != 3 or not isinstance(parts, relax.Tuple) or len(parts.fields) != 2 or size is None:
-        return False
-    negated, second = graph.call(graph.through_casts(parts.fields[0]), "relax.negative"), parts.fields[1]
-    if negated is None or size % 2:
-        return False
-    halves = [graph.last_axis_slice(graph.through_casts(half)) for half in (second, negated.args[0])]
-    return all(
-        half is not None
-        and (half.begin, half.size) == (begin, size // 2)
-        and graph.same(graph.through_casts(half.source), graph.through_casts(x))
-        for half, begin in zip(halves, (0, size // 2), strict=True)
-    )
-
-
-def _layout(graph: Graph, found: _Turned) -> Literal["bshd", "bhsd"] | None:
+def _layout(graph: Graph, found: Turned) -> Literal["bshd", "bhsd"] | None:
     """Where in ``x`` the axis of heads is, over which the angles are broadcast; ``None`` if they are otherwise."""
     if not all(has_known_shape(table) and len(shape(table)) <= 4 for table in (found.cos, found.sin)):
         return None
     batch, *middle, size = _padded(found.cos)
     x = shape(found.x)
-    if not graph.same_shape(_padded(found.cos), _padded(found.sin)) or not graph.equal(size, x[3]):
+    if not graph.same_shape(_padded(found.cos), _padded(found.sin)) or not graph.equal(size, found.channels):
         return None
     if not (static(batch) == 1 or graph.equal(batch, x[0])):
         return None

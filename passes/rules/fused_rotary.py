@@ -66,7 +66,7 @@ def _are_same_tables(graph: Graph, left: relax.Expr, right: relax.Expr) -> bool:
 FUSED_ROTARY = Rule(
     name="fused_rotary",
     kernel="rotary",
-    roots=operators("add", "astype"),
+    roots=operators("add", "subtract", "concat", "reshape", "astype"),
     recognize=_recognize,
     call=embedding_call,
     before=("rotary",),

@@ -30,8 +30,10 @@ _ARGSORT = is_op("relax.argsort")(_RANKED)
 _HEAD = is_op("relax.strided_slice")(_ARGSORT, varg_default_wildcard=True)
 _GATHER = is_op("relax.gather_elements")(_SCORES, maybe_cast(any_of((is_tuple_get_item(_TOPK, 1), _TOPK, _HEAD))))
 _BEST = is_tuple_get_item(_TOPK, 0)
-_SOFTMAX_OF_BEST = is_op("relax.nn.softmax")(maybe_cast(_BEST))
-_SIGMOID_OF_BEST = is_op("relax.sigmoid")(maybe_cast(_BEST))
+_GATHERED_BEST = is_op("relax.gather_elements")(_RANKED, any_of((is_tuple_get_item(_TOPK, 1), _TOPK, _HEAD)))
+_SCORED_BEST = maybe_cast(_BEST | _GATHERED_BEST)
+_SOFTMAX_OF_BEST = is_op("relax.nn.softmax")(_SCORED_BEST)
+_SIGMOID_OF_BEST = is_op("relax.sigmoid")(_SCORED_BEST)
 _CHOSEN = maybe_cast(any_of((_GATHER, _SOFTMAX_OF_BEST, _SIGMOID_OF_BEST, _BEST)))
 _SUM = is_op("relax.sum")(maybe_cast(_CHOSEN))
 _TOTAL = any_of(maybe(name, maybe_cast(_SUM)) for name in ("relax.expand_dims", "relax.reshape"))
@@ -47,6 +49,7 @@ _PARTS = {
     "head": _HEAD,
     "scores": _SCORES,
     "gather": _GATHER,
+    "gathered_best": _GATHERED_BEST,
     "softmax_of_best": _SOFTMAX_OF_BEST,
     "sigmoid_of_best": _SIGMOID_OF_BEST,
     "chosen": _CHOSEN,
@@ -123,12 +126,14 @@ def _recognize(site: Site) -> Found | Refusal | None:
         bias=bias is not None,
         num_groups=limit.num_groups,
         top_groups=limit.top_groups,
-        excluded_rank=limit.excluded_rank,
+        # Where the weights are what was ranked, an expert that is left out but chosen all the same weighs nothing.
+        excluded_rank=limit.excluded_rank if "gather" in match else "-inf",
         normalize="normalized" in match or "softmax_of_best" in match,
         epsilon=epsilon or 0.0,
         scale=1.0 if scale is None else float(scale),
         weights_dtype=weights_dtype,
         indices_dtype="int32" if indices and dtype(indices[0]) == "int32" else "int64",
+        group_ranks=limit.group_ranks,
     )
     inputs = {"logits": logits} | ({} if bias is None else {"bias": bias})
     return Found(parameters, inputs, {match.var: 0, **dict.fromkeys(indices, 1)})
@@ -216,6 +221,8 @@ def _unfit_weights(match: _Match, weighted: _Scores, ranked: _Scores | None, bia
     graph, rank = match.graph, len(shape(weighted.logits))
     if weighted.scoring == "softmax" and graph.value(weighted.value).attrs.axis % rank != rank - 1:
         return "softmax does not run over the experts"
+    if "gathered_best" in match and graph.value(match["gathered_best"]).attrs.axis % rank != rank - 1:
+        return "weights are gathered along another axis than the experts'"
     if "gather" not in match:
         of_best = "softmax_of_best" in match or "sigmoid_of_best" in match
         if of_best and ranked is not None:
@@ -246,12 +253,15 @@ def _unfit_sum(match: _Match) -> str | None:
 
 def _index_variables(match: _Match) -> list[relax.Var]:
     """The variables that hold the chosen experts."""
+    graph = match.graph
     if "head" in match:
-        return [match["head"]]
+        size = shape(match["head"])[-1]
+        heads = {var: graph.last_axis_slice(var) for var in graph.users(match["argsort"])}
+        return [var for var, head in heads.items() if head and head.begin == 0 and graph.equal(head.size, size)]
     if isinstance(match["topk"].struct_info, relax.TensorStructInfo):
         return [match["topk"]]
-    users = match.graph.users(match["topk"])
-    return [var for var in users if isinstance(item := match.graph.value(var), relax.TupleGetItem) and item.index == 1]
+    users = graph.users(match["topk"])
+    return [var for var in users if isinstance(item := graph.value(var), relax.TupleGetItem) and item.index == 1]
 
 
 MOE_GATE = Rule(

@@ -18,7 +18,7 @@ def _recognize(site: Site) -> Embedding | Refusal | None:
 ROTARY = Rule(
     name="rotary",
     kernel="rotary",
-    roots=operators("add", "astype"),
+    roots=operators("add", "subtract", "concat", "reshape", "astype"),
     recognize=_recognize,
     call=embedding_call,
     before=("mla_decode", "attention_decode", "attention", "normalization"),

@@ -37,6 +37,8 @@ CASES = {
     "excluding-groups": MoeGateParameters(
         256, 8, "sigmoid", bias=True, num_groups=8, top_groups=4, normalize=True, epsilon=1e-20, scale=2.5
     ),
+    "best-of-groups": MoeGateParameters(160, 6, "softmax", num_groups=8, top_groups=3, group_ranks=1),
+    "groups-of-one": MoeGateParameters(16, 4, "sigmoid", bias=True, num_groups=16, top_groups=6, group_ranks=1),
     "top-1": MoeGateParameters(128, 1, "sigmoid"),
     "few-eligible": MoeGateParameters(64, 8, "sigmoid", num_groups=8, top_groups=2),
     "three-a-lane": MoeGateParameters(96, 40, "softmax"),

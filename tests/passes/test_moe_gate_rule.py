@@ -234,10 +234,10 @@ def last_of_argsort(x: Tensor) -> Pair:
     return scores.gather(1, indices), indices
 
 
-def largest_of_groups(x: Tensor) -> Pair:
-    """DeepSeek-V2: groups ranked by their best expert alone."""
+def means_of_groups(x: Tensor) -> Pair:
+    """Groups ranked by all of their experts."""
     scores = F.softmax(x, -1)
-    best = torch.topk(scores.view(-1, 4, 4).amax(-1), 2)[1]
+    best = torch.topk(scores.view(-1, 4, 4).sum(-1), 2)[1]
     mask = torch.zeros_like(scores[:, :4]).scatter(1, best, 1).repeat_interleave(4, 1)
     indices = torch.topk(scores.masked_fill(~mask.bool(), 0.0), 3)[1]
     return scores.gather(1, indices), indices
@@ -259,7 +259,7 @@ REFUSED = {
     gathered_from_other_scores: "other numbers than the scores",
     weights_with_bias: "contain the bias",
     last_of_argsort: "others than the first",
-    largest_of_groups: "sum of their two best",
+    means_of_groups: "sum of their two best",
     interleaved_groups: "not of consecutive experts",
 }
 
