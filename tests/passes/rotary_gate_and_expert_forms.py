@@ -119,7 +119,7 @@ def neighbours_complex(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
 def neighbours_polar(x: Tensor, angles: Tensor, _: Tensor) -> Tensor:
     """Complex numbers of angles, as Llama's own code makes them."""
     z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], HALF, 2))
-    return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(3).type_as(x)
+    return torch.view_as_real(z * torch.polar(torch.ones(1), angles.float())).flatten(3).type_as(x)
 
 
 def neighbours_by_matrices(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
