@@ -30,10 +30,10 @@ class RotaryConfiguration:
 class Rotary(KernelSpec[RotaryParameters, RotaryConfiguration]):
     """``x`` in its layout, ``cos`` and ``sin [sequence, turned]`` or ``[batch, sequence, turned]``, to ``out``.
 
-    ``out`` is like ``x``. With ``x1`` and ``x2`` for the halves of a head, ``out`` is ``x * cos + concat(-x2, x1) * sin``; likewise with
-    neighbours, where even channels are ``x1`` and odd ones ``x2``. What does not turn stays. Where heads are
-    normalized, ``x`` stands for ``x * rsqrt(mean(x ** 2) + epsilon) * weight``, with ``weight [size]``. ``keys`` and
-    ``key_weight`` become ``key_out`` in the same way.
+    ``out`` is like ``x``. With ``x1`` and ``x2`` for the halves of a head, it is ``x * cos + concat(-x2, x1) * sin``;
+    likewise with neighbours, where even channels are ``x1`` and odd ones ``x2``. What does not turn stays. Where heads
+    are normalized, ``x`` stands for ``x * rsqrt(mean(x ** 2) + epsilon) * weight``, with ``weight [size]``. ``keys``
+    and ``key_weight`` become ``key_out`` in the same way.
     """
 
     name = "rotary"

@@ -22,7 +22,11 @@ def index_bound(graph: Graph, expr: relax.Expr) -> int | None:
     which is negative.
     """
     while True:
-        indices = graph.value(graph.through(expr, *_MOVES))
+        while (moved := graph.call(expr, *_MOVES)) is not None:
+            if dtype(moved) in ("int8", "uint8", "int16", "uint16"):
+                return None  # what is too large for these becomes another number
+            expr = moved.args[0]
+        indices = graph.value(expr)
         picked = graph.call(indices, *_PICKS)
         if picked is None:
             break

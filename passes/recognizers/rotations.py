@@ -1,8 +1,9 @@
 """Which heads are turned by which tables, told by the elements of the result, in whatever way it is put together.
 
-Of two channels ``x1`` and ``x2``, the first becomes ``x1 * cos - x2 * sin``, the second ``x2 * cos + x1 * sin``. They may
-be put together as halves of a concatenation or in one sum over the whole head; come from slices, pieces, stacks or rolls;
-and be negated by a subtraction, a negation or a factor of ±1. Channels behind the last pair may stay as they are.
+Of two channels ``x1`` and ``x2``, the first becomes ``x1 * cos - x2 * sin``, the second ``x2 * cos + x1 * sin``. They
+may be put together as halves of a concatenation or in one sum over the whole head; come from slices, pieces, stacks or
+rolls; and be negated by a subtraction, a negation or a factor of ±1. Channels behind the last pair may stay as they
+are.
 """
 
 from __future__ import annotations
@@ -274,14 +275,14 @@ class _Reader:
     ) -> relax.Expr | None:
         """The table for whole heads of what ``factors`` are for the first and the second channels of ``pair``."""
         for view in factors[0].views:
-            whole = self._shows_table(view, places[0], 2 * half)
-            if whole and any(
-                self.graph.same(view.expr, other.expr) and self._shows_table(other, places[1], 2 * half)
+            whole = self._broadcast(view, places[0], 2 * half)
+            if whole is not None and any(
+                self.graph.same(view.expr, other.expr) and self._broadcast(other, places[1], 2 * half) is not None
                 for other in factors[1].views
             ):
-                return view.expr
+                return whole
         parts = [
-            next((view.expr for view in factor.views if self._shows_table(view, pair, half)), None)
+            next((table for view in factor.views if (table := self._broadcast(view, pair, half)) is not None), None)
             for factor in factors
         ]
         if parts[0] is None or parts[1] is None:
@@ -293,19 +294,26 @@ class _Reader:
         last, dims = len(shape(first)) - 1, (*shape(first)[:-1], 2 * half)
         if pairs == "halves":
             return _typed(relax.op.concat([first, second], last), dims, dtype(first))
-        if self.graph.same(first, second):
+        if self.graph.alike(first, second):
             return _typed(relax.op.repeat(first, 2, last), dims, dtype(first))
         paired = (*shape(first), 1)
         columns = [_typed(relax.op.expand_dims(part, last + 1), paired, dtype(part)) for part in (first, second)]
         stacked = _typed(relax.op.concat(columns, last + 1), (*shape(first), 2), dtype(first))
         return _typed(relax.op.reshape(stacked, dims), dims, dtype(first))
 
-    def _shows_table(self, view: _Element, place: Index, size: int) -> bool:
-        """Whether ``view`` shows ``place`` of a table with ``size`` channels that broadcasts to the heads."""
-        dims = shape(view.expr)
+    def _broadcast(self, view: _Element, place: Index, size: int) -> relax.Expr | None:
+        """The tensor of ``view`` as a table that broadcasts to the heads, if it shows ``place`` of that."""
+        dims, (batch, one, two, channel) = shape(view.expr), place
         if not 1 <= len(dims) <= 4 or static(dims[-1]) != size:
-            return False
-        return self._equal(view.index, broadcast_index(place, dims))
+            return None
+        if self._equal(view.index, broadcast_index(place, dims)):
+            return view.expr
+        for at, heads in (((batch, one, channel), 2), ((batch, two, channel), 1)):
+            if len(dims) in (2, 3) and self._equal(view.index, broadcast_index(at, dims)):
+                axes = [tirx.IntImm("int64", 1)] * (3 - len(dims)) + list(dims)
+                axes.insert(heads, tirx.IntImm("int64", 1))
+                return _typed(relax.op.reshape(view.expr, axes), axes, dtype(view.expr))
+        return None
 
     def _equal(self, left: Index, right: Index) -> bool:
         return len(left) == len(right) and all(map(self.space.equal, left, right))

@@ -116,6 +116,25 @@ def neighbours_complex(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     return torch.view_as_real(z * torch.complex(c.float(), s.float())).flatten(3).type_as(x)
 
 
+def neighbours_polar(x: Tensor, angles: Tensor, _: Tensor) -> Tensor:
+    """Complex numbers of angles, as Llama's own code makes them."""
+    z = torch.view_as_complex(x.float().reshape(*x.shape[:-1], HALF, 2))
+    return torch.view_as_real(z * torch.polar(torch.ones(1), angles.float())).flatten(3).type_as(x)
+
+
+def neighbours_by_matrices(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Flux: a matrix of two rows for each angle."""
+    m = torch.stack([c, -s, s, c], -1).reshape(1, 1, SEQUENCE, HALF, 2, 2)
+    y = x.reshape(*x.shape[:-1], HALF, 1, 2)
+    return (m[..., 0] * y[..., 0] + m[..., 1] * y[..., 1]).reshape(x.shape)
+
+
+def halves_by_addcmul(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    """Products that are added by one operator."""
+    a, b = x.tensor_split(2, -1)
+    return torch.cat([torch.addcmul(a * c, b, s, value=-1), torch.addcmul(b * c, a, s)], -1)
+
+
 def first_half_turned(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """GPT-NeoX: the first channels alone turn."""
     turning, rest = x[..., :HALF], x[..., HALF:]
@@ -156,6 +175,9 @@ ROTARY_FORMS = {
         RotaryForm(neighbours_repeated, HALF, _NEIGHBOURS),
         RotaryForm(neighbours_on_an_axis, HALF, _NEIGHBOURS),
         RotaryForm(neighbours_complex, HALF, _NEIGHBOURS),
+        RotaryForm(neighbours_polar, HALF, _NEIGHBOURS),
+        RotaryForm(neighbours_by_matrices, HALF, _NEIGHBOURS),
+        RotaryForm(halves_by_addcmul, HALF, {}),
         RotaryForm(first_half_turned, HALF, _FIRST),
         RotaryForm(first_half_in_parts, 2, _FIRST),
         RotaryForm(first_neighbours_turned, 2, _FIRST | _NEIGHBOURS),

@@ -64,7 +64,14 @@ def limited_too_low(x: Tensor, _: Tensor) -> Tensor:
     return x.topk(4, -1).indices.clamp(1, EXPERTS - 2)
 
 
-@pytest.mark.parametrize("function", [sorted_and_read_whole, sliced_tokens, wrapped_too_early, limited_too_low])
+def narrowed(x: Tensor, _: Tensor) -> Tensor:
+    """Indices that become negative on the way."""
+    return (torch.arange(320.0) + 0 * x[:, :1]).topk(300, -1).indices.to(torch.int8).long().clamp(0, 319)
+
+
+@pytest.mark.parametrize(
+    "function", [sorted_and_read_whole, sliced_tokens, wrapped_too_early, limited_too_low, narrowed]
+)
 def test_canonical_forms_compute_the_same(function: object) -> None:
     """Where slices and limits of indices are no gate's."""
     arguments = inputs()
