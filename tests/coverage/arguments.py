@@ -232,6 +232,8 @@ _ENDINGS: tuple[tuple[str, Maker], ...] = (
     ("_mask", _mask),
     ("_position_ids", _one_of(lambda: torch.arange(PATCHES).expand(BATCH, PATCHES).contiguous())),
     ("_input_ids", _ids),
+    ("_pixel_values", _pixels),
+    ("_masks", _pixels),
     ("token_type_ids", MAKERS["token_type_ids"]),
     ("audio_codes", _one_of(lambda: torch.randint(0, 8, (BATCH, CODES, LENGTH)))),
     ("_embeds", _hidden),
