@@ -48,40 +48,43 @@ def found(model: Any, effort: int = 0, until: float = math.inf, **fixed: Any) ->
         return first_that_runs(model, sets)
     except Exception as error:
         first = error
-    waiting = [tuple(dict.fromkeys((*_required(model), *each))) for each in sets or [fixed]] if effort else []
-    calls, seen = itertools.count(), set[frozenset[str]]()
-    while waiting:
-        names = waiting.pop(0)
-        if frozenset(names) in seen:
-            continue
-        seen.add(frozenset(names))
-        asked: list[str] = []
-        wanted = [name for name in names if name not in fixed]
-        for made in itertools.islice(_shapes(model, wanted), MOST_SHAPES if effort > 1 else 1):
-            if next(calls) >= MOST_CALLS or time.monotonic() > until:
-                raise first
-            kwargs = made | fixed
-            try:
-                return kwargs, _computed(model, kwargs)
-            except Exception as error:
-                again = error
-            try:
-                if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
-                    longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
-                    return found(model, effort, until, **{**longer, "input_ids": ids})
-            except Exception as error:
-                again = error
-            for _ in range(MOST_MENDS):
-                if (mended := _as_wide_as_asked(kwargs, again) or _with_channels_asked(kwargs, again)) is None:
+    waiting = [tuple(dict.fromkeys((*_required(model), *each))) for each in sets or [fixed]]
+    for most in (1, MOST_SHAPES)[:effort]:
+        calls, seen, complete = itertools.count(), set[frozenset[str]](), list[tuple[str, ...]]()
+        while waiting:
+            names = waiting.pop(0)
+            if frozenset(names) in seen:
+                continue
+            seen.add(frozenset(names))
+            asked: list[str] = []
+            wanted = [name for name in names if name not in fixed]
+            for made in itertools.islice(_shapes(model, wanted), most):
+                if next(calls) >= MOST_CALLS or time.monotonic() > until:
                     break
-                kwargs = mended
+                kwargs = made | fixed
                 try:
                     return kwargs, _computed(model, kwargs)
                 except Exception as error:
                     again = error
-            asked += _asked_for(model, again, names)
-        for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
-            waiting.insert(0, (*names, name))
+                try:
+                    if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
+                        longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
+                        return found(model, effort, until, **{**longer, "input_ids": ids})
+                except Exception as error:
+                    again = error
+                for _ in range(MOST_MENDS):
+                    if (mended := _as_wide_as_asked(kwargs, again) or _with_channels_asked(kwargs, again)) is None:
+                        break
+                    kwargs = mended
+                    try:
+                        return kwargs, _computed(model, kwargs)
+                    except Exception as error:
+                        again = error
+                asked += _asked_for(model, again, names)
+            complete += [] if asked else [names]
+            for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
+                waiting.insert(0, (*names, name))
+        waiting = complete  # other shapes of those of which no call asked for more
     raise first
 
 
