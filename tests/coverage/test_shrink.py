@@ -192,20 +192,14 @@ CLASSES = {
     "deepseek_v2": "experts per token, of which the default has none",
     "dinov3_vit": "stages that are layers, and a weight without elements",
     "dots3_note_text": "a dictionary by layer, and heads of two parts",
-    "efficientloftr": "pairs of images",
     "gemma3n_text": "layers that share keys and values",
     "gemma4_text": "layers with a head of another size",
     "glm4v_text": "sections that the default has not",
-    "granite_speech5_encoder": "a width that a matmul asks for",
-    "instructblip": "placeholders, and a second sequence of words",
     "inkling2_vision": "patches in the shape of the documentation",
     "jamba": "layers of attention by a period",
     "lxmert": "features of objects",
-    "mask2former": "a backbone of stages",
     "qwen3_5": "a generating class of a part of the model",
     "cosmos3_edge_vision": "flattened patches and their grid",
-    "mimi_encoder": "one channel of sound",
-    "zamba": "weights that two layers share",
 }
 """A model type for each class of what small configurations and calls need."""
 
