@@ -121,13 +121,17 @@ def _sizes(config: Any, made: Arguments) -> Iterator[Any]:
 
 
 def _mask(config: Any, made: Arguments) -> Iterator[Any]:
-    """Ones for what is masked: as long as an argument that is there."""
-    shapes: list[tuple[int, ...]] = [(BATCH, LENGTH)]
+    """Ones for what is masked: as long as the words, or where there are none, as an argument that is there."""
+    words: list[tuple[int, ...]] = [(BATCH, LENGTH)]
+    shapes: list[tuple[int, ...]] = []
     for name, value in made.items():
-        if isinstance(value, torch.Tensor) and value.dim() > 1 and not name.endswith("_mask"):
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and not name.endswith(("_mask", "_ids")):
             shapes += [(value.shape[0], value.shape[1]), (value.shape[0], value.shape[-1])]
             shapes += [(BATCH, LENGTH, value.shape[1])] if value.dim() == 5 else []  # which words see which images
-    yield from (torch.ones(shape, dtype=torch.int64) for shape in dict.fromkeys(shapes))
+    yield from (
+        torch.ones(shape, dtype=torch.int64)
+        for shape in dict.fromkeys(words + shapes if "input_ids" in made else shapes + words)
+    )
 
 
 def _series(*names: str, last: int | None = None) -> Maker:
@@ -232,6 +236,8 @@ _ENDINGS: tuple[tuple[str, Maker], ...] = (
     ("_mask", _mask),
     ("_position_ids", _one_of(lambda: torch.arange(PATCHES).expand(BATCH, PATCHES).contiguous())),
     ("_input_ids", _ids),
+    ("_pixel_values", _pixels),
+    ("_masks", _pixels),
     ("token_type_ids", MAKERS["token_type_ids"]),
     ("audio_codes", _one_of(lambda: torch.randint(0, 8, (BATCH, CODES, LENGTH)))),
     ("_embeds", _hidden),

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 from .arguments import BATCH, LENGTH, MAKERS, PATCHES, USUAL, Arguments, field, maker, placeholder, size_of
 from .sources import NotConstructibleError
 
-MOST_CALLS, MOST_SHAPES, MOST_MENDS = 120, 60, 3
-"""Calls tried of a model, and of one set of names; sizes that errors ask for in turn."""
+MOST_CALLS, MOST_SHAPES, MOST_MASKS, MOST_MENDS = 120, 60, 5, 3
+"""Calls tried of a model, and of one set of names; shapes of a mask; sizes that errors ask for in turn."""
 
 
 def first_that_runs(model: Any, candidates: list[Arguments]) -> tuple[Arguments, Any]:
@@ -48,40 +48,43 @@ def found(model: Any, effort: int = 0, until: float = math.inf, **fixed: Any) ->
         return first_that_runs(model, sets)
     except Exception as error:
         first = error
-    waiting = [tuple(dict.fromkeys((*_required(model), *each))) for each in sets or [fixed]] if effort else []
-    calls, seen = itertools.count(), set[frozenset[str]]()
-    while waiting:
-        names = waiting.pop(0)
-        if frozenset(names) in seen:
-            continue
-        seen.add(frozenset(names))
-        asked: list[str] = []
-        wanted = [name for name in names if name not in fixed]
-        for made in itertools.islice(_shapes(model, wanted), MOST_SHAPES if effort > 1 else 1):
-            if next(calls) >= MOST_CALLS or time.monotonic() > until:
-                raise first
-            kwargs = made | fixed
-            try:
-                return kwargs, _computed(model, kwargs)
-            except Exception as error:
-                again = error
-            try:
-                if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
-                    longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
-                    return found(model, effort, until, **{**longer, "input_ids": ids})
-            except Exception as error:
-                again = error
-            for _ in range(MOST_MENDS):
-                if (mended := _as_wide_as_asked(kwargs, again) or _with_channels_asked(kwargs, again)) is None:
+    waiting = [tuple(dict.fromkeys((*_required(model), *each))) for each in sets or [fixed]]
+    for most in (1, MOST_SHAPES)[:effort]:
+        calls, seen, complete = itertools.count(), set[frozenset[str]](), list[tuple[str, ...]]()
+        while waiting:
+            names = waiting.pop(0)
+            if frozenset(names) in seen:
+                continue
+            seen.add(frozenset(names))
+            asked: list[str] = []
+            wanted = [name for name in names if name not in fixed]
+            for made in itertools.islice(_shapes(model, wanted), most):
+                if next(calls) >= MOST_CALLS or time.monotonic() > until:
                     break
-                kwargs = mended
+                kwargs = made | fixed
                 try:
                     return kwargs, _computed(model, kwargs)
                 except Exception as error:
                     again = error
-            asked += _asked_for(model, again, names)
-        for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
-            waiting.insert(0, (*names, name))
+                try:
+                    if "input_ids" not in fixed and (ids := _placeholders(model.config, again)) is not None:
+                        longer = {name: value for name, value in kwargs.items() if not _follows_words(name)}
+                        return found(model, effort, until, **{**longer, "input_ids": ids})
+                except Exception as error:
+                    again = error
+                for _ in range(MOST_MENDS):
+                    if (mended := _as_wide_as_asked(kwargs, again) or _with_channels_asked(kwargs, again)) is None:
+                        break
+                    kwargs = mended
+                    try:
+                        return kwargs, _computed(model, kwargs)
+                    except Exception as error:
+                        again = error
+                asked += _asked_for(model, again, names)
+            complete += [] if asked else [names]
+            for name in sorted(dict.fromkeys(asked), key=lambda name: "embeds" not in name):
+                waiting.insert(0, (*names, name))
+        waiting = complete  # other shapes of those of which no call asked for more
     raise first
 
 
@@ -144,18 +147,35 @@ def _plain(model: Any) -> Iterator[Arguments]:
 
 
 def _shapes(model: Any, names: list[str]) -> Iterator[Arguments]:
-    """The arguments in all their shapes, the usual ones first; later arguments follow the shapes of earlier ones."""
+    """The arguments in all their shapes: the one of the most varies fastest, then masks, which follow the others.
 
-    def rest(made: Arguments, left: list[str]) -> Iterator[Arguments]:
-        if not left:
-            yield made
-            return
-        for value in itertools.chain((maker(left[0]) or _nothing)(model.config, made), _described(model, left[0])):
-            yield from rest({**made, left[0]: value}, left[1:])
-
+    At most ``MOST_SHAPES``.
+    """
     torch.manual_seed(2)
-    ordered = sorted(names, key=lambda name: ("mask" in name or "lengths" in name, names.index(name)))
-    yield from itertools.islice(rest({}, [name for name in ordered if _is_known(model, name)]), MOST_SHAPES)
+    known = [name for name in names if _is_known(model, name)]
+    masks = [name for name in known if "mask" in name or "lengths" in name]
+    made_in_turn = [name for name in known if name not in masks] + masks
+    counts = {n: MOST_MASKS if n in masks else sum(1 for _ in _every(model, n, {})) for n in known}
+    most = sorted((name for name in known if name not in masks), key=lambda name: -counts[name])
+    varied = [*most[1:][::-1], *masks, *most[:1]]  # the last one fastest
+    yielded = 0
+    for places in itertools.product(*(range(counts[name]) for name in varied)):
+        place = dict(zip(varied, places, strict=True))
+        made: Arguments = {}
+        for name in made_in_turn:
+            if (value := next(itertools.islice(_every(model, name, made), place[name], None), None)) is None:
+                break
+            made[name] = value
+        else:
+            yield made
+            yielded += 1
+            if yielded == MOST_SHAPES:
+                return
+
+
+def _every(model: Any, name: str, made: Arguments) -> Iterator[Any]:
+    yield from (maker(name) or _nothing)(model.config, made)
+    yield from _described(model, name)
 
 
 def _nothing(config: Any, made: Arguments) -> Iterator[Any]:

@@ -11,6 +11,10 @@ LAYERS, MOST_LAYERS = 2, 8
 
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 _INDICES = re.compile(r"(indices|indexes|idxs|_ids|_layers|no_rope_layers|out_index)$")
+_TYPES = ("layer_types", "layers_block_type", "out", "shared")
+_PATTERNS = ("block_types", "_block_types")
+"""Kinds of layers that repeat."""
+
 _FIRST_LAYERS = re.compile(r"first_k_|num_dense_layers|n_dense_layers|num_dense|max_window_layers")
 """Numbers of layers at the beginning that differ from the others."""
 
@@ -28,7 +32,10 @@ def count_of(fields: dict[str, Any]) -> tuple[str, int]:
 
 
 class Layers:
-    """The layers to keep of ``fields``: ``copies`` of each kind, and at least two."""
+    """The layers to keep of ``fields``: ``copies`` of each kind, and at least two.
+
+    With no copies, one of each layer type, whatever other fields say: layers may read what one before them computed.
+    """
 
     def __init__(self, fields: dict[str, Any], copies: int = 1) -> None:
         self.name, self.count = count_of(fields)
@@ -37,10 +44,12 @@ class Layers:
 
     def _kept(self, copies: int) -> list[int]:
         kinds = [self._kinds(index) for index in range(self.count)]
+        if not copies:
+            kinds = [[kind for kind in of_layer if kind[0] in _TYPES] for of_layer in kinds]
         seen: dict[Any, int] = {}
         kept: list[int] = []
         for index, of_layer in enumerate(kinds):
-            wanted = [kind for kind in of_layer if seen.get(kind, 0) < (1 if kind[0] == "out" else copies)]
+            wanted = [kind for kind in of_layer if seen.get(kind, 0) < (1 if kind[0] == "out" else max(1, copies))]
             if wanted and (len(kept) < MOST_LAYERS or any(kind[0] == "out" for kind in wanted)):
                 kept.append(index)
                 for kind in of_layer:
@@ -60,6 +69,8 @@ class Layers:
                     kinds.append(("out", index))  # every one of them is read
             elif self.indexes(name, value):
                 kinds.append((name, index in value))
+            elif name in _PATTERNS and isinstance(value, list | tuple) and value:
+                kinds.append((name, index % len(value)))  # a layer is of the kind that its index gives
             elif self.keyed(value):
                 kinds.append((name, index in map(int, value)))
             elif isinstance(value, int) and not isinstance(value, bool) and _FIRST_LAYERS.search(name):
@@ -72,6 +83,10 @@ class Layers:
     def lists(self, value: Any) -> bool:
         """Whether ``value`` has an entry for each layer."""
         return isinstance(value, list | tuple) and self.count > 1 and len(value) == self.count
+
+    def sources(self, name: str, value: Any) -> bool:
+        """Whether ``value`` has for each layer the layer, itself or one before, whose keys it reads."""
+        return name.endswith("_layers") and all(isinstance(v, int) and 0 <= v <= index for index, v in enumerate(value))
 
     def names_stages(self, name: str) -> bool:
         """Whether ``name`` are the indices of stages whose results are read, with a stage for each layer."""
@@ -110,6 +125,9 @@ class Layers:
             return False, None
         if name == self.name:
             return True, count
+        if self.lists(value) and self.sources(name, value):
+            own = [value[index] if value[index] in self.kept else index for index in self.kept]
+            return True, type(value)(self.kept.index(each) for each in own)
         if self.lists(value):
             return True, type(value)(value[index] for index in self.kept)
         if name == "stage_names" and self.names_stages("out_indices"):

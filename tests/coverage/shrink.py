@@ -28,7 +28,6 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"base_channels", 32),
     (r"num_queries|(d|num)_latents", LENGTH),
     (r"(n|num)_shared_experts", 1),
-    (r"(prediction|context)_length|.*_budget", LENGTH),
     (r"(num_|n_)?(local_|routed_|moe_)?(num_)?experts|moe_num_experts|n_routed_experts", EXPERTS),
     (r"num_experts_per_tok|moe_k|moe_top_?k|top_k_experts|num_selected_experts|moe_topk", 2),
     (r"n_groups|n_group|topk_group|num_expert_groups?", 1),
@@ -77,6 +76,7 @@ _WHERE_NONE = (
         (re.compile(f"{kind}_token_(id|index)$"), VOCABULARY - 1 - n)
         for n, kind in enumerate(("image", "video", "audio"))
     ),
+    (re.compile(r"prediction_length$|.*_budget$"), LENGTH),
     (re.compile(r".*compress_ratio$"), 2),
     (re.compile(r".*kv_heads$"), 2),
 )
@@ -91,14 +91,14 @@ def configurations(default: Any) -> Iterator[Any]:
     """Candidates in the order in which they are tried: all sizes small; with heads as wide as by default; with all
     widths divided by the same number; with few layers and words alone. All but the first keep widths that depend on
     one another, which no rule knows. Then the same with sizes where the default has none, and with two layers of each
-    kind.
+    kind, and with one of each layer type alone.
 
     Raises what the configuration's class raises where it takes none of them.
     """
     fields = described(default)
     errors: list[Exception] = []
     count = 0
-    for given, copies in ((fields, 1), (filled(described(default, sections=True)), 1), (fields, 2)):
+    for given, copies in ((fields, 1), (filled(described(default, sections=True)), 1), (fields, 2), (fields, 0)):
         if given == fields and copies == 1 and count:
             continue
         few_layers = shrunk(given, widths=False, copies=copies)

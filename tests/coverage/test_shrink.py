@@ -52,6 +52,19 @@ def test_layers_that_share_their_keys_follow_one_of_their_kind() -> None:
     assert (small["num_hidden_layers"], small["num_kv_shared_layers"]) == (4, 2)
 
 
+def test_a_layer_whose_source_goes_is_its_own() -> None:
+    """Layers that name the layer whose keys they read, and kinds that repeat."""
+    fields = {
+        "num_hidden_layers": 6,
+        "layer_types": ["a", "b", "b", "c"] + ["c"] * 2,
+        "source_layers": [0, 0, 2, 2, 2, 5],
+    }
+    small = shrunk(fields)
+    assert (small["layer_types"], small["source_layers"]) == (["a", "b", "b", "c", "c"], [0, 0, 2, 2, 4])
+    assert Layers({"num_hidden_layers": 9, "block_types": ["r", "r", "a"]}).kept == [0, 1, 2]
+    assert Layers({**fields, "first_k_dense_replace": 3}, copies=0).kept == [0, 1, 3]
+
+
 def test_every_stage_that_is_read_stays() -> None:
     """A projection has as many inputs as stages are read. Stages of several layers each are left."""
     fields = {
@@ -179,20 +192,14 @@ CLASSES = {
     "deepseek_v2": "experts per token, of which the default has none",
     "dinov3_vit": "stages that are layers, and a weight without elements",
     "dots3_note_text": "a dictionary by layer, and heads of two parts",
-    "efficientloftr": "pairs of images",
     "gemma3n_text": "layers that share keys and values",
     "gemma4_text": "layers with a head of another size",
     "glm4v_text": "sections that the default has not",
-    "granite_speech5_encoder": "a width that a matmul asks for",
     "inkling2_vision": "patches in the shape of the documentation",
-    "instructblip": "placeholders, and a second sequence of words",
     "jamba": "layers of attention by a period",
     "lxmert": "features of objects",
-    "mask2former": "a backbone of stages",
     "qwen3_5": "a generating class of a part of the model",
-    "siglip2": "flattened patches and their grid",
-    "xcodec": "one channel of sound",
-    "zamba": "weights that two layers share",
+    "cosmos3_edge_vision": "flattened patches and their grid",
 }
 """A model type for each class of what small configurations and calls need."""
 
