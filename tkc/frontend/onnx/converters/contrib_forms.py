@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx
 from tvm import relax
 
+from tkc.frontend.onnx.converters import grid_sample, indexing, shapes
 from tkc.frontend.onnx.converters.contrib import activated, fused_matmul
 from tkc.frontend.onnx.converters.shared import Converted, Converter, normalized_axis, scalar
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
-def _standard(operator: str) -> Converter:
+def _standard(convert: Converter) -> Converter:
     """The standard operator of these inputs and attributes."""
 
-    def convert(node: Node) -> Converted:
-        from tkc.frontend.onnx.converters import CONVERTERS  # which has this table in it
-
-        proto = type(node.proto)()
+    def converted(node: Node) -> Converted:
+        proto = onnx.NodeProto()
         proto.CopyFrom(node.proto)
         proto.domain = ""
-        return CONVERTERS["", operator](dataclasses.replace(node, proto=proto, opset=_OPSET))
+        return convert(dataclasses.replace(node, proto=proto, opset=_OPSET))
 
-    return convert
+    return converted
 
 
 _OPSET = 18
@@ -144,12 +144,12 @@ MICROSOFT_CONVERTERS: dict[str, Converter] = {
     "CDist": _cdist,
     "ExpandDims": _expand_dims,
     "FusedMatMulActivation": _fused_matmul_activation,
-    "GatherND": _standard("GatherND"),
+    "GatherND": _standard(indexing.CONVERTERS["GatherND"]),
     "GemmaRotaryEmbedding": _gemma_rotary_embedding,
     "GemmFastGelu": _gemm_fast_gelu,
-    "GridSample": _standard("GridSample"),
+    "GridSample": _standard(grid_sample.CONVERTERS["GridSample"]),
     "Inverse": _inverse,
-    "Pad": _standard("Pad"),
+    "Pad": _standard(shapes.CONVERTERS["Pad"]),
     "SwiGLU": _swiglu,
     "UnfoldTensor": _unfold,
 }
