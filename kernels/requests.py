@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,12 @@ from tkc.contracts import KERNEL_SYMBOL_PREFIX
 from tkc.kernels.registry import SPECS
 from tkc.kernels.spec import Choice, KernelSpec, as_json
 from tkc.kernels.target import Target
+
+
+@cache
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    """What reads JSON as ``kind``: it is made anew in a millisecond, and databases have hundreds of requests."""
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,8 @@ class KernelRequest:
         spec = SPECS[data["kernel"]]
         return cls(
             kernel=spec.name,
-            parameters=TypeAdapter(spec.parameters_type).validate_python(data["parameters"]),
-            configuration=TypeAdapter(spec.configuration_type).validate_python(data["configuration"]),
+            parameters=_reader(spec.parameters_type).validate_python(data["parameters"]),
+            configuration=_reader(spec.configuration_type).validate_python(data["configuration"]),
             target=Target.parse(data["target"]),
         )
 

@@ -6,8 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
-from tkc.kernels import SPECS, Choice, KernelDispatch, Target
+from tkc.databases import kernel_choices
+from tkc.kernels import SPECS, Choice, KernelDispatch, Target, requests
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.library_calls import without_libraries
@@ -289,3 +291,17 @@ def test_a_table_keeps_what_was_measured_for_a_model(tmp_path: Path) -> None:
         (65, True, 1.0),
     ]
     assert [r.request.configuration for r in read_records(tmp_path)] == [LARGE, LARGE]
+
+
+def test_what_reads_a_kernel_s_parameters_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compilation reads hundreds of shipped records."""
+    made = []
+
+    def adapter(kind: type) -> TypeAdapter[object]:
+        made.append(kind)
+        return TypeAdapter(kind)
+
+    monkeypatch.setattr(requests, "TypeAdapter", adapter)
+    requests._reader.cache_clear()
+    kernel_choices(None, Target.parse("cuda:sm_90a"))
+    assert made and len(made) == len(set(made))
