@@ -20,6 +20,7 @@ from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.canonical.softmaxes import Softmaxes
+from tkc.passes.canonical.weight_products import WeightProducts
 from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.casts_in_branches import CastsInBranches
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
@@ -104,8 +105,10 @@ def substitution_stages(
             (
                 FoldEmptyTensors(),
                 Concatenations(),
-                Softmaxes(),
                 Contractions(),
+                Canonicalize(),
+                Softmaxes(),
+                WeightProducts(),
                 *convolutions,
                 PatchProducts(),
                 Canonicalize(),

@@ -247,3 +247,28 @@ NOT_SOFTMAX: dict[str, Attention] = {
         @ v
     ),
 }
+
+
+Product = tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]
+"""Of rows and a weight, with the shapes of both."""
+
+PRODUCTS: dict[str, Product] = {
+    "transposed weight": (lambda x, w: torch.einsum("bse,fe->bsf", x, w), (2, 5, 8), (12, 8)),
+    "weight": (lambda x, w: torch.einsum("bse,ef->bsf", x, w), (2, 5, 8), (8, 12)),
+    "weight first": (lambda x, w: torch.einsum("fe,bse->bsf", w, x), (2, 5, 8), (12, 8)),
+    "matrices": (lambda x, w: torch.einsum("te,ef->tf", x, w), (5, 8), (8, 12)),
+    "heads": (lambda x, w: torch.einsum("bse,ehd->bshd", x, w), (2, 5, 8), (8, 3, 4)),
+    "heads first": (lambda x, w: torch.einsum("bse,ehd->bhsd", x, w), (2, 5, 8), (8, 3, 4)),
+    "heads of a transposed weight": (lambda x, w: torch.einsum("bse,hde->bhsd", x, w), (2, 5, 8), (3, 4, 8)),
+    "of heads": (lambda x, w: torch.einsum("bshd,hde->bse", x, w), (2, 5, 3, 4), (3, 4, 8)),
+    "channels first": (lambda x, w: torch.einsum("bse,fe->bfs", x, w), (2, 5, 8), (12, 8)),
+    "one row": (lambda x, w: torch.einsum("bse,fe->bsf", x, w), (2, 1, 8), (12, 8)),
+    "rows in another order": (lambda x, w: torch.einsum("sbe,fe->bsf", x, w), (5, 2, 8), (12, 8)),
+}
+
+NOT_WEIGHTS: dict[str, Product] = {
+    "a weight for each head": (lambda x, w: torch.einsum("bshd,hde->bshe", x, w), (2, 5, 3, 4), (3, 4, 8)),
+    "scores of one head": (lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k), (1, 5, 1, 8), (1, 7, 1, 8)),
+    "a batch of one": (lambda q, k: torch.bmm(q, k.mT), (1, 5, 8), (1, 7, 8)),
+    "a batch": (lambda q, k: torch.einsum("bqd,bkd->bqk", q, k), (2, 5, 8), (2, 7, 8)),
+}
