@@ -112,7 +112,7 @@ SIZE = 16
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Causal: minus infinity where a key comes later."""
     i = torch.arange(q.shape[2])
-    return (q @ k.mT * SIZE**-0.5).masked_fill(i[None] > i[:, None], float("-inf"))
+    return (q @ k.mT / math.sqrt(SIZE)).masked_fill(i[None] > i[:, None], float("-inf"))
 
 
 def most(s: Tensor) -> Tensor:
