@@ -84,3 +84,13 @@ def test_a_product_that_something_else_reads_is_divided_late() -> None:
         return product / e.sum(-1, keepdim=True), product
 
     assert "softmax" not in Softmaxes()(imported(function, *operands())).script()
+
+
+def test_sums_of_columns_of_as_many_rows() -> None:
+    """The sum over the other axis has the shape of one over the last."""
+
+    def columns(x: Tensor) -> Tensor:
+        e = torch.exp(x - x.amax(-1, keepdim=True))
+        return e / e.sum(0)[:, None]
+
+    assert "softmax" not in Softmaxes()(imported(columns, torch.randn(6, 6), symbolic=())).script()

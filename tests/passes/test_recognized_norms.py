@@ -84,3 +84,10 @@ def test_a_root_that_something_else_reads() -> None:
     assert [found.count for found in report.substitutions] == [1]
     for result, expected in zip(evaluated(module, *examples), function(*examples), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_columns_of_as_many_rows() -> None:
+    """The mean over the other axis has the shape of one over the last."""
+    x = torch.randn(CHANNELS, CHANNELS)
+    module = imported(lambda x: x * torch.rsqrt((x * x).mean(0)[:, None] + EPSILON), x, symbolic=())
+    assert substituted(module, RULES)[1].substitutions == ()
