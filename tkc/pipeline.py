@@ -16,6 +16,7 @@ from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
+from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
@@ -108,6 +109,7 @@ def substitution_stages(
                 Contractions(),
                 Canonicalize(),
                 Softmaxes(),
+                GroupedAttention(),
                 WeightProducts(),
                 *convolutions,
                 PatchProducts(),

@@ -272,3 +272,46 @@ NOT_WEIGHTS: dict[str, Product] = {
     "a batch of one": (lambda q, k: torch.bmm(q, k.mT), (1, 5, 8), (1, 7, 8)),
     "a batch": (lambda q, k: torch.einsum("bqd,bkd->bqk", q, k), (2, 5, 8), (2, 7, 8)),
 }
+
+
+GROUPS = 3
+
+
+def causal(s: Tensor) -> Tensor:
+    """Scores ``[..., queries, keys]`` with minus infinity where a key comes later."""
+    i = torch.arange(s.shape[-1])
+    return s.masked_fill(i[None] > i[:, None], float("-inf"))
+
+
+def grouped_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two axes for the heads, after the queries."""
+    weights = causal(torch.einsum("bqngd,bknd->bngqk", q, k) / math.sqrt(SIZE)).softmax(-1)
+    return torch.einsum("bngqk,bknd->bqngd", weights, v).flatten(2)
+
+
+def grouped_the_other_way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The groups before the heads that share them, and the scale before the product."""
+    weights = causal(torch.einsum("bqngd,bknd->bgnqk", q / math.sqrt(SIZE), k)).softmax(-1)
+    return torch.einsum("bgnqk,bknd->bqngd", weights, v)
+
+
+def grouped_by_broadcasting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Products of five axes."""
+    q, k, v = q.permute(0, 2, 3, 1, 4), k.transpose(1, 2)[:, :, None], v.transpose(1, 2)[:, :, None]
+    return (causal(q @ k.mT / math.sqrt(SIZE)).softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def grouped_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax written out between them."""
+    s = causal(torch.einsum("bqngd,bknd->bngqk", q, k) / math.sqrt(SIZE))
+    e = torch.exp(s - most(s))
+    return torch.einsum("bngqk,bknd->bqngd", e / total(e), v)
+
+
+GROUPED: dict[str, Attention] = {
+    "einsum": grouped_by_einsum,
+    "einsum, groups first": grouped_the_other_way,
+    "broadcasting": grouped_by_broadcasting,
+    "einsum and exponentials": grouped_by_hand,
+}
+"""Attention of queries ``[batch, sequence, heads, GROUPS, size]`` and keys ``[batch, sequence, heads, size]``."""
