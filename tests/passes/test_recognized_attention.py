@@ -30,6 +30,7 @@ def canonical(function: Attention, *examples: Tensor) -> IRModule:
     return Softmaxes()(imported(function, *examples))
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("form", ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_is_the_kernel(form: str, dtype: torch.dtype) -> None:
@@ -54,6 +55,7 @@ def test_numbers() -> None:
         )
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("form", NOT_SOFTMAX)
 def test_what_only_looks_alike_stays(form: str) -> None:
     """Nothing is made a softmax."""
@@ -98,6 +100,7 @@ def test_sums_of_columns_of_as_many_rows() -> None:
     assert "softmax" not in Softmaxes()(imported(columns, torch.randn(6, 6), symbolic=())).script()
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("form", GROUPED)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_groups_of_heads(form: str, batch: int) -> None:

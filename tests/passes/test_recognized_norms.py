@@ -23,6 +23,7 @@ def inputs(*leading: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
     return x.to(dtype), w.to(dtype), b.to(dtype)
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_is_the_kernel(form: str) -> None:
     """One, with the weight, and the bias of layer normalization, for every number of tokens."""

@@ -21,6 +21,7 @@ def examples(product: Product) -> tuple[Tensor, Tensor]:
     return x, w
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("form", PRODUCTS)
 @pytest.mark.parametrize("symbolic", [(), (0,)], ids=["known", "symbolic"])
 def test_is_a_product_with_a_matrix(form: str, symbolic: tuple[int, ...]) -> None:
