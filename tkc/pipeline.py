@@ -17,10 +17,12 @@ from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
+from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.canonical.softmaxes import Softmaxes
+from tkc.passes.canonical.weight_products import WeightProducts
 from tkc.passes.lowering.captured_sizes import CapturedSizes
 from tkc.passes.lowering.casts_in_branches import CastsInBranches
 from tkc.passes.lowering.common_subexpressions import EliminateCommonSubexpressions
@@ -107,8 +109,11 @@ def substitution_stages(
                 FoldEmptyTensors(),
                 ForwardSubstitutions(target),
                 Concatenations(),
-                Softmaxes(),
                 Contractions(),
+                Canonicalize(),
+                Softmaxes(),
+                GroupedAttention(),
+                WeightProducts(),
                 *convolutions,
                 PatchProducts(),
                 Canonicalize(),

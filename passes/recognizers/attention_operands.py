@@ -144,19 +144,30 @@ def _fitted(
 ) -> Operand | None:
     """``value`` with the four axes of ``layout``, if its axes are these.
 
-    Axes of one may be missing, and batch and heads, where neighbours, be one axis.
+    Axes of one may be missing, batch and heads, where neighbours, be one, and heads be two: groups and their heads.
     """
     for heads in (count for count in range(geometry.heads, 0, -1) if geometry.heads % count == 0):
         head = tirx.floordiv(geometry.h.index, int64(geometry.heads // heads))
         axes = {"b": geometry.b, "s": sequence, "h": Axis(head, int64(heads)), "d": size}
         four = [axes[letter] for letter in layout]
         folded = [Axis(geometry.b.index * heads + head, geometry.b.size * heads), sequence, size]
-        if aligned(geometry.space, value, index, four) is not None or (
-            layout == "bhsd" and aligned(geometry.space, value, index, folded) is not None
-        ):
+        possible = [four, *([folded] if layout == "bhsd" else []), *_grouped(value, layout, axes)]
+        if any(aligned(geometry.space, value, index, form) is not None for form in possible):
             dims = [axis.size for axis in four]
             return Operand(value if len(shape(value)) == 4 else relax.op.reshape(value, dims), layout, heads, 1.0)
     return None
+
+
+def _grouped(value: relax.Expr, layout: Layout, axes: dict[str, Axis]) -> list[list[Axis]]:
+    """The ``axes`` of ``layout`` with two for the heads, as many in a group as ``value``, of five axes, has."""
+    place = layout.index("h")
+    size = static(shape(value)[place + 1]) if value.struct_info.ndim == 5 else None
+    heads = axes["h"]
+    if not size or int(heads.size) % size != 0:
+        return []
+    groups = Axis(tirx.floordiv(heads.index, int64(size)), int64(int(heads.size) // size))
+    within = Axis(tirx.floormod(heads.index, int64(size)), int64(size))
+    return [[axis for letter in layout for axis in ([groups, within] if letter == "h" else [axes[letter]])]]
 
 
 def aligned(

@@ -112,7 +112,7 @@ SIZE = 16
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Causal: minus infinity where a key comes later."""
     i = torch.arange(q.shape[2])
-    return (q @ k.mT * SIZE**-0.5).masked_fill(i[None] > i[:, None], float("-inf"))
+    return (q @ k.mT / math.sqrt(SIZE)).masked_fill(i[None] > i[:, None], float("-inf"))
 
 
 def most(s: Tensor) -> Tensor:
@@ -247,3 +247,71 @@ NOT_SOFTMAX: dict[str, Attention] = {
         @ v
     ),
 }
+
+
+Product = tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]
+"""Of rows and a weight, with the shapes of both."""
+
+PRODUCTS: dict[str, Product] = {
+    "transposed weight": (lambda x, w: torch.einsum("bse,fe->bsf", x, w), (2, 5, 8), (12, 8)),
+    "weight": (lambda x, w: torch.einsum("bse,ef->bsf", x, w), (2, 5, 8), (8, 12)),
+    "weight first": (lambda x, w: torch.einsum("fe,bse->bsf", w, x), (2, 5, 8), (12, 8)),
+    "matrices": (lambda x, w: torch.einsum("te,ef->tf", x, w), (5, 8), (8, 12)),
+    "heads": (lambda x, w: torch.einsum("bse,ehd->bshd", x, w), (2, 5, 8), (8, 3, 4)),
+    "heads first": (lambda x, w: torch.einsum("bse,ehd->bhsd", x, w), (2, 5, 8), (8, 3, 4)),
+    "heads of a transposed weight": (lambda x, w: torch.einsum("bse,hde->bhsd", x, w), (2, 5, 8), (3, 4, 8)),
+    "of heads": (lambda x, w: torch.einsum("bshd,hde->bse", x, w), (2, 5, 3, 4), (3, 4, 8)),
+    "channels first": (lambda x, w: torch.einsum("bse,fe->bfs", x, w), (2, 5, 8), (12, 8)),
+    "one row": (lambda x, w: torch.einsum("bse,fe->bsf", x, w), (2, 1, 8), (12, 8)),
+    "rows in another order": (lambda x, w: torch.einsum("sbe,fe->bsf", x, w), (5, 2, 8), (12, 8)),
+}
+
+NOT_WEIGHTS: dict[str, Product] = {
+    "a weight for each head": (lambda x, w: torch.einsum("bshd,hde->bshe", x, w), (2, 5, 3, 4), (3, 4, 8)),
+    "scores of one head": (lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k), (1, 5, 1, 8), (1, 7, 1, 8)),
+    "a batch of one": (lambda q, k: torch.bmm(q, k.mT), (1, 5, 8), (1, 7, 8)),
+    "a batch": (lambda q, k: torch.einsum("bqd,bkd->bqk", q, k), (2, 5, 8), (2, 7, 8)),
+}
+
+
+GROUPS = 3
+
+
+def causal(s: Tensor) -> Tensor:
+    """Scores ``[..., queries, keys]`` with minus infinity where a key comes later."""
+    i = torch.arange(s.shape[-1])
+    return s.masked_fill(i[None] > i[:, None], float("-inf"))
+
+
+def grouped_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two axes for the heads, after the queries."""
+    weights = causal(torch.einsum("bqngd,bknd->bngqk", q, k) / math.sqrt(SIZE)).softmax(-1)
+    return torch.einsum("bngqk,bknd->bqngd", weights, v).flatten(2)
+
+
+def grouped_the_other_way(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The groups before the heads that share them, and the scale before the product."""
+    weights = causal(torch.einsum("bqngd,bknd->bgnqk", q / math.sqrt(SIZE), k)).softmax(-1)
+    return torch.einsum("bgnqk,bknd->bqngd", weights, v)
+
+
+def grouped_by_broadcasting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Products of five axes."""
+    q, k, v = q.permute(0, 2, 3, 1, 4), k.transpose(1, 2)[:, :, None], v.transpose(1, 2)[:, :, None]
+    return (causal(q @ k.mT / math.sqrt(SIZE)).softmax(-1) @ v).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def grouped_by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax written out between them."""
+    s = causal(torch.einsum("bqngd,bknd->bngqk", q, k) / math.sqrt(SIZE))
+    e = torch.exp(s - most(s))
+    return torch.einsum("bngqk,bknd->bqngd", e / total(e), v)
+
+
+GROUPED: dict[str, Attention] = {
+    "einsum": grouped_by_einsum,
+    "einsum, groups first": grouped_the_other_way,
+    "broadcasting": grouped_by_broadcasting,
+    "einsum and exponentials": grouped_by_hand,
+}
+"""Attention of queries ``[batch, sequence, heads, GROUPS, size]`` and keys ``[batch, sequence, heads, size]``."""

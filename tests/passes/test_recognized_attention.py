@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from tvm.ir import IRModule
 
-from tests.passes.attention_and_norm_forms import ATTENTION, NOT_SOFTMAX, SIZE, Attention
+from tests.passes.attention_and_norm_forms import ATTENTION, GROUPED, GROUPS, NOT_SOFTMAX, SIZE, Attention
 from tests.passes.reference_execution import evaluated, imported, substituted
+from tkc.passes.canonical.canonicalize import Canonicalize
+from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.softmaxes import Softmaxes
 from tkc.passes.rules.attention import DECODE, PREFILL
 
@@ -28,6 +30,7 @@ def canonical(function: Attention, *examples: Tensor) -> IRModule:
     return Softmaxes()(imported(function, *examples))
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("form", ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_is_the_kernel(form: str, dtype: torch.dtype) -> None:
@@ -52,6 +55,7 @@ def test_numbers() -> None:
         )
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("form", NOT_SOFTMAX)
 def test_what_only_looks_alike_stays(form: str) -> None:
     """Nothing is made a softmax."""
@@ -84,3 +88,38 @@ def test_a_product_that_something_else_reads_is_divided_late() -> None:
         return product / e.sum(-1, keepdim=True), product
 
     assert "softmax" not in Softmaxes()(imported(function, *operands())).script()
+
+
+def test_sums_of_columns_of_as_many_rows() -> None:
+    """The sum over the other axis has the shape of one over the last."""
+
+    def columns(x: Tensor) -> Tensor:
+        e = torch.exp(x - x.amax(-1, keepdim=True))
+        return e / e.sum(0)[:, None]
+
+    assert "softmax" not in Softmaxes()(imported(columns, torch.randn(6, 6), symbolic=())).script()
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("form", GROUPED)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_groups_of_heads(form: str, batch: int) -> None:
+    """One kernel, whose keys are shared; right numbers, for every batch (or one)."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((batch, 7, 2, GROUPS, SIZE), (batch, 7, 2, SIZE), (batch, 7, 2, SIZE))
+    q, k, v = (torch.randn(sizes, generator=generator) for sizes in shapes)
+    module = imported(GROUPED[form], q, k, v, symbolic=(0, 1, 2) if batch > 1 else ())
+    module, report = substituted(Canonicalize()(GroupedAttention()(Softmaxes()(module))), RULES)
+    (found,) = report.substitutions
+    assert found.count == 1 and found.parameters.causal == "top_left"
+    torch.testing.assert_close(evaluated(module, q, k, v)[0], GROUPED[form](q, k, v), rtol=1e-5, atol=1e-5)
+
+
+def test_products_that_no_softmax_is_between_stay_folded() -> None:
+    """More rows to a product are what is wanted."""
+
+    def function(q: Tensor, k: Tensor) -> Tensor:
+        return torch.einsum("bqngd,bknd->bngqk", q, k)
+
+    module = imported(function, torch.randn(2, 7, 2, GROUPS, SIZE), torch.randn(2, 7, 2, SIZE))
+    assert GroupedAttention()(module).script() == module.script()

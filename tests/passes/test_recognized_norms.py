@@ -23,6 +23,7 @@ def inputs(*leading: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
     return x.to(dtype), w.to(dtype), b.to(dtype)
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_is_the_kernel(form: str) -> None:
     """One, with the weight, and the bias of layer normalization, for every number of tokens."""
@@ -84,3 +85,10 @@ def test_a_root_that_something_else_reads() -> None:
     assert [found.count for found in report.substitutions] == [1]
     for result, expected in zip(evaluated(module, *examples), function(*examples), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_columns_of_as_many_rows() -> None:
+    """The mean over the other axis has the shape of one over the last."""
+    x = torch.randn(CHANNELS, CHANNELS)
+    module = imported(lambda x: x * torch.rsqrt((x * x).mean(0)[:, None] + EPSILON), x, symbolic=())
+    assert substituted(module, RULES)[1].substitutions == ()
