@@ -39,11 +39,9 @@ def main() -> int:
             sys.exit(f"no source is called {name}; there are {', '.join(sources())}")
     setting = Setting(options.target, getattr(torch, options.dtype))
     load(setting)
-    every = cases()
-    chosen = [case for case in every if not options.only or case.name in options.only]
+    chosen = [case for case in cases(options.source) if not options.only or case.name in options.only]
     if unknown := set(options.only or ()) - {case.name for case in chosen}:
         sys.exit(f"no model is called {', '.join(sorted(unknown))}")
-    chosen = [case for case in chosen if not options.source or case.source in options.source]
     if options.slice:
         chosen = slice_of(options.slice, chosen)
     chosen = part(chosen, *options.part)
@@ -72,7 +70,7 @@ def main() -> int:
     for name in absent():
         print(f"{name}: not installed")
     if options.record:
-        record.write(results.read(options.results).values(), len(every), setting)
+        record.write(results.read(options.results).values(), len(cases()), setting)
     print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))
     return 1 if any(total[kind] for kind in FAULTS) else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -25,9 +25,13 @@ LIMITS = Limits(seconds=240.0, patience=4.0, memory=8 << 30)
 DAYS = 56
 
 
-def cases() -> list[Case]:
-    """All models of all sources."""
-    return [Case(source, name) for source, each in sources().items() for name in each.names()]
+def cases(among: Collection[str] | None = None) -> list[Case]:
+    """Every model of the sources ``among`` these, or of all.
+
+    Some libraries ask CUDA what there is to list their models, and no process can use CUDA that forked after it.
+    """
+    chosen = sources() if among is None else {name: sources()[name] for name in among}
+    return [Case(name, model) for name, source in chosen.items() for model in source.names()]
 
 
 def slice_of(day: datetime.date, among: Sequence[Case]) -> list[Case]:
