@@ -46,6 +46,8 @@ DATA_DECIDES_SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "bincount": lambda x: torch.bincount((x > 0).long().flatten() * 3) + 1,
     "repeat_interleave": lambda x: torch.repeat_interleave(x * 2, (x[:, 0] > 0).long() * 2, 0) + 1,
     "two selections": lambda x: x[x > 0].sum() + torch.nonzero(x < 0).float().mean(0),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, x[x > 0] * 2),
+    "masked_scatter of rows": lambda x: x.masked_scatter((x[:, :1] > 0), x[x[:, 0] > 0].exp()),
     "two selections of one size": lambda x: torch.nonzero(x > 0)[:, 0] + torch.nonzero(x > 0)[:, 1] * 2,
     "write at what was found": lambda x: (x * 1).index_put(
         (torch.nonzero(x > 0)[:, 0], torch.nonzero(x > 0)[:, 1]), torch.tensor(5.0)

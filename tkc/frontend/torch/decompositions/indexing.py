@@ -34,10 +34,14 @@ def _index_reduce(
 
 def _masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     self, mask = torch.broadcast_tensors(self, mask)
-    flat = mask.reshape(-1)
-    # Elements that the mask leaves out read any of the source's.
-    places = (flat.to(torch.int64).cumsum(0) - 1) * flat
-    return torch.where(mask, source.reshape(-1)[places].reshape(self.shape), self)
+    flat, values = mask.reshape(-1), source.reshape(-1)
+    count = flat.to(torch.int64).cumsum(0)
+    # Elements that the mask leaves out read the first value; where there may be none, it is one that is put there.
+    if isinstance(values.shape[0], int) and values.shape[0] > 0:
+        places = (count - 1) * flat
+    else:
+        values, places = torch.cat([values.new_zeros(1), values]), count * flat
+    return torch.where(mask, values[places].reshape(self.shape), self)
 
 
 def _nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Any:
