@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
 from tests.frontend.onnx_execution import compiled, evaluated, parsed, run, run_all
 from tkc.errors import InputError, UnsupportedModelError
@@ -262,3 +264,17 @@ def test_inverses_are_pytorchs() -> None:
     """Which the report names."""
     x = floats(2, 4, 4)
     np.testing.assert_allclose(run("Inverse", [x], **MICROSOFT), np.linalg.inv(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("operator", ["NhwcConv", "NhwcFusedConv"])
+def test_convolutions_of_images_with_their_channels_last(operator: str) -> None:
+    """Weights are as those of ``Conv``; the fused one adds a tensor before its activation."""
+    x, weight, bias, added = floats(2, 7, 9, 4), floats(6, 2, 3, 3), floats(6), floats(2, 4, 5, 6)
+    options: dict[str, Any] = {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 1], **MICROSOFT}
+    given = [x, weight, bias]
+    first = torch.from_numpy(x).movedim(-1, 1)
+    expected = F.conv2d(first, torch.from_numpy(weight), torch.from_numpy(bias), 2, 1, groups=2).movedim(1, -1)
+    if operator == "NhwcFusedConv":
+        given, options["activation"] = [*given, added], "Relu"
+        expected = F.relu(expected + torch.from_numpy(added))
+    np.testing.assert_allclose(run(operator, given, **options), expected.numpy(), rtol=1e-4, atol=1e-5)
