@@ -5,7 +5,7 @@ operands need from the L2 cache, and no less than its latency. Then the tile is 
 multiprocessors hold at once wait for them. Where there are few rows, reading the weight takes longest.
 
 The constants were fitted to times on an H200, of nine weights at 21 numbers of rows each
-(``docs/benchmarks/h200/matmul-tilings.json``); ``python -m tests.kernels.matmul_costs`` fits them anew, and says how
+(``docs/benchmarks/h200/matmul-tilings.jsonl``); ``python -m tests.kernels.matmul_costs`` fits them anew, and says how
 much is lost by choosing by them.
 """
 

@@ -43,7 +43,7 @@ KERNELS: dict[str, tuple[str, Any, bool]] = {
     "projection": ("matmul", MatmulParameters(4096, 4096, "bfloat16", residual=True), True),
     "GELU": ("matmul", MatmulParameters(4096, 1024, "bfloat16", bias=True, activation="gelu"), True),
     "float32": ("matmul", MatmulParameters(4096, 4096, "float32"), True),
-    "odd rows": ("matmul", MatmulParameters(4096, 4100, "bfloat16"), True),
+    "odd rows": ("matmul", MatmulParameters(4096, 4100, "bfloat16"), False),
     "gated": ("matmul.gated", GatedMatmulParameters(14336, 4096, "bfloat16"), True),
     "experts": ("matmul.grouped", GroupedMatmulParameters(128, 2048, 768, "bfloat16"), True),
     "gated experts": (

@@ -39,8 +39,8 @@ KERNELS = (
     _kernel(
         "rotary embedding turns the second half the wrong way",
         "rotary/definition",
-        "values[half + j] * cos_2 + values[j] * sin_2",
-        "values[half + j] * cos_2 - values[j] * sin_2",
+        "values[second] * cos_2 + values[first] * sin_2",
+        "values[second] * cos_2 - values[first] * sin_2",
         "kernels/test_rotary.py::test_agrees_with_the_reference",
     ),
     _kernel(
