@@ -19,9 +19,7 @@ from tkc.kernels.target import Target
 _FARTHEST = 3.0
 _MINOR = 0.125  # the distance of an option that hardly matters: like kernels come first, but are not all that counts
 _ALIKE = {"float16", "bfloat16"}  # of which that is true
-_SAME = (
-    0.3  # the distance below which a measurement is taken for one of the very kernel: two options that hardly matter
-)
+_SAME = 0.3  # the distance below which a measurement is one of the very kernel: two options that hardly matter
 # How many times smaller or larger than its own a size may be that a single measurement tells of.
 _REACH = 8
 
@@ -62,7 +60,8 @@ class RecordedChoices:
         self._batch_invariant = batch_invariant
         self._estimates = estimates
         self._libraries = libraries
-        self._decisions: dict[Any, tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]] = {}
+        self._decisive: dict[Any, list[tuple[KernelRecord, Any]]] = {}
+        self._decisions: dict[Any, tuple[Choice[Any], ...]] = {}
         self._records: dict[tuple[str, Any], list[tuple[KernelRecord, Any]]] = {}
         for record in records:
             try:
@@ -78,24 +77,25 @@ class RecordedChoices:
 
         Nothing where all must reduce a row in one order, whatever the batch, and none does.
         """
-        return self._decision(spec, parameters, target, between)[1]
-
-    def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
-        """The other devices whose records the kernel's configurations are chosen by."""
-        found, _ = self._decision(spec, parameters, target)
-        return frozenset(record.device for record, _ in found) - {self._device}
-
-    def _decision(
-        self, spec: KernelSpec[Any, Any], parameters: Any, target: Target, between: Between = ALL_SIZES
-    ) -> tuple[list[tuple[KernelRecord, Any]], tuple[Choice[Any], ...]]:
-        """The records that decide, and what they do."""
         key = (spec.name, parameters, target, between)
         if key not in self._decisions:
             offered = self._offered(spec, parameters, target)
-            found = self._nearest(spec, parameters, target, offered) if offered else []
-            choices = self._choices(spec, parameters, target, found, offered, between) if offered else ()
-            self._decisions[key] = found, choices
+            found = self._found(spec, parameters, target)
+            self._decisions[key] = self._choices(spec, parameters, target, found, offered, between) if offered else ()
         return self._decisions[key]
+
+    def other_devices(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> frozenset[str]:
+        """The other devices whose records the kernel's configurations are chosen by."""
+        found = self._found(spec, parameters, target)
+        return frozenset(record.device for record, _ in found) - {self._device}
+
+    def _found(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> list[tuple[KernelRecord, Any]]:
+        """The records that decide, whatever the sizes of calls."""
+        key = (spec.name, parameters, target)
+        if key not in self._decisive:
+            offered = self._offered(spec, parameters, target)
+            self._decisive[key] = self._nearest(spec, parameters, target, offered) if offered else []
+        return self._decisive[key]
 
     def _offered(self, spec: KernelSpec[Any, Any], parameters: Any, target: Target) -> Sequence[Any]:
         offered = spec.configurations(parameters, target)
@@ -139,7 +139,7 @@ class RecordedChoices:
 
         A record is a call's own if its parameters and all of its sizes are the call's.
         """
-        found, _ = self._decision(spec, parameters, target)
+        found = self._found(spec, parameters, target)
         by_it = [record for record, chosen in found if chosen == configuration]
         for record in by_it:
             if record.request.parameters == parameters and all(

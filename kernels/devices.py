@@ -102,6 +102,15 @@ DEVICES: dict[tuple[int, int], Device] = {row.capability: row for row in _TABLE}
 MULTIPROCESSORS = DEVICES[9, 0].multiprocessors
 """The blocks of a persistent grid; all are Hopper's. A configuration has the number, and so does its cache key."""
 
+MULTIPROCESSOR_SHARED_MEMORY = 228 * KIB
+"""Bytes of shared memory for all blocks of a multiprocessor of Hopper's."""
+
+BLOCK_SHARED_MEMORY = KIB
+"""Bytes of it that each block takes besides its own."""
+
+MULTIPROCESSOR_THREADS = 2048
+"""Threads of all blocks that a multiprocessor of Hopper's holds at once."""
+
 _UNLISTED = {
     "sm_87": (8, 7),
     "sm_88": (8, 8),

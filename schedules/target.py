@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import tvm
+from tvm import tirx
 from tvm.target import codegen
 
 from tkc.kernels.devices import STATIC_SHARED_MEMORY, WARP, Device
@@ -25,6 +26,12 @@ def tvm_target(target: Target) -> tvm.target.Target:
     if not target.is_cuda:
         return _cpu()
     return tvm.target.Target({"kind": "cuda", "arch": target.arch, **_limits(target.device)}, host=_cpu())
+
+
+def is_gpu_code(func: object) -> bool:
+    """Whether ``func`` is a function of a lowered module that is to run on a GPU."""
+    target = (func.attrs or {}).get("target") if isinstance(func, tirx.PrimFunc) else None
+    return target is not None and target.kind.name == "cuda"
 
 
 def generation_target(target: Target) -> tvm.target.Target:

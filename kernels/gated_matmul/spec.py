@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
-from tkc.kernels.matmul.cost import Gemm, microseconds
+from tkc.kernels.matmul.cost import Gemm, has_estimates, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.sum_order import sum_order
 from tkc.kernels.matmul.tiling import ITEM_BYTES, Tiling, fitting
@@ -109,7 +109,7 @@ class GatedMatmul(KernelSpec[GatedMatmulParameters, GatedMatmulConfiguration]):
         target: Target,
         sizes: Mapping[str, int],
     ) -> float | None:
-        if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
+        if not has_estimates(parameters.dtype, target):
             return None
         return microseconds(gemm(parameters), configuration, sizes["m"])
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tkc.kernels.devices import KIB, MULTIPROCESSORS
+from tkc.kernels.devices import (
+    BLOCK_SHARED_MEMORY,
+    MULTIPROCESSOR_SHARED_MEMORY,
+    MULTIPROCESSOR_THREADS,
+    MULTIPROCESSORS,
+)
+from tkc.kernels.hopper.registers import WARPGROUP
 from tkc.kernels.matmul.tiling import WGMMA_ROWS, Tiling
+from tkc.kernels.target import Target
 
-# What a multiprocessor of Hopper has for all of its blocks, and what each of these takes besides its own
-# (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
-_SHARED_MEMORY, _RESERVED = 228 * KIB, KIB
-_THREADS = 2048
-_LOADING_THREADS = 128
 _ITEM_BYTES = 2
 # Of times of which the longest decides, but that do not overlap fully: the exponent of their norm.
 _OVERLAP = 4.0
@@ -112,6 +114,11 @@ CUBLASLT = LibraryCosts(launch=3.6, flops=7.23e8, memory=4.05e6)
 _LIBRARY_MARGIN = 1.1
 
 
+def has_estimates(dtype: str, target: Target) -> bool:
+    """Whether the constants are those of GEMMs of ``dtype`` on ``target``."""
+    return target.is_cuda and target.device.wgmma and dtype != "float32"
+
+
 def library_microseconds(gemm: Gemm, m: int, costs: LibraryCosts = CUBLASLT) -> float:
     """The estimated time of a library's matmul of ``m`` rows, with a margin in favor of ours."""
     computed = gemm.flops(m) / costs.flops
@@ -166,5 +173,5 @@ def _resident(tiling: Tiling, weights: int) -> int:
     """Blocks that a multiprocessor holds at once; of a cluster, whose blocks start together, one."""
     if tiling.blocks or tiling.splits > 1:
         return 1
-    by_memory = _SHARED_MEMORY // (tiling.shared_memory(weights) + _RESERVED)
-    return max(1, min(by_memory, _THREADS // (tiling.threads + _LOADING_THREADS)))
+    by_memory = MULTIPROCESSOR_SHARED_MEMORY // (tiling.shared_memory(weights) + BLOCK_SHARED_MEMORY)
+    return max(1, min(by_memory, MULTIPROCESSOR_THREADS // (tiling.threads + WARPGROUP)))  # a warpgroup loads

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tkc.kernels.devices import MULTIPROCESSORS
 from tkc.kernels.library_calls import WORKSPACE_BYTES, LibraryCall, OrLibraryCall
-from tkc.kernels.matmul.cost import Gemm, library_microseconds, microseconds
+from tkc.kernels.matmul.cost import Gemm, has_estimates, library_microseconds, microseconds
 from tkc.kernels.matmul.cpu_tilings import cpu_tilings
 from tkc.kernels.matmul.float32_tilings import float32_tilings, unsupported_float32
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -158,7 +158,7 @@ class Matmul(KernelSpec[MatmulParameters, MatmulConfiguration]):
     def estimated_microseconds(
         self, parameters: MatmulParameters, configuration: MatmulConfiguration, target: Target, sizes: Mapping[str, int]
     ) -> float | None:
-        if not (target.is_cuda and target.device.wgmma) or parameters.dtype == "float32":
+        if not has_estimates(parameters.dtype, target):
             return None
         if isinstance(configuration, LibraryCall):
             return library_microseconds(gemm(parameters), sizes["m"])

@@ -18,6 +18,7 @@ from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import nodes
+from tkc.schedules.target import is_gpu_code
 
 _LAUNCH = Op.get("tirx.tvm_call_packed")
 _MOST_GATHERED = 4
@@ -36,22 +37,17 @@ class AlignVectors:
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with the loads and stores of every kernel so written."""
-        kernels = {v.name_hint: (v, func) for v, func in module.functions_items() if _is_kernel(func)}
+        kernels = {v.name_hint: (v, func) for v, func in module.functions_items() if is_gpu_code(func)}
         if not kernels:
             return module
         result = IRModule(module.functions, attrs=module.attrs)
         for _, host in module.functions_items():
-            for name, factors in [] if _is_kernel(host) else _launches(host):
+            for name, factors in [] if is_gpu_code(host) else _launches(host):
                 if name in kernels:  # each is launched in one place
                     variable, func = kernels[name]
                     known = dict(zip(func.params, factors, strict=False))  # the launch's own sizes follow
                     result[variable] = func.with_body(_aligned(func.body, known))
         return result
-
-
-def _is_kernel(func: object) -> bool:
-    target = (func.attrs or {}).get("target") if isinstance(func, tirx.PrimFunc) else None
-    return target is not None and target.kind.name == "cuda"
 
 
 def _launches(func: object) -> Iterator[tuple[str, list[int]]]:

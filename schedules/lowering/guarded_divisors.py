@@ -13,6 +13,8 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.schedules.target import is_gpu_code
+
 
 @tvm.transform.module_pass(opt_level=0, name="GuardDivisors")
 class GuardDivisors:
@@ -26,8 +28,7 @@ class GuardDivisors:
         """``module`` with the integer quotients of every CPU function so written."""
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
-            target = (func.attrs or {}).get("target")
-            if isinstance(func, tirx.PrimFunc) and not (target is not None and target.kind.name == "cuda"):
+            if isinstance(func, tirx.PrimFunc) and not is_gpu_code(func):
                 result[variable] = func.with_body(ir_transform(func.body, None, _divided, ["tirx.Div", "tirx.Mod"]))
         return result
 

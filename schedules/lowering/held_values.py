@@ -17,6 +17,7 @@ from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.schedules.blocks import nodes
+from tkc.schedules.target import is_gpu_code
 
 _LAZY = Op.get("tirx.if_then_else")
 _VALUES = ["tirx.Let", "tirx.Var", "tirx.Select", "tirx.Call", "tirx.And", "tirx.Or"]
@@ -33,7 +34,7 @@ class HoldValues:
         """``module`` with the stores of every function so written."""
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
-            if isinstance(func, tirx.PrimFunc) and not _on_cuda(func):
+            if isinstance(func, tirx.PrimFunc) and not is_gpu_code(func):
                 result[variable] = func.with_body(
                     ir_transform(func.body, None, _held, ["tirx.BufferStore", "tirx.Bind"])
                 )
@@ -46,11 +47,6 @@ def bound(value: tirx.PrimExpr, body: Callable[[tirx.PrimExpr], tirx.PrimExpr]) 
         return body(value)
     variable = tirx.Var("operand", value.dtype)
     return tirx.Let(variable, value, body(variable))
-
-
-def _on_cuda(func: tirx.PrimFunc) -> bool:
-    target = (func.attrs or {}).get("target")
-    return target is not None and target.kind.name == "cuda"
 
 
 def _held(store: tirx.BufferStore | tirx.Bind) -> tirx.Stmt | None:

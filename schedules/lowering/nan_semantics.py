@@ -19,6 +19,7 @@ from tkc.schedules.lowering.cuda_extrema import cuda_extremum
 from tkc.schedules.lowering.data_conditions import shown
 from tkc.schedules.lowering.float_algebra import unguarded
 from tkc.schedules.lowering.held_values import bound
+from tkc.schedules.target import is_gpu_code
 
 _NODES = ["tirx.Max", "tirx.Min", "tirx.NE", "tirx.Call", "ir.FloatImm"]
 _HALF = ("float16", "bfloat16")
@@ -41,8 +42,7 @@ class NanSemantics:
 
 
 def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    target = (func.attrs or {}).get("target")
-    on_cuda = target is not None and target.kind.name == "cuda"
+    on_cuda = is_gpu_code(func)
     extremum = cuda_extremum if on_cuda else _by_comparison
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:

@@ -13,6 +13,8 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.schedules.target import is_gpu_code
+
 _HELD = (
     tirx.LT,
     tirx.LE,
@@ -36,14 +38,13 @@ class CompareForSelections:
         """``module`` with such conditions."""
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
-            target = (func.attrs or {}).get("target") if isinstance(func, tirx.PrimFunc) else None
-            if target is not None and target.kind.name == "cuda":
+            if is_gpu_code(func):
                 result[variable] = func.with_body(ir_transform(func.body, None, _compared, ["tirx.Select"]))
         return result
 
 
 def _compared(selection: tirx.Select) -> tirx.PrimExpr | None:
-    lanes = _lanes(selection.dtype)
+    lanes = lanes_of(selection)
     condition = selection.condition
     if lanes == 1 or isinstance(condition, _HELD):
         return None
@@ -55,5 +56,6 @@ def _compared(selection: tirx.Select) -> tirx.PrimExpr | None:
     return tirx.Select(tirx.NE(number, zero), selection.true_value, selection.false_value)
 
 
-def _lanes(dtype: str) -> int:
-    return int(tvm.DataType(dtype).lanes)
+def lanes_of(expr: tirx.PrimExpr) -> int:
+    """How many elements ``expr`` has: one, or those of a vector."""
+    return int(tvm.DataType(expr.dtype).lanes)

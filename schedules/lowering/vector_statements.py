@@ -13,6 +13,9 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from tkc.schedules.lowering.vector_selections import lanes_of
+from tkc.schedules.target import is_gpu_code
+
 
 @tvm.transform.module_pass(opt_level=0, name="ScopeVectorStatements")
 class ScopeVectorStatements:
@@ -23,8 +26,7 @@ class ScopeVectorStatements:
         """``module`` with such scopes, each that of a condition that always holds."""
         result = IRModule(module.functions, attrs=module.attrs)
         for variable, func in module.functions_items():
-            target = (func.attrs or {}).get("target") if isinstance(func, tirx.PrimFunc) else None
-            if target is not None and target.kind.name == "cuda":
+            if is_gpu_code(func):
                 result[variable] = func.with_body(_scoped(func.body))
         return result
 
@@ -51,11 +53,7 @@ def _reads_vectors(value: tirx.PrimExpr, written: set[tirx.Var]) -> bool:
 
     def look(node: object) -> None:
         nonlocal found
-        found |= isinstance(node, tirx.BufferLoad) and _lanes(node.dtype) > 1 and node.buffer.data in written
+        found |= isinstance(node, tirx.BufferLoad) and lanes_of(node) > 1 and node.buffer.data in written
 
     post_order_visit(value, look)
     return found
-
-
-def _lanes(dtype: str) -> int:
-    return int(tvm.DataType(dtype).lanes)

@@ -14,6 +14,8 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from tkc.schedules.target import is_gpu_code
+
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul)
 _PROMISED = (32, 64)
 """Bits of the integers that TVM promises not to overflow."""
@@ -42,8 +44,7 @@ class WrapIntegers:
 
 
 def _wrapping(func: tirx.PrimFunc) -> tirx.Stmt:
-    target = (func.attrs or {}).get("target")
-    on_cuda = target is not None and target.kind.name == "cuda"
+    on_cuda = is_gpu_code(func)
     data = _Data(func.body)
 
     def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:

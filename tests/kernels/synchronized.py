@@ -7,7 +7,7 @@ tilings have few columns where the number of columns changes nothing but the tim
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -182,6 +182,12 @@ CHECKED = {
     "prefill, persistent": Checked(
         "attention.prefill",
         _ATTENTION,
+        PrefillConfiguration(128, 128, 2, 256, overlaps=True, blocks=132),
+        _PREFILL,
+    ),
+    "prefill, padding": Checked(
+        "attention.prefill",
+        replace(_ATTENTION, mask="bool", mask_per_batch=True, mask_per_query=False),
         PrefillConfiguration(128, 128, 2, 256, overlaps=True, blocks=132),
         _PREFILL,
     ),

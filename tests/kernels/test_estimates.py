@@ -22,30 +22,25 @@ from tkc.kernels.requests import KernelDispatch
 SHIPPED = Path(tkc.__file__).parent / "tuning_db/cuda-sm_90a"
 
 
+def loss(kernel: str, *, estimates: bool) -> float:
+    """How much longer than the fastest the choice takes that the shipped records make, with estimates or without."""
+    choices = RecordedChoices(read_records(SHIPPED), "NVIDIA H200", estimates=estimates)
+    return mean_loss(
+        measured(kernel),
+        lambda each: choices.configuration(SPECS[kernel], each.parameters, HOPPER, {"m": each.m}),
+    )
+
+
 def test_estimates_choose_better_than_records_of_other_kernels() -> None:
     """Of nine weights that no record has; a choice among eight kernels loses little more."""
-    times = measured()
-    assert mean_loss(times, chosen_by(H200)) < 1.05
-    records = read_records(SHIPPED)
-
-    def loss(*, estimates: bool) -> float:
-        choices = RecordedChoices(records, "NVIDIA H200", estimates=estimates)
-        return mean_loss(times, lambda each: choices.configuration(MATMUL, each.parameters, HOPPER, {"m": each.m}))
-
-    assert loss(estimates=True) < 1.07 < 1.12 < loss(estimates=False)
+    assert mean_loss(measured(), chosen_by(H200)) < 1.05
+    assert loss("matmul", estimates=True) < 1.07 < 1.12 < loss("matmul", estimates=False)
 
 
 def test_gated_matmuls_cost_as_much_as_others() -> None:
     """The constants are those of matmuls: of gated ones the fit has seen none."""
-    times, gated = measured("matmul.gated"), SPECS["matmul.gated"]
-    assert mean_loss(times, chosen_by(H200)) < 1.03
-    records = read_records(SHIPPED)
-
-    def loss(*, estimates: bool) -> float:
-        choices = RecordedChoices(records, "NVIDIA H200", estimates=estimates)
-        return mean_loss(times, lambda each: choices.configuration(gated, each.parameters, HOPPER, {"m": each.m}))
-
-    assert loss(estimates=True) < 1.04 < 1.07 < loss(estimates=False)
+    assert mean_loss(measured("matmul.gated"), chosen_by(H200)) < 1.03
+    assert loss("matmul.gated", estimates=True) < 1.04 < 1.07 < loss("matmul.gated", estimates=False)
 
 
 def test_no_size_has_a_far_better_configuration() -> None:
