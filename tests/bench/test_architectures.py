@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig
 
 from tkc.bench import architectures
-from tkc.bench.architectures import ARCHITECTURES, FAMILIES, Architecture, _Measuring, bench_architectures
+from tkc.bench.architecture_inputs import FAMILIES, PIXELS, Size
+from tkc.bench.architectures import ARCHITECTURES, Architecture, _Measuring, bench_architectures
 from tkc.bench.comparison import comparison
 from tkc.errors import UsageError
 from tkc.measure.record import Row, record
@@ -58,7 +59,7 @@ def test_unknown_names_are_refused() -> None:
 def test_jobs_are_given_to_other_processes() -> None:
     """As they are: how to measure, and what."""
     measuring = _Measuring(CPU, torch.float32, ["eager"], None, Path("device.lock"))
-    row, architecture = pickle.loads(pickle.dumps((measuring.row, ARCHITECTURES["bert"])))
+    row, architecture = pickle.loads(pickle.dumps((measuring.rows, ARCHITECTURES["bert"])))
     assert row.__self__ == measuring and architecture == ARCHITECTURES["bert"]
 
 
@@ -70,3 +71,34 @@ def test_options_are_those_of_the_configurations() -> None:
         config = AutoConfig.for_model(name)
         unknown = set(architecture.options) - set(config.to_dict()) - set(config.attribute_map) - undeclared
         assert not unknown, f"{name} has no options {sorted(unknown)}"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_three_sizes_of_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is compiled once, and images of an odd height and width are among its sizes where it takes such."""
+    sizes = (Size(1, height=PIXELS, width=PIXELS), Size(3, height=33, width=39), Size(4, height=PIXELS, width=PIXELS))
+    monkeypatch.setitem(FAMILIES, "vision", replace(FAMILIES["vision"], sizes=sizes))
+    made = {
+        "convnext": Architecture("convnext", "vision", TINY, any_image=True),
+        "resnet": Architecture("resnet", "vision", {"hidden_sizes": [8], "depths": [1], "embedding_size": 8}),
+    }
+    monkeypatch.setattr(architectures, "ARCHITECTURES", made)
+    rows = list(bench_architectures(list(made), CPU, torch.float32, symbolic=True))
+    odd = {"convnext": "3 × 33 × 39", "resnet": f"3 × {PIXELS}²"}
+    assert [row.name for row in rows] == [
+        f"vision {name}, {size}" for name in made for size in (f"1 × {PIXELS}²", odd[name], f"4 × {PIXELS}²")
+    ]
+    assert all(row.error is not None and row.error < 1e-5 for row in rows), [row.notes for row in rows]
+    assert len({row.notes["tkc auto compile s"] for row in rows}) == len(made)
+
+
+def test_sizes_that_two_inputs_share_are_one() -> None:
+    """A mask has as many rows and columns as the tokens that it hides."""
+    for name, family in FAMILIES.items():
+        inputs = family.inputs(family.sizes[1], CPU, torch.float32)
+        shapes = family.dynamic_shapes(inputs, any_image=True)
+        assert set(shapes) == set(inputs) and any(shapes.values()), name
+        for each, axes in family.axes.items():
+            assert len(axes) <= inputs[each].ndim
+            for axis, size in enumerate(axes):
+                assert size is None or inputs[each].shape[axis] == getattr(family.sizes[1], size)

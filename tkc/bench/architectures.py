@@ -8,9 +8,10 @@ import gc
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,14 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+from tkc.bench.architecture_inputs import FAMILIES, PIXELS, VOCABULARY, Size
 from tkc.bench.contenders import known_references
-from tkc.bench.model import TURNS, compared, compiled, pytorch, through_torch_compile
+from tkc.bench.model import TURNS, Contender, compared, compiled, pytorch, through_torch_compile
 from tkc.bench.models import Benchmarked, initialized, tell_tokens_apart
 from tkc.errors import UsageError
 from tkc.measure.record import Row, shortened
 
 _LAYERS = 2
-_VOCABULARY = 1024  # small: what embeds tokens and what follows the layers is not what architectures differ in
-_TOKENS, _ENCODED_TOKENS, _DECODED_TOKENS = 4096, 512, 128
-_SEQUENCES, _IMAGES = 8, 32
-_PIXELS = 224
-_SAMPLES = 160_000  # ten seconds of sound
-_FRAMES = 3000  # of a spectrogram: 30 seconds
 
 
 @dataclass(frozen=True)
@@ -38,21 +34,33 @@ class Architecture:
     """An architecture by its ``model_type`` in transformers, with the ``options`` of its configuration.
 
     ``family`` is a key of :data:`FAMILIES`, which says what the model is called with. ``attention`` is the
-    implementation asked of transformers where its own choice leaves something out.
+    implementation asked of transformers where its own choice leaves something out. ``any_image``: the model takes
+    images of any height and width.
     """
 
     model_type: str
     family: str
     options: Mapping[str, Any] = field(default_factory=dict)
     attention: str | None = None
+    any_image: bool = False
 
-    @property
-    def name(self) -> str:
-        """What its row is called: the family, too, of which a record makes a mean."""
-        return f"{self.family} {self.model_type}, {FAMILIES[self.family][0]}"
+    def name(self, size: Size | None = None) -> str:
+        """What its row is called: the family, too, of which a record makes a mean. Of the largest size if left out."""
+        family = FAMILIES[self.family]
+        return f"{self.family} {self.model_type}, {family.words(size or family.largest)}"
 
-    def benchmarked(self, device: torch.device, dtype: torch.dtype) -> Benchmarked:
-        """The model with random weights, the same each time, and inputs of one size."""
+    def sizes(self) -> tuple[Size, ...]:
+        """A small, an odd and the largest size."""
+        sizes = FAMILIES[self.family].sizes
+        if self.any_image or self.family != "vision":
+            return sizes
+        return tuple(replace(size, height=PIXELS, width=PIXELS) for size in sizes)
+
+    def benchmarked(self, device: torch.device, dtype: torch.dtype, symbolic: bool = False) -> Benchmarked:
+        """The model with random weights, the same each time, and inputs of the largest size, for which it is compiled.
+
+        ``symbolic``: for all sizes that PyTorch can export it for at once.
+        """
         from transformers import AutoConfig, AutoModel
 
         config = AutoConfig.for_model(self.model_type, **self.options)
@@ -66,8 +74,10 @@ class Architecture:
             tell_tokens_apart(model)
         elif self.family == "vision":
             _keep_variance(model)
-        make = FAMILIES[self.family][1]
-        return Benchmarked(self.name, model, make(device, dtype), None, lambda *_: make(device, dtype))
+        family = FAMILIES[self.family]
+        inputs = family.inputs(family.largest, device, dtype)
+        shapes = family.dynamic_shapes(inputs, self.any_image) if symbolic else None
+        return Benchmarked(self.name(), model, inputs, shapes, lambda *_: family.inputs(family.largest, device, dtype))
 
 
 def _keep_variance(model: nn.Module) -> None:
@@ -83,55 +93,9 @@ def _keep_variance(model: nn.Module) -> None:
             module.reset_parameters()
 
 
-def _decoder_inputs(device: torch.device, _: torch.dtype) -> dict[str, Any]:
-    return {"input_ids": torch.randint(0, _VOCABULARY, (1, _TOKENS), device=device), "use_cache": False}
-
-
-def _encoder_inputs(device: torch.device, _: torch.dtype) -> dict[str, Any]:
-    """Sequences of all lengths between an eighth of the longest and all of it, padded."""
-    lengths = torch.linspace(_ENCODED_TOKENS // 8, _ENCODED_TOKENS, _SEQUENCES, device=device)
-    shape = (_SEQUENCES, _ENCODED_TOKENS)
-    return {
-        "input_ids": torch.randint(3, _VOCABULARY, shape, device=device),  # smaller ones mean "padding" to some
-        "attention_mask": (torch.arange(_ENCODED_TOKENS, device=device) < lengths[:, None]).long(),
-    }
-
-
-def _translator_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    return {**_encoder_inputs(device, dtype), **_decoded(device)}
-
-
-def _speech_translator_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    features = torch.randn(_SEQUENCES, 80, _FRAMES, device=device, dtype=dtype)
-    return {"input_features": features, **_decoded(device)}
-
-
-def _decoded(device: torch.device) -> dict[str, Any]:
-    shape = (_SEQUENCES, _DECODED_TOKENS)
-    return {"decoder_input_ids": torch.randint(3, _VOCABULARY, shape, device=device), "use_cache": False}
-
-
-def _vision_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    return {"pixel_values": torch.randn(_IMAGES, 3, _PIXELS, _PIXELS, device=device, dtype=dtype)}
-
-
-def _sound_inputs(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    return {"input_values": torch.randn(_SEQUENCES, _SAMPLES, device=device, dtype=dtype)}
-
-
-FAMILIES: dict[str, tuple[str, Callable[[torch.device, torch.dtype], dict[str, Any]]]] = {
-    "decoder": (f"1 × {_TOKENS:,} tokens", _decoder_inputs),
-    "encoder": (f"{_SEQUENCES} × {_ENCODED_TOKENS} tokens", _encoder_inputs),
-    "translator": (f"{_SEQUENCES} × {_ENCODED_TOKENS} to {_DECODED_TOKENS} tokens", _translator_inputs),
-    "speech-translator": (f"{_SEQUENCES} × {_FRAMES:,} frames to {_DECODED_TOKENS} tokens", _speech_translator_inputs),
-    "vision": (f"{_IMAGES} × {_PIXELS}²", _vision_inputs),
-    "sound": (f"{_SEQUENCES} × {_SAMPLES:,} samples", _sound_inputs),
-}
-"""What models of a family are called with: in words, and how it is made."""
-
 _WIDTH = {"hidden_size": 2048, "num_attention_heads": 16}
 _MARKS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}  # which stand in the vocabulary
-_TOKENIZER = {"vocab_size": _VOCABULARY, **_MARKS}
+_TOKENIZER = {"vocab_size": VOCABULARY, **_MARKS}
 _TEXT = {
     **_WIDTH,
     **_TOKENIZER,
@@ -255,7 +219,7 @@ ARCHITECTURES = {
         Architecture(
             "t5",
             "translator",
-            {"vocab_size": _VOCABULARY, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": _LAYERS},
+            {"vocab_size": VOCABULARY, "d_model": 1024, "d_ff": 4096, "num_heads": 16, "num_layers": _LAYERS},
         ),
         Architecture("bart", "translator", _TRANSLATOR),
         Architecture("m2m_100", "translator", _TRANSLATOR),
@@ -266,17 +230,21 @@ ARCHITECTURES = {
         Architecture(
             "dinov2",
             "vision",
-            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": _LAYERS, "image_size": _PIXELS},
+            {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": _LAYERS, "image_size": PIXELS},
         ),
         Architecture("siglip_vision_model", "vision", _VISION),
         Architecture("clip_vision_model", "vision", _VISION),
         Architecture("swin", "vision", {"embed_dim": 128, "depths": [1, 1, 1, 1], "num_heads": [4, 8, 16, 32]}),
-        Architecture("segformer", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [64, 128, 320, 512]}),
-        Architecture("convnext", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]}),
-        Architecture("resnet", "vision", {"depths": [1, 1, 1, 1]}),
-        Architecture("regnet", "vision", {"depths": [1, 1, 1, 1]}),
-        Architecture("mobilenet_v2", "vision"),
-        Architecture("efficientnet", "vision"),
+        Architecture(
+            "segformer", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [64, 128, 320, 512]}, any_image=True
+        ),
+        Architecture(
+            "convnext", "vision", {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]}, any_image=True
+        ),
+        Architecture("resnet", "vision", {"depths": [1, 1, 1, 1]}, any_image=True),
+        Architecture("regnet", "vision", {"depths": [1, 1, 1, 1]}, any_image=True),
+        Architecture("mobilenet_v2", "vision", any_image=True),
+        Architecture("efficientnet", "vision", any_image=True),
         Architecture("wav2vec2", "sound", _VISION),
         Architecture("hubert", "sound", _VISION),
     )
@@ -293,35 +261,58 @@ class _Measuring:
     database: Path | None
     lock: Path
     through: bool = False
+    symbolic: bool = False
 
-    def row(self, architecture: Architecture) -> Row:
-        """The row of one; where it cannot be compiled or run, the reason."""
+    def rows(self, architecture: Architecture) -> list[Row]:
+        """The row of one, of several sizes where they are ``symbolic``; where it cannot be compiled, the reason."""
         try:
-            return self._measured(architecture)
+            return list(self._measured(architecture))
         except Exception as error:  # of whatever kind: the others are still to be measured
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # raises where the device can do nothing more
-            return Row(architecture.name, {}, notes={"failed": shortened(error)})
+            return [Row(architecture.name(), {}, notes={"failed": shortened(error)})]
         finally:
             gc.collect()  # models, and what torch.compile keeps of them, are in cycles
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _measured(self, architecture: Architecture) -> Row:
-        case = architecture.benchmarked(self.device, self.dtype)
+    def _measured(self, architecture: Architecture) -> Iterator[Row]:
+        case = architecture.benchmarked(self.device, self.dtype, self.symbolic)
         ours, notes = compiled(case, self.device, ["auto"], self.database)
+        exact = copy.deepcopy(case.model).float()
+        family = FAMILIES[architecture.family]
+        for size in architecture.sizes() if self.symbolic else (family.largest,):
+            name, inputs = architecture.name(size), family.inputs(size, self.device, self.dtype)
+            try:
+                yield self._compared(name, case, exact, ours, inputs, notes)
+            except Exception as error:  # another size may do
+                if not self.symbolic:
+                    raise
+                yield Row(name, {}, notes={"failed": shortened(error)})
+
+    def _compared(
+        self,
+        name: str,
+        case: Benchmarked,
+        exact: nn.Module,
+        ours: Mapping[str, Contender],
+        inputs: dict[str, Any],
+        notes: Mapping[str, float | str],
+    ) -> Row:
+        """The row of one size. What PyTorch compiles first is ready when the device is this one's."""
+        told = dict(notes)
         references = pytorch(case.model, self.references)
-        for name, reference in references.items():
+        for reference_name, reference in references.items():
             start = time.perf_counter()
             with contextlib.suppress(Exception), torch.no_grad():  # raised again when it is measured
-                reference(**case.kwargs)
-                notes[f"{name} first call s"] = time.perf_counter() - start
+                reference(**inputs)
+                told[f"{reference_name} first call s"] = time.perf_counter() - start
+        contenders = dict(ours)
         if self.through:
-            ours |= through_torch_compile(case, "auto", self.database)
-        exact = copy.deepcopy(case.model).float()
+            contenders |= through_torch_compile(case, "auto", self.database)
         turns = TURNS if self.through else 1
         with FileLock(self.lock):
-            return compared(case.name, case, exact, ours | references, case.kwargs, notes, self.device, turns)
+            return compared(name, case, exact, contenders | references, inputs, told, self.device, turns)
 
 
 def bench_architectures(
@@ -332,11 +323,14 @@ def bench_architectures(
     database: Path | None = None,
     jobs: int = 1,
     through: bool = False,
+    symbolic: bool = False,
 ) -> Iterator[Row]:
     """A row for each of ``names``, of :data:`ARCHITECTURES` (all, where there are none), compiled for its one size.
 
     One that cannot be compiled or run has a row that says why, and no figures. Of several ``jobs`` one at a time
     measures, while the others compile. ``through``: also what ``torch.compile(backend="tkc")`` makes of each, by turns.
+    ``symbolic``: three rows of each, a small, an odd and the largest size of one compiled model; PyTorch compiles for
+    each size anew.
     """
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         known = ", ".join(ARCHITECTURES)
@@ -344,10 +338,10 @@ def bench_architectures(
     known_references(references)
     chosen = [ARCHITECTURES[name] for name in names or ARCHITECTURES]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        measuring = _Measuring(device, dtype, references, database, Path(folder) / "device.lock", through)
+        measuring = _Measuring(device, dtype, references, database, Path(folder) / "device.lock", through, symbolic)
         if jobs == 1:
-            yield from map(measuring.row, chosen)
+            yield from chain.from_iterable(map(measuring.rows, chosen))
         else:
             # Forked processes could not use the GPU.
             pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
-            yield from pool.map(measuring.row, chosen)
+            yield from chain.from_iterable(pool.map(measuring.rows, chosen))

@@ -163,6 +163,9 @@ def architectures(
     dtype: DtypeOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many compile at once; one at a time is measured.")] = 1,
     through: ThroughOption = False,
+    symbolic: Annotated[
+        bool, typer.Option("--sizes", help="A small, an odd and the largest size of one model with symbolic sizes.")
+    ] = False,
     database: DatabaseOption = None,
     output: OutputOption = None,
     against: AgainstOption = None,
@@ -175,7 +178,8 @@ def architectures(
 
     on_gpu = resolve_target(target).is_cuda
     others = references or ["eager"]
-    rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs, through)
+    device, numbers = _device(on_gpu), _dtype(dtype, on_gpu)
+    rows = bench_architectures(names or [], device, numbers, others, database, jobs, through, symbolic)
     _finish("architectures", rows, on_gpu, output, against)
 
 
