@@ -17,6 +17,7 @@ from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inline
 from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.size_variables import sizes_as_variables
 from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.rules import fallback
 from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul, schedule_cpu_matmul_by_rows
@@ -194,6 +195,8 @@ def schedule_by_rules(
 ) -> DefaultSchedule:
     """``func`` scheduled without any record."""
     refusals: list[str] = []
+    if target.is_cuda:
+        func = sizes_as_variables(func)
     for rule in GPU_RULES if target.is_cuda else ROW_INVARIANT_CPU_RULES if row_invariant else CPU_RULES:
         try:
             sch = rule.apply(func, tvm_target)
