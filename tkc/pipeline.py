@@ -19,6 +19,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
+from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.canonical.softmaxes import Softmaxes
@@ -99,8 +100,10 @@ def substitution_stages(
     convolutions: tuple[tvm.transform.Pass, ...] = ()
     if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
         convolutions = (Canonicalize(), ConvolutionProducts())
-    elif kernels == "auto" and not batch_invariant:
-        convolutions = (Canonicalize(), LibraryConvolutions())
+    elif kernels == "auto":
+        convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
+        if not batch_invariant:
+            convolutions = (*convolutions, LibraryConvolutions())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
