@@ -36,6 +36,7 @@ from tkc.passes.lowering.fuse_operators import FuseOperators
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
+from tkc.passes.lowering.long_concatenations import LongConcatenations
 from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.machine_calls import MachineCalls
@@ -194,6 +195,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
                 CastsInBranches(),
+                LongConcatenations(),
                 FuseOperators(),
                 transform.FuseTIR(),
                 RemoveUnreadBlocks(),

@@ -8,7 +8,7 @@ from math import prod
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator

@@ -77,7 +77,9 @@ class _Rewriting(PyExprMutator):
             "transposed": right.transposed,
             "is_constant": constants([right.tensor, right.zero], self._constants),
         }
-        rows = self.builder_.emit(op.permute_dims(left.tensor, _swapped(left.tensor))) if left.transposed else left.tensor
+        rows = (
+            self.builder_.emit(op.permute_dims(left.tensor, _swapped(left.tensor))) if left.transposed else left.tensor
+        )
         tensors = [each.zero for each in (left, right) if isinstance(each.zero, relax.Expr)]
         total = self.builder_.emit(
             relax.call_pure_packed(

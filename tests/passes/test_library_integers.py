@@ -143,9 +143,7 @@ def test_is_left_out_where_it_is_not_wanted(options: dict[str, Any]) -> None:
 def test_what_costs_less_than_a_call_is_generated() -> None:
     """16 columns of 20 products, for rows of a symbolic number."""
     w = codes("int8", 20, 16)
-    proto = model(
-        "g (uint8[n, 20] x) => (int32[n, 16] y) { y = MatMulInteger(x, w, xz) }", w=w, xz=np.uint8(3)
-    )
+    proto = model("g (uint8[n, 20] x) => (int32[n, 16] y) { y = MatMulInteger(x, w, xz) }", w=w, xz=np.uint8(3))
     executable = tkc.compile(proto)
     assert not executable.report.library_calls
     x = codes("uint8", 9, 20)

@@ -91,7 +91,9 @@ def convolutions() -> None:
     """Groups, pixels, one axis, padding of one side, and sums beyond 2^24 of which parts are summed."""
     for dtype, zero in ((torch.uint8, 117), (torch.uint8, 0), (torch.int8, -128), (torch.int8, 3)):
         check_convolution(codes(dtype, 2, 24, 9, 7), codes(torch.int8, 20, 24, 3, 3), zero, [1, 1, 1, 1])
-        check_convolution(codes(dtype, 1, 24, 9, 7), codes(torch.int8, 12, 6, 3, 2), zero, [0, 1, 2, 0], groups=4, stride=2)
+        check_convolution(
+            codes(dtype, 1, 24, 9, 7), codes(torch.int8, 12, 6, 3, 2), zero, [0, 1, 2, 0], groups=4, stride=2
+        )
         check_convolution(codes(dtype, 2, 32, 5, 7), codes(torch.int8, 32, 1, 3, 3), zero, [1, 1, 1, 1], groups=32)
         check_convolution(codes(dtype, 2, 40, 5, 7), codes(torch.int8, 9, 40, 1, 1), zero, [0, 0, 0, 0])
         check_convolution(codes(dtype, 2, 40, 11), codes(torch.int8, 9, 40, 5), zero, [2, 1])

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.options import CompileOptions
+from tkc.contracts import LIBRARY_CALLS
 from tkc.coverage import coverage
 from tkc.kernels import KernelDispatch, Target
-from tkc.contracts import LIBRARY_CALLS
 from tkc.kernels.library_calls import called_libraries
 from tkc.kernels.spec import as_json, parameters_told
 from tkc.runtime.call_table import CallTable

@@ -2,13 +2,14 @@
 
 Generated code calls :data:`~tkc.contracts.MULTIPLY_INTEGERS` and :data:`~tkc.contracts.CONVOLVE_INTEGERS` with a
 description in JSON, codes of int8 or uint8, and zero points that are tensors. Results are the exact sums of products of
-codes less their zero points. oneDNN has them with VNNI alone: without, it adds two products in 16 bits, which saturates.
-So the library is tried once (:func:`is_exact`), and where it errs, sums are made in floats that hold them.
+codes less their zero points. oneDNN has them with VNNI alone: without, it adds two products in 16 bits, which
+saturates. So the library is tried once (:func:`is_exact`), and where it errs, sums are made in floats that hold them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -71,15 +72,13 @@ def is_exact() -> bool:
     return True
 
 
-def multiply_integers(
-    held: Packed | None, description: str, left: Any, right: Any, *zeros: Any
-) -> torch.Tensor:
+def multiply_integers(held: Packed | None, description: str, left: Any, right: Any, *zeros: Any) -> torch.Tensor:
     """``(left - zero) @ (right - zero)`` in int32, ``[..., M, N]``.
 
-    A description is ``{"zeros": [left, right], "transposed": ..., "is_constant": ...}``: each zero point is a number, or
-    ``null`` for the next one of ``zeros``, which has one element, or one for each row of ``left`` or column of
-    ``right``. ``right`` is ``[..., K, N]``, or ``[..., N, K]`` if it is ``transposed``. What is made of a constant right
-    operand is kept in ``held``, unless that is ``None``. Raises :class:`OutOfMemoryError`.
+    A description is ``{"zeros": [left, right], "transposed": ..., "is_constant": ...}``: each zero point is a number,
+    or ``null`` for the next one of ``zeros``, which has one element, or one for each row of ``left`` or column of
+    ``right``. ``right`` is ``[..., K, N]``, or ``[..., N, K]`` if it is ``transposed``. What is made of a constant
+    right operand is kept in ``held``, unless that is ``None``. Raises :class:`OutOfMemoryError`.
     """
     call = _parsed(description)
     given = iter(map(from_dlpack, zeros))
@@ -94,9 +93,7 @@ def multiply_integers(
         raise OutOfMemoryError(f"there is not enough memory for a matmul: {error}") from error
 
 
-def convolve_integers(
-    held: Packed | None, description: str, image: Any, weight: Any, *zeros: Any
-) -> torch.Tensor:
+def convolve_integers(held: Packed | None, description: str, image: Any, weight: Any, *zeros: Any) -> torch.Tensor:
     """The convolution of ``image - zero``, ``[batch, ..., channels]``, padded by zeros, by an int8 ``weight``.
 
     A description is ``{"zero": ..., "strides": [...], "padding": [before and behind each axis, ...], "dilation": [...],
@@ -139,7 +136,7 @@ def _factor(weight: torch.Tensor, zero: int | torch.Tensor, is_constant: bool) -
     codes = weight
     if is_constant and weight.numel():
         whole = weight.to(torch.int16) - shift
-        if -128 <= int(whole.min()) and int(whole.max()) <= 127:
+        if int(whole.min()) >= -128 and int(whole.max()) <= 127:
             codes, shift = whole.to(torch.int8), shift.new_zeros(1)
     if codes.dtype == torch.uint8:
         codes, shift = (codes ^ _SIGN).view(torch.int8), shift - _SIGN
@@ -254,7 +251,7 @@ def _parts(filters: Filter, farthest: int, groups: int) -> list[slice] | None:
     count = 2
     while count <= channels:
         edges = [channels * i // count for i in range(count + 1)]
-        parts = [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
+        parts = [slice(begin, end) for begin, end in itertools.pairwise(edges)]
         if all(int(sums[:, part].sum(1).max()) * farthest < _EXACT_BELOW for part in parts):
             return parts
         count *= 2

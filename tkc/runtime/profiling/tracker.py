@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from tkc.contracts import ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, LIBRARY_CALLS, MAIN
+from tkc.contracts import (
+    ALLOC_STORAGE,
+    ALLOC_TENSOR,
+    AWAIT,
+    CALL_OPERATOR,
+    CHECK_SIZES,
+    CONTROL_FLOW,
+    LIBRARY_CALLS,
+    MAIN,
+)
 from tkc.runtime.call_table import DYNAMIC_CALL, CallTable, FunctionWork, GraphCalls
 from tkc.runtime.profiling.node_names import named_nodes
 
