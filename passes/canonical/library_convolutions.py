@@ -22,7 +22,7 @@ from tkc.passes.graph.channels_last import (
     is_convolution,
     is_transposed_convolution,
 )
-from tkc.passes.graph.integer_codes import Codes, codes_of
+from tkc.passes.graph.integer_codes import Codes, codes_of, constants
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import updated
 
@@ -77,21 +77,21 @@ class _Rewriting(PyExprMutator):
         image, weight = self._image_codes(call.args[0]), codes_of(call.args[1], self.lookup_binding, axis=0)
         if image is None or weight is None or _products(call) < LEAST_PRODUCTS:
             return None
-        is_constant = isinstance(weight.tensor, relax.Constant) or weight.tensor in self._constants
-        if not is_constant or weight.zero != 0 or dtype(weight.tensor) != "int8" or not _is_one(image):
+        if not constants([weight.tensor, weight.zero], self._constants) or not _is_one(image):
             return None
+        zeros = [None if isinstance(each.zero, relax.Expr) else each.zero for each in (image, weight)]
         description = {
-            "zero": None if isinstance(image.zero, relax.Expr) else image.zero,
+            "zeros": zeros,
             "strides": [int(step) for step in call.attrs.strides],
             "padding": [int(width) for width in call.attrs.padding],
             "dilation": [int(step) for step in call.attrs.dilation],
             "groups": int(call.attrs.groups),
             "result": dtype(call),
         }
-        operands = [image.tensor, weight.tensor, *([image.zero] if description["zero"] is None else [])]
+        tensors = [each.zero for each in (image, weight) if isinstance(each.zero, relax.Expr)]
         info = relax.TensorStructInfo([shape(call)[axis] for axis in channels_last(len(shape(call)))], dtype(call))
         text = relax.StringImm(json.dumps(description))
-        return relax.call_pure_packed(CONVOLVE_INTEGERS, text, *operands, sinfo_args=[info])
+        return relax.call_pure_packed(CONVOLVE_INTEGERS, text, image.tensor, weight.tensor, *tensors, sinfo_args=[info])
 
     def _image_codes(self, image: relax.Expr) -> Codes | None:
         """The codes of ``image``, with one zero point, their channels last."""

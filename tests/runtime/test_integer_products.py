@@ -51,11 +51,11 @@ def products() -> None:
         for right in (torch.uint8, torch.int8):
             weight = codes(right, 771, 65)
             zero = codes(right, 65)
+            check_product(codes(left, 3, 7, 771), weight, [0, 0], is_constant=False)
             for is_constant in (True, False):
-                check_product(codes(left, 3, 7, 771), weight, [0, 0], is_constant=is_constant)
                 check_product(codes(left, 1, 771), weight, [-3, zero], is_constant=is_constant)
-                check_product(codes(left, 9, 771), weight.T.contiguous(), [torch.tensor([99.0]), 7],
-                              is_constant=is_constant, transposed=True)  # fmt: skip
+            check_product(codes(left, 9, 771), weight.T.contiguous(), [torch.tensor([99.0]), 7],
+                          is_constant=True, transposed=True)  # fmt: skip
             check_product(codes(left, 5, 771), weight, [codes(left, 5), 128], is_constant=True)
             check_product(codes(left, 2, 3, 5, 33), codes(right, 3, 33, 17), [4, 9], is_constant=False)
             check_product(codes(left, 0, 33), codes(right, 33, 17), [4, 9], is_constant=True)
@@ -65,14 +65,21 @@ def products() -> None:
 
 
 def check_convolution(
-    image: torch.Tensor, weight: torch.Tensor, zero: int, padding: list[int], groups: int = 1, stride: int = 1
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    zero: int,
+    padding: list[int],
+    groups: int = 1,
+    stride: int = 1,
+    shift: int | torch.Tensor = 0,
 ) -> None:
     """Of an image whose channels stand second here. The zero point as a number and as a tensor; both results' types."""
     axes = image.ndim - 2
     widths = [width for axis in reversed(range(axes)) for width in (padding[axis], padding[axes + axis])]
     padded = F.pad(image.double() - zero, widths)
     convolution = (F.conv1d, F.conv2d)[axes - 1]
-    exact = convolution(padded, weight.double(), None, stride, 0, 1, groups).movedim(1, -1)
+    moved = torch.as_tensor(shift).double().reshape(-1, *[1] * (axes + 1))
+    exact = convolution(padded, weight.double() - moved, None, stride, 0, 1, groups).movedim(1, -1)
     last = image.movedim(1, -1).contiguous()
     held: dict[Any, Any] = {}
     for dtype in ("float32", "int32"):
@@ -80,9 +87,11 @@ def check_convolution(
             continue
         call = {"strides": [stride] * axes, "padding": padding, "dilation": [1] * axes, "groups": groups}
         for number, tensors in ((zero, []), (None, [torch.tensor([zero], dtype=torch.int32)])):
-            description = json.dumps({**call, "zero": number, "result": dtype})
+            zeros = [number, shift if isinstance(shift, int) else None]
+            description = json.dumps({**call, "zeros": zeros, "result": dtype})
+            given = [*tensors, *([] if isinstance(shift, int) else [shift])]
             for kept in (held, held, None):
-                found = convolve_integers(kept, description, last, weight, *tensors)
+                found = convolve_integers(kept, description, last, weight, *given)
                 assert str(found.dtype) == f"torch.{dtype}" and found.is_contiguous()
                 assert torch.equal(found.double(), exact)
 
@@ -97,6 +106,11 @@ def convolutions() -> None:
         check_convolution(codes(dtype, 2, 32, 5, 7), codes(torch.int8, 32, 1, 3, 3), zero, [1, 1, 1, 1], groups=32)
         check_convolution(codes(dtype, 2, 40, 5, 7), codes(torch.int8, 9, 40, 1, 1), zero, [0, 0, 0, 0])
         check_convolution(codes(dtype, 2, 40, 11), codes(torch.int8, 9, 40, 5), zero, [2, 1])
+        for axis, size in ((1, 1), (24, 3)):
+            for moved in (7, codes(torch.uint8, 20)):
+                weight = codes(torch.uint8, 20, 24, size, size)
+                check_convolution(codes(dtype, 1, 24, 6, 7), weight, zero, [axis // 24] * 4, shift=moved)
+        check_convolution(codes(dtype, 1, 24, 5, 7), codes(torch.uint8, 6, 12, 3, 3), zero, [0] * 4, groups=2, shift=50)
         check_convolution(codes(dtype, 0, 4, 5, 7), codes(torch.int8, 9, 4, 3, 3), zero, [0, 0, 0, 0])
     image = torch.full((1, 200, 4, 4), 255, dtype=torch.uint8)
     check_convolution(image, torch.full((3, 200, 3, 3), 127, dtype=torch.int8), 0, [1, 1, 1, 1])

@@ -47,9 +47,14 @@ class Factor:
 
 @dataclass(frozen=True)
 class Filter:
-    """The weight of a convolution, ``[out, channels / groups, ...]`` in int8."""
+    """The weight of a convolution, ``[out, channels / groups, ...]``: its codes as int8, less ``shift``."""
 
     codes: torch.Tensor
+    """With a channel of ones behind the others, where there is a shift: it gives what the shift multiplies."""
+    shift: torch.Tensor | None
+    """int32, one number or ``[out]``; ``None`` for zeros."""
+    whole: torch.Tensor
+    """The numbers in int16."""
     largest: int
     """What the absolute values of one output channel add up to, at most."""
     packed: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -94,19 +99,22 @@ def multiply_integers(held: Packed | None, description: str, left: Any, right: A
 
 
 def convolve_integers(held: Packed | None, description: str, image: Any, weight: Any, *zeros: Any) -> torch.Tensor:
-    """The convolution of ``image - zero``, ``[batch, ..., channels]``, padded by zeros, by an int8 ``weight``.
+    """The convolution of ``image - zero``, ``[batch, ..., channels]``, padded by zeros, by ``weight - zero``.
 
-    A description is ``{"zero": ..., "strides": [...], "padding": [before and behind each axis, ...], "dilation": [...],
-    "groups": n, "result": "float32" or "int32"}``; the zero point is a number, or ``null`` for one of ``zeros``. A
-    result in float32 is asked for where every sum is below 2^24. What is made of the weight, a constant, is kept in
-    ``held``, unless that is ``None``. Raises :class:`OutOfMemoryError`.
+    A description is ``{"zeros": [image, weight], "strides": [...], "padding": [before each axis, and behind each],
+    "dilation": [...], "groups": n, "result": "float32" or "int32"}``; a zero point is a number, or ``null`` for the
+    next one of ``zeros``: of one element, or of one for each output. A result in float32 is asked for where every sum
+    is below 2^24. What is made of the weight, a constant, is kept in ``held``, unless that is ``None``. Raises
+    :class:`OutOfMemoryError`.
     """
     call = _parsed(description)
-    zero = int(from_dlpack(zeros[0]).item()) if call["zero"] is None else int(call["zero"])
+    tensors = iter(map(from_dlpack, zeros))
+    zero, weight_zero = (next(tensors) if each is None else each for each in call["zeros"])
+    zero = int(zero.item()) if isinstance(zero, torch.Tensor) else zero
     codes, given = from_dlpack(image), from_dlpack(weight)
     try:
         with torch.no_grad():
-            filters = _kept(held, (description, given.data_ptr()), given, lambda: _filter(given))
+            filters = _kept(held, (description, given.data_ptr()), given, lambda: _filter(given, weight_zero, call))
             found = _convolution(call, codes, zero, filters)
             return aligned(found.to(getattr(torch, call["result"])))
     except torch.OutOfMemoryError as error:
@@ -198,9 +206,21 @@ def _multiplied_in_floats(codes: torch.Tensor, factor: Factor) -> torch.Tensor:
 # Convolutions
 
 
-def _filter(weight: torch.Tensor) -> Filter:
-    largest = weight.to(torch.int16).abs().flatten(1).sum(1, dtype=torch.int64).max() if weight.numel() else 0
-    return Filter(weight, int(largest))
+def _filter(weight: torch.Tensor, zero: int | torch.Tensor, call: dict[str, Any]) -> Filter:
+    shift = torch.as_tensor(zero).to(torch.int32).reshape(-1)
+    whole = weight.to(torch.int16) - shift.to(torch.int16).reshape(-1, *[1] * (weight.ndim - 1))
+    fits = not whole.numel() or (int(whole.min()) >= -128 and int(whole.max()) <= 127)
+    if fits:
+        codes, shift = whole.to(torch.int8), shift.new_zeros(1)
+    elif weight.dtype == torch.uint8:
+        codes, shift = (weight ^ _SIGN).view(torch.int8), shift - _SIGN
+    else:
+        codes = weight
+    has_shift = bool(shift.any())
+    if has_shift and call["groups"] == 1:
+        codes = torch.cat((codes, torch.ones_like(codes[:1])))
+    largest = int(codes.to(torch.int16).abs().flatten(1).sum(1, dtype=torch.int64).max()) if codes.numel() else 0
+    return Filter(codes, shift if has_shift else None, whole, largest)
 
 
 def _convolution(call: dict[str, Any], codes: torch.Tensor, zero: int, filters: Filter) -> torch.Tensor:
@@ -211,27 +231,39 @@ def _convolution(call: dict[str, Any], codes: torch.Tensor, zero: int, filters: 
     axes = codes.ndim - 2
     begins, ends = padding[:axes], padding[axes:]
     farthest = max(zero, 255 - zero)
-    if is_exact() and 0 <= zero <= 255 and codes.numel() and filters.codes.numel():
+    is_possible = 0 <= zero <= 255 and codes.numel() and filters.codes.numel()
+    if is_exact() and is_possible and (filters.shift is None or call["groups"] == 1):
         if begins != ends:
             widths = [width for axis in reversed(range(axes)) for width in (begins[axis], ends[axis])]
             codes = torch.nn.functional.pad(codes, [0, 0, *widths], value=zero)
             begins = [0] * axes
         if _is_product(call, filters.codes.shape, begins):
             weight = _packed(filters, "product", lambda: _factor(filters.codes.flatten(1).mT, 0, True))
-            return _product(codes.reshape(1, -1, codes.shape[-1]), zero, weight).reshape(*codes.shape[:-1], -1)
+            found = _product(codes.reshape(1, -1, codes.shape[-1]), zero, weight).reshape(*codes.shape[:-1], -1)
+            return _without_shift(found, filters)
         parts = _parts(filters, farthest, call["groups"])
         if parts is not None:
-            return _summed([_by_library(call, codes, zero, filters, part, begins) for part in parts])
+            found = _summed([_by_library(call, codes, zero, filters, part, begins) for part in parts])
+            return _without_shift(found, filters)
     second = (codes.to(torch.int32) - zero).movedim(-1, 1)
-    dtype = torch.float32 if filters.largest * farthest < _EXACT_BELOW else torch.float64
+    sums = filters.whole.abs().flatten(1).sum(1, dtype=torch.int64)
+    dtype = torch.float32 if int(sums.max() if sums.numel() else 0) * farthest < _EXACT_BELOW else torch.float64
     if any(padding):
         widths = [width for axis in reversed(range(axes)) for width in (padding[axis], padding[axes + axis])]
         second = torch.nn.functional.pad(second, widths)
-    weight = _packed(filters, str(dtype), lambda: filters.codes.to(dtype))
+    weight = _packed(filters, str(dtype), lambda: filters.whole.to(dtype))
     found = torch.convolution(
         second.to(dtype), weight, None, call["strides"], [0] * axes, call["dilation"], False, [0] * axes, call["groups"]
     ).movedim(1, -1)
     return found if call["result"] == "float32" else found.to(torch.int64).to(torch.int32)
+
+
+def _without_shift(total: torch.Tensor, filters: Filter) -> torch.Tensor:
+    """The sums of codes less the shift's part, in int32 if there is one."""
+    if filters.shift is None:
+        return total
+    total = total.to(torch.int32)
+    return total[..., :-1] - total[..., -1:] * filters.shift
 
 
 def _is_product(call: dict[str, Any], shape: Sequence[int], padding: Sequence[int]) -> bool:

@@ -22,7 +22,6 @@ from tkc.frontend.onnx.folding import read_by, separated
 from tkc.frontend.onnx.opsets import opsets
 
 _BYTES = (np.dtype("int8"), np.dtype("uint8"))
-_EXACT_BELOW = 1 << 24
 _OPSET_OF_CLIPPED_BYTES = 12
 _SAME_SCALE = 1e-5
 """How far a bias's scale may be from the product of both operands', which float32 and quantizers round."""
@@ -161,7 +160,7 @@ class _Groups:
         return [self._with_whole_weight(nodes[0], 3, 5), *nodes[1:]]
 
     def _with_whole_weight(self, node: onnx.NodeProto, weight: int, zero: int) -> onnx.NodeProto:
-        """A convolution with its weight less its zero point: in int8, or in float32 where that sums exactly.
+        """A convolution with its weight less its zero point, where int8 holds that.
 
         It is what the sum is made of; otherwise each call would make it.
         """
@@ -172,12 +171,11 @@ class _Groups:
             return node
         whole = codes.astype("int64") - offset.astype("int64").reshape(-1, *[1] * (codes.ndim - 1))
         fits = whole.min(initial=0) >= -128 and whole.max(initial=0) < 128
-        is_exact = np.abs(whole).sum(tuple(range(1, whole.ndim))).max(initial=0) * 255 < _EXACT_BELOW
         is_same = codes.dtype == np.int8 and not offset.any()
-        if not (fits or is_exact) or (not is_same and self.made.get(name) is None and name in self._names):
+        if not fits or (not is_same and self.made.get(name) is None and name in self._names):
             return node
         if not is_same:
-            self.made[name] = whole.astype("int8" if fits else "float32")
+            self.made[name] = whole.astype("int8")
         self.changed = True
         new = onnx.NodeProto()
         new.CopyFrom(node)
