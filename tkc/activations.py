@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import AWAIT, CALL_OPERATOR, CONTROL_FLOW, CONVOLVE, MAIN
+from tkc.contracts import AWAIT, CALL_OPERATOR, CONTROL_FLOW, LIBRARY_CALLS, MAIN
 from tkc.runtime.activations import ActivationPlan
 
 _ALLOC_STORAGE = Op.get("relax.memory.alloc_storage")
@@ -100,7 +100,7 @@ class _Walk:
         symbol = _symbol(value)
         if symbol in CONTROL_FLOW:
             self.besides.add(_PARTS)
-        elif symbol in (CALL_OPERATOR, CONVOLVE):
+        elif symbol == CALL_OPERATOR or symbol in LIBRARY_CALLS:
             self.besides.add(_OPERATORS)
 
     def _size(self, shape: relax.Expr) -> int | str | None:

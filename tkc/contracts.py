@@ -129,6 +129,20 @@ CONVOLVE: Final = "tkc.convolve"
 """The runtime registers it: ``(description, image, weight)`` to what PyTorch's library convolves them to, on the CPU
 (``tkc/runtime/convolutions.py``)."""
 
+MULTIPLY_INTEGERS: Final = "tkc.multiply_integers"
+"""The runtime registers it: ``(description, left, right, *zeros)`` to the int32 product of matrices of 8-bit codes less
+their zero points, by PyTorch's library, on the CPU (``tkc/runtime/integer_products.py``)."""
+
+CONVOLVE_INTEGERS: Final = "tkc.convolve_integers"
+"""The runtime registers it: ``(description, image, weight, *zeros)`` to the convolution of such codes."""
+
+LIBRARY_CALLS: Final = {
+    CONVOLVE: "aten::convolution",
+    MULTIPLY_INTEGERS: "aten::_int_mm",
+    CONVOLVE_INTEGERS: "aten::convolution",
+}
+"""The operators of PyTorch's that such functions call, or in whose place they call others of its libraries."""
+
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the
 operands if the condition holds, or ``other``. A condition is a tensor of one truth value, or a number of the host.

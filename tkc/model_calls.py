@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, CONVOLVE, RETAINING_MAIN
+from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, LIBRARY_CALLS, RETAINING_MAIN
 from tkc.kernels.spec import as_json
 from tkc.passes.graph.kernel_call import kernel_dispatch
 from tkc.passes.substitute_kernels import SubstitutionReport
@@ -140,7 +140,7 @@ def external_name(symbol: str, operands: Iterable[Any]) -> str:
     if symbol == CALL_OPERATOR:
         description = next(iter(operands))
         return str(json.loads(str(getattr(description, "value", description)))["operator"])
-    return "aten::convolution" if symbol == CONVOLVE else symbol
+    return LIBRARY_CALLS.get(symbol, symbol)
 
 
 class _Model:

@@ -19,6 +19,7 @@ from tkc.passes.canonical.convolution_products import ConvolutionProducts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
+from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.canonical.softmaxes import Softmaxes
@@ -35,6 +36,7 @@ from tkc.passes.lowering.fuse_operators import FuseOperators
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
+from tkc.passes.lowering.long_concatenations import LongConcatenations
 from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.machine_calls import MachineCalls
@@ -99,8 +101,10 @@ def substitution_stages(
     convolutions: tuple[tvm.transform.Pass, ...] = ()
     if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
         convolutions = (Canonicalize(), ConvolutionProducts())
-    elif kernels == "auto" and not batch_invariant:
-        convolutions = (Canonicalize(), LibraryConvolutions())
+    elif kernels == "auto":
+        convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
+        if not batch_invariant:
+            convolutions = (*convolutions, LibraryConvolutions())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
@@ -191,6 +195,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.AnnotateTIROpPattern(),
                 transform.DeadCodeElimination(),
                 CastsInBranches(),
+                LongConcatenations(),
                 FuseOperators(),
                 transform.FuseTIR(),
                 RemoveUnreadBlocks(),

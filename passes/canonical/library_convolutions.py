@@ -8,24 +8,23 @@ from math import prod
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.contracts import CONVOLVE, NUM_INPUT
-from tkc.passes.graph.bindings import dtype, shape, static
+from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, NUM_INPUT
+from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import (
     LastChannels,
     channels_last,
+    channels_second,
     is_convolution,
     is_transposed_convolution,
 )
+from tkc.passes.graph.integer_codes import Codes, codes_of, constants
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import updated
-
-OPERATOR = "aten::convolution"
-"""What is called: oneDNN's, where PyTorch has it."""
 
 LEAST_PRODUCTS = 1 << 19
 LEAST_PRODUCTS_OF_PIXELS = 1 << 24
@@ -35,18 +34,18 @@ LEAST_PRODUCTS_OF_TRANSPOSED = 1 << 15
 transposed one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two
 cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
 
-WHY = "oneDNN convolves images whose channels stand last faster than generated code"
-
 _SYMBOLIC = 64
+_MOST_AXES = 4  # of images whose codes the library convolves
 
 
 @tvm.transform.module_pass(opt_level=0, name="LibraryConvolutions")
 class LibraryConvolutions:
-    """Replaces float32 convolutions of a module for the CPU by calls of PyTorch's.
+    """Replaces convolutions of float32, and of 8-bit codes, of a module for the CPU by calls of PyTorch's.
 
     Images are ``[batch, ..., channels]`` for it, and so is what is computed between two convolutions
     (:mod:`tkc.passes.graph.channels_last`). Weights that cannot change are packed once
-    (``tkc/runtime/convolutions.py``).
+    (``tkc/runtime/convolutions.py``). Those of codes less their zero points are of int32 in the graph, or of float32
+    where it holds every sum (``tkc/runtime/integer_products.py``).
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -68,8 +67,39 @@ class _Rewriting(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
+        last = self._of_integers(call) or (self._called(call) if _is_worth_a_call(call) else self.images.of(call))
         return call if last is None else self.images.made(last)
+
+    def _of_integers(self, call: relax.Call) -> relax.Expr | None:
+        """The convolution of codes by the library; ``None`` for others, and for those of few products."""
+        if not is_convolution(call) or dtype(call) not in ("int32", "float32") or len(shape(call)) > _MOST_AXES:
+            return None
+        image, weight = self._image_codes(call.args[0]), codes_of(call.args[1], self.lookup_binding, axis=0)
+        if image is None or weight is None or _products(call) < LEAST_PRODUCTS:
+            return None
+        if not constants([weight.tensor, weight.zero], self._constants) or not _is_one(image):
+            return None
+        zeros = [None if isinstance(each.zero, relax.Expr) else each.zero for each in (image, weight)]
+        description = {
+            "zeros": zeros,
+            "strides": [int(step) for step in call.attrs.strides],
+            "padding": [int(width) for width in call.attrs.padding],
+            "dilation": [int(step) for step in call.attrs.dilation],
+            "groups": int(call.attrs.groups),
+            "result": dtype(call),
+        }
+        tensors = [each.zero for each in (image, weight) if isinstance(each.zero, relax.Expr)]
+        info = relax.TensorStructInfo([shape(call)[axis] for axis in channels_last(len(shape(call)))], dtype(call))
+        text = relax.StringImm(json.dumps(description))
+        return relax.call_pure_packed(CONVOLVE_INTEGERS, text, image.tensor, weight.tensor, *tensors, sinfo_args=[info])
+
+    def _image_codes(self, image: relax.Expr) -> Codes | None:
+        """The codes of ``image``, with one zero point, their channels last."""
+        made = self.images.call(image, "relax.permute_dims")
+        if made is not None and permuted_axes(made) == channels_second(image.struct_info.ndim):
+            return codes_of(made.args[0], self.lookup_binding, axis=0)
+        found = codes_of(image, self.lookup_binding, axis=0)
+        return found and Codes(self.images.last(found.tensor), found.zero)
 
     def _called(self, call: relax.Call) -> relax.Expr:
         image, weight = call.args
@@ -97,40 +127,31 @@ class _Rewriting(PyExprMutator):
         )
 
 
-def library_calls(module: IRModule) -> list[str]:
-    """The names of the weights that the library convolves with, before or after lowering; in branches, too."""
-    names: list[str] = []
-
-    def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and _calls(expr):
-            names.append(getattr(expr.args[-1], "name_hint", "a constant"))
-
-    for function in module.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return names
-
-
-def _calls(call: relax.Call) -> bool:
-    called = call.args[0] if call.op == Op.get("relax.call_pure_packed") else call.op
-    return isinstance(called, relax.ExternFunc) and called.global_symbol == CONVOLVE
-
-
 def _is_worth_a_call(call: relax.Call) -> bool:
     transposed = is_transposed_convolution(call)
     if not (transposed or is_convolution(call)) or any(dtype(each) != "float32" for each in (*call.args, call)):
         return False
     if transposed and not _is_even(call.attrs.padding):
         return False
-    batch, _, *pixels = shape(call.args[0] if transposed else call)
-    weight = [_known(size) for size in shape(call.args[1])]
-    products = prod(weight) * prod(map(_known, pixels)) * (static(batch) or 1)
+    weight, pixels = list(map(_known, shape(call.args[1]))), shape(call.args[0] if transposed else call)[2:]
+    products = _products(call)
     if transposed:
         return products >= LEAST_PRODUCTS_OF_TRANSPOSED
     if prod(weight[2:]) > 1:
         return products >= LEAST_PRODUCTS
     symbolic = None in map(static, pixels)
     return products >= (LEAST_PRODUCTS_OF_SYMBOLIC_PIXELS if symbolic else LEAST_PRODUCTS_OF_PIXELS)
+
+
+def _products(call: relax.Call) -> int:
+    """How many multiplications a convolution is."""
+    batch, _, *pixels = shape(call.args[0] if is_transposed_convolution(call) else call)
+    return prod(map(_known, (*shape(call.args[1]), *pixels))) * (static(batch) or 1)
+
+
+def _is_one(codes: Codes) -> bool:
+    """Whether one zero point is that of all."""
+    return isinstance(codes.zero, int) or all(static(size) == 1 for size in shape(codes.zero))
 
 
 def _is_even(padding: Sequence[int]) -> bool:

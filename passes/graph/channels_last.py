@@ -14,7 +14,7 @@ _ELEMENTWISE = frozenset(
     f"relax.{name}"
     for name in (
         *("abs", "astype", "clip", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt", "square"),
-        *("tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus"),
+        *("tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "round"),
         *("add", "subtract", "multiply", "divide", "maximum", "minimum", "power"),
     )
 )
@@ -122,8 +122,8 @@ def with_channels_last(call: relax.Call, twin: Twin, emit: Emit) -> relax.Expr |
         return _elementwise(call, twin, emit)
     if call.op.name in _POOLING:
         return _pooled(call, twin)
-    if call.op.name == "relax.mean":
-        return _mean(call, twin(call.args[0]))
+    if call.op.name in ("relax.mean", "relax.sum"):
+        return _of_pixels(call, twin(call.args[0]))
     if call.op.name == "relax.reshape":
         return _merged(call, twin)
     return None
@@ -163,13 +163,14 @@ def _pooled(call: relax.Call, twin: Twin) -> relax.Expr | None:
     return pool(image, *window, attrs.ceil_mode, attrs.count_include_pad, "NHWC")
 
 
-def _mean(call: relax.Call, image: relax.Expr) -> relax.Expr | None:
-    """The mean of each channel."""
+def _of_pixels(call: relax.Call, image: relax.Expr) -> relax.Expr | None:
+    """The mean or sum of each channel."""
     rank = image.struct_info.ndim
     axes = [] if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
     if axes != list(range(2, rank)):
         return None
-    return op.mean(image, [axis - 1 for axis in axes], keepdims=bool(call.attrs.keepdims))
+    reduced = op.mean if call.op.name == "relax.mean" else op.sum
+    return reduced(image, [axis - 1 for axis in axes], keepdims=bool(call.attrs.keepdims))
 
 
 def _merged(call: relax.Call, twin: Twin) -> relax.Expr | None:

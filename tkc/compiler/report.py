@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tkc.compiler.options import CompileOptions
+from tkc.contracts import LIBRARY_CALLS
 from tkc.coverage import coverage
 from tkc.kernels import KernelDispatch, Target
 from tkc.kernels.library_calls import called_libraries
@@ -108,10 +109,12 @@ def requirements_of(operators: Sequence[OperatorUse], kernels: Sequence[KernelDi
 
 def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:
     """The operators that are called because PyTorch's libraries are faster."""
-    from tkc.passes.canonical.library_convolutions import OPERATOR, WHY, library_calls
+    from tkc.passes.graph.library_calls import WHY, library_calls
 
-    weights = library_calls(module)
-    return (OperatorUse(OPERATOR, len(weights), tuple(dict.fromkeys(weights)), WHY),) if weights else ()
+    return tuple(
+        OperatorUse(LIBRARY_CALLS[symbol], len(weights), tuple(dict.fromkeys(weights)), WHY[symbol])
+        for symbol, weights in sorted(library_calls(module).items())
+    )
 
 
 def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:

@@ -68,8 +68,8 @@ def _keep_latest(values: dict[tuple[int, ...], Any], most: int) -> None:
         del values[next(iter(values))]
 
 
-Packed = dict[tuple[str, int], PackedWeight]
-"""Weights by the description and their address."""
+Packed = dict[tuple[str, int], Any]
+"""What libraries made of weights, by the description of the call and the weight's address."""
 
 
 def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -> torch.Tensor:
@@ -87,7 +87,7 @@ def convolve(packed: Packed | None, description: str, image: Any, weight: Any) -
                 return aligned(plain(second, given).movedim(1, -1))
             key = description, given.data_ptr()
             pack, packed_convolution = fast
-            held = packed.get(key) or packed.setdefault(key, PackedWeight(given))
+            held: PackedWeight = packed.get(key) or packed.setdefault(key, PackedWeight(given))
             fitting = held.of(second, pack)
             found = plain(second, given) if fitting is None else packed_convolution(second, fitting)
             return aligned(found.movedim(1, -1))

@@ -25,10 +25,11 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONVOLVE
+from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_INTEGERS
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
+from tkc.runtime.integer_products import convolve_integers, multiply_integers
 
 Operands = Sequence[Any]
 _Value = Callable[[Operands], Any]
@@ -86,6 +87,8 @@ def register() -> None:
     tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
     tvm_ffi.register_global_func(CHECK_SIZES, _noting(_checked))
     tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
+    tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
+    tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))
     os.register_at_fork(after_in_child=_THREADS.lose)
 
 
@@ -108,6 +111,14 @@ def _call(description: str, *operands: Any) -> Any:
 
 def _convolve(description: str, image: Any, weight: Any) -> torch.Tensor:
     return convolve(_RUNNING.packed, str(description), image, weight)
+
+
+def _multiply_integers(description: str, *operands: Any) -> torch.Tensor:
+    return multiply_integers(_RUNNING.packed, str(description), *operands)
+
+
+def _convolve_integers(description: str, *operands: Any) -> torch.Tensor:
+    return convolve_integers(_RUNNING.packed, str(description), *operands)
 
 
 def _checked(message: str, value: Any, holds: Any) -> Any:

@@ -22,7 +22,6 @@ from tkc.frontend.onnx.folding import read_by, separated
 from tkc.frontend.onnx.opsets import opsets
 
 _BYTES = (np.dtype("int8"), np.dtype("uint8"))
-_EXACT_BELOW = 1 << 24
 _OPSET_OF_CLIPPED_BYTES = 12
 _SAME_SCALE = 1e-5
 """How far a bias's scale may be from the product of both operands', which float32 and quantizers round."""
@@ -97,7 +96,9 @@ class _Groups:
         if node.domain not in STANDARD_DOMAINS:
             return [node]
         if node.op_type == "QLinearConv":
-            return [self._with_whole_floats(node)]
+            return [self._with_whole_weight(node, 3, 5)]
+        if node.op_type == "ConvInteger":
+            return [self._with_whole_weight(node, 1, 3)]
         convert = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}.get(node.op_type)
         made = convert(node) if convert else None
         if made is None:
@@ -156,25 +157,29 @@ class _Groups:
         nodes = self._made("QLinearConv", node, inputs, result, node.attribute)
         if bias:
             nodes[0].input.append(bias)
-        return [self._with_whole_floats(nodes[0]), *nodes[1:]]
+        return [self._with_whole_weight(nodes[0], 3, 5), *nodes[1:]]
 
-    def _with_whole_floats(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """A QLinearConv with its weight less its zero point, in float32, where that sums exactly.
+    def _with_whole_weight(self, node: onnx.NodeProto, weight: int, zero: int) -> onnx.NodeProto:
+        """A convolution with its weight less its zero point, where int8 holds that.
 
         It is what the sum is made of; otherwise each call would make it.
         """
-        codes, zero = self._value(node.input[3]), self._value(node.input[5])
-        name = f"{node.input[3]}.whole"
-        if codes is None or zero is None or codes.dtype not in _BYTES or codes.ndim < 3:
+        codes = self._value(node.input[weight])
+        offset = self._value(node.input[zero]) if len(node.input) > zero and node.input[zero] else None
+        name = f"{node.input[weight]} less {node.input[zero]}" if offset is not None else ""
+        if codes is None or offset is None or codes.dtype not in _BYTES or codes.ndim < 3:
             return node
-        whole = codes.astype("int64") - zero.astype("int64").reshape(-1, *[1] * (codes.ndim - 1))
-        if np.abs(whole).sum(tuple(range(1, whole.ndim))).max(initial=0) * 255 >= _EXACT_BELOW or name in self._names:
+        whole = codes.astype("int64") - offset.astype("int64").reshape(-1, *[1] * (codes.ndim - 1))
+        fits = whole.min(initial=0) >= -128 and whole.max(initial=0) < 128
+        is_same = codes.dtype == np.int8 and not offset.any()
+        if not fits or (not is_same and self.made.get(name) is None and name in self._names):
             return node
-        self.made[name] = whole.astype("float32")
+        if not is_same:
+            self.made[name] = whole.astype("int8")
         self.changed = True
         new = onnx.NodeProto()
         new.CopyFrom(node)
-        new.input[3], new.input[5] = name, ""
+        new.input[weight], new.input[zero] = node.input[weight] if is_same else name, ""
         return new
 
     def _made(

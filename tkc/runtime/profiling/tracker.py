@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from tkc.contracts import ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, CONVOLVE, MAIN
+from tkc.contracts import (
+    ALLOC_STORAGE,
+    ALLOC_TENSOR,
+    AWAIT,
+    CALL_OPERATOR,
+    CHECK_SIZES,
+    CONTROL_FLOW,
+    LIBRARY_CALLS,
+    MAIN,
+)
 from tkc.runtime.call_table import DYNAMIC_CALL, CallTable, FunctionWork, GraphCalls
 from tkc.runtime.profiling.node_names import named_nodes
 
 Kind = Literal["kernel", "generated", "PyTorch", "other"]
 
-_CONVOLUTION = "aten::convolution"
+
 _SIZES = ("shape_func", "compute_symbolic_expr")
 """How lowering calls the functions that compute sizes on the host, before a number."""
 _NO_WORK = (ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CHECK_SIZES)
@@ -117,8 +126,8 @@ class CallTracker:
     def _unplaced(self, symbol: str, arguments: Sequence[Any]) -> str:
         if symbol == CALL_OPERATOR:
             return str(json.loads(str(arguments[0]))["operator"])
-        if symbol == CONVOLVE:
-            return _CONVOLUTION
+        if symbol in LIBRARY_CALLS:
+            return LIBRARY_CALLS[symbol]
         return "a function that takes sizes" if symbol == DYNAMIC_CALL else symbol
 
 

@@ -258,10 +258,24 @@ def _conv(node: Node) -> Converted:
     return node.stock()
 
 
+def _summed_in_float32(convert: Converter) -> Converter:
+    """``convert``, whose sums of 16-bit numbers are rounded once, as PyTorch and ONNX Runtime do."""
+
+    def converted(node: Node) -> Converted:
+        dtype = node.dtype(0)
+        if dtype not in ("float16", "bfloat16"):
+            return convert(node)
+        tensors = [node.tensor(i) for i in range(len(node.inputs)) if node.has(i)]
+        wide = with_inputs(node, [node.emit(relax.op.astype(tensor, "float32")) for tensor in tensors])
+        return relax.op.astype(node.emit(convert(wide)), dtype)
+
+    return converted
+
+
 CONVERTERS: dict[str, Converter] = {
     "AveragePool": average_pool,
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
+    "Conv": _summed_in_float32(_conv),
+    "ConvTranspose": _summed_in_float32(_conv_transpose),
     "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,
     "MaxPool": _max_pool,

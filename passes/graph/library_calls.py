@@ -1,0 +1,46 @@
+"""The calls of PyTorch's libraries in a graph, which are there because they are faster than generated code."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import IRModule, Op
+
+from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_INTEGERS
+
+WHY = {
+    CONVOLVE: "oneDNN convolves images whose channels stand last faster than generated code",
+    CONVOLVE_INTEGERS: "oneDNN convolves 8-bit integers faster than generated code, which does in float32",
+    MULTIPLY_INTEGERS: "oneDNN multiplies 8-bit integers faster than generated code, which does in float32",
+}
+
+
+def library_calls(module: IRModule) -> dict[str, list[str]]:
+    """For each of :data:`WHY` that is called, the names of the weights, before or after lowering; in branches, too."""
+    names: dict[str, list[str]] = {}
+
+    def visit(expr: relax.Expr) -> None:
+        symbol = _symbol(expr)
+        if symbol in LIBRARY_CALLS:
+            weight = _operands(expr)[2]
+            names.setdefault(symbol, []).append(getattr(weight, "name_hint", "a constant"))
+
+    for function in module.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return names
+
+
+def _is_packed(call: relax.Call) -> bool:
+    return bool(call.op == Op.get("relax.call_pure_packed"))
+
+
+def _symbol(expr: relax.Expr) -> str:
+    if not isinstance(expr, relax.Call):
+        return ""
+    called = expr.args[0] if _is_packed(expr) else expr.op
+    return str(called.global_symbol) if isinstance(called, relax.ExternFunc) else ""
+
+
+def _operands(call: relax.Call) -> list[relax.Expr]:
+    """The description, what it reads and the weight, and what else there is."""
+    return list(call.args[1:] if _is_packed(call) else call.args)
