@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 from tvm import relax, tirx
 
-from tkc.contracts import CHECK_SIZES
+from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
@@ -39,7 +39,7 @@ class DataSizes:
         asserted = {condition for condition, _ in self._conditions}
         self._conditions += (each for each in conditions_of_operators(graph) if each[0] not in asserted)
         self._is_inner = False
-        self._asserted_alone: list[tuple[str, relax.Expr]] = []
+        self._asserted_alone: list[tuple[str, relax.Expr, Sequence[tirx.PrimExpr]]] = []
 
     def within(self, graph: fx.Graph, emitter: Emitter) -> DataSizes:
         """Those of a ``graph`` that this one calls."""
@@ -59,16 +59,17 @@ class DataSizes:
             raise UnsupportedModelError(
                 "the model asserts something of a number and returns no tensor, which is not supported. Return one."
             )
-        first, *others = outputs
-        for message, holds in self._asserted_alone:
-            first = self._emitter.builder.emit(
-                relax.call_pure_packed(
-                    CHECK_SIZES, relax.StringImm(message), first, holds, sinfo_args=[first.struct_info]
-                )
-            )
-        return [first, *others]
+        first = outputs[0]
+        for message, holds, others in self._asserted_alone:
+            first = self.checking(message, first, holds, *others)
+        return [first, *outputs[1:]]
 
-    def note_asserted(self, node: fx.Node, message: str, holds: relax.Expr) -> None:
+    def checking(self, message: str, value: relax.Expr, holds: relax.Expr, *others: tirx.PrimExpr) -> relax.Var:
+        """``value``, which exists where ``holds``, and where the numbers ``others`` do."""
+        arguments = [relax.StringImm(message), value, holds, *map(relax.PrimValue, others)]
+        return self._emitter.builder.emit(relax.call_pure_packed(CHECK, *arguments, sinfo_args=[value.struct_info]))
+
+    def note_asserted(self, node: fx.Node, message: str, holds: relax.Expr, *others: tirx.PrimExpr) -> None:
         """Note what is asserted of the number that ``node`` reads, if nothing else reads it."""
         if not _is_only_asserted(node):
             return
@@ -77,7 +78,7 @@ class DataSizes:
                 f"{node.target} ({source_of(node)}): a branch or the body of a loop asserts something of a number that "
                 "nothing else reads, which is not supported. Assert it outside of the function."
             )
-        self._asserted_alone.append((message, holds))
+        self._asserted_alone.append((message, holds, others))
 
     def defines_sizes(self, node: fx.Node) -> bool:
         """Whether only the data decides a size of the node's result, which no converter computes."""
@@ -94,13 +95,42 @@ class DataSizes:
         found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in symbols_of(value)}
         return len(found & self._of_data) > 1
 
-    def bounds(self, value: torch.SymInt) -> list[int | None]:
-        """What the integer was exported for."""
-        found = self._ranges.get(value.node.expr)
+    def _bounds(self, symbol: sympy.Expr) -> tuple[int | None, int | None]:
+        """The least and the largest integer that the model was exported for."""
+        found = self._ranges.get(symbol)
         if found is None:
-            return [None, None]
+            return None, None
         least, most = ((int(bound) if abs(bound) < 2**62 else None) for bound in (found.lower, found.upper))
-        return [least, most]
+        return least, most
+
+    def _in_bounds(self, shape: relax.Expr, symbol: sympy.Symbol, node: fx.Node) -> relax.Expr:
+        """``shape`` of the one integer ``symbol`` that ``node`` reads, which is what the model was exported for."""
+        least, most = self._bounds(symbol)
+        if least is None and most is None:
+            return shape
+        bounds = f"at least {least}" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
+        message = (
+            f"a number that the model reads out of a tensor ({source_of(node)}) is {{number}}; "
+            f"it was exported for {bounds}"
+        )
+        limits = (-_ANY if least is None else least, _ANY if most is None else most)
+        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
+        number = self._emitter.symbols.expression(symbol)
+        self.note_asserted(node, message, relax.PrimValue(tirx.IntImm("int64", 1)), number)
+        return self._emitter.builder.emit(
+            relax.call_pure_packed(CHECK_BOUNDS, *arguments, sinfo_args=[shape.struct_info])
+        )
+
+    def read(self, tensor: relax.Expr, node: fx.Node) -> Any:
+        """The integer or the truth value that ``node`` reads out of ``tensor``, which has one element."""
+        emitter = self._emitter
+        number = emitter.emit(emitter.reshape(emitter.cast(tensor, "int64"), [1]))
+        shape, value = emitter.emit(relax.op.tensor_to_shape(number)), node.meta["val"]
+        new = symbols_of(value) - self._defined
+        for symbol in new if isinstance(value, torch.SymInt) else ():
+            self._define_number(value)
+            shape = self._in_bounds(shape, symbol, node)
+        return self.settled(shape, value, node)
 
     def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
@@ -138,22 +168,21 @@ class DataSizes:
         builder.match_cast(value, relax.ShapeStructInfo([number]))
         message = f"the model asserts that {source_of(node)} reads {known}, which does not hold in this call"
         holds = relax.PrimValue(tirx.Cast("int64", number == int(known)))
-        checked = builder.emit(
-            relax.call_pure_packed(CHECK_SIZES, relax.StringImm(message), value, holds, sinfo_args=[value.struct_info])
-        )
+        checked = self.checking(message, value, holds)
         builder.match_cast(checked, relax.ShapeStructInfo([int(known)]))
         return tirx.IntImm("bool", int(known))
 
     def _define_number(self, value: torch.SymInt) -> None:
         """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
-        symbol, (least, _) = value.node.expr, self.bounds(value)
+        symbol = value.node.expr
+        least, _ = self._bounds(symbol)
         if isinstance(symbol, sympy.Symbol):
             self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
 
     def checks(self, new: set[sympy.Symbol]) -> list[tuple[str, tirx.PrimExpr]]:
         """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails."""
         return [
-            (f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call", holds)
+            (_message(condition, node), holds)
             for condition, node in self._conditions
             if condition.free_symbols & new and condition.free_symbols <= self._defined
             if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
@@ -171,15 +200,10 @@ class DataSizes:
         if conditions:
             # The sizes are those of what was checked, so that nothing is computed from others.
             unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
-            seen = value.struct_info
             builder.match_cast(value, _substituted(sinfo(), unchecked))
             for message, holds in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
-                value = builder.emit(
-                    relax.call_pure_packed(
-                        CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
-                    )
-                )
+                value = self.checking(message, value, relax.PrimValue(condition))
         self._of_data |= new
         for condition, _ in self._conditions:
             for symbol, other in _equal_sizes(condition):
@@ -196,11 +220,22 @@ class DataSizes:
         self._defined.add(symbol)
 
 
+_ANY = 2**63 - 1
+"""No integer is larger."""
+
+
 def _is_only_asserted(node: fx.Node) -> bool:
     """Whether the model does nothing with the number that ``node`` is but assert something of it."""
     if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return all(str(user.target) in CHECKS or _is_only_asserted(user) for user in node.users)
+
+
+def _message(condition: sympy.Basic, node: fx.Node) -> str:
+    """What to say where ``condition``, which ``node`` asserts or asks for, does not hold."""
+    said = node.args[1] if str(node.target) == "aten._assert_scalar.default" else ""
+    own = f": {said}" if said and not str(said).startswith("Runtime assertion failed") else ""
+    return f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call{own}"
 
 
 def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:

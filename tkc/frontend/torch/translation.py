@@ -29,7 +29,7 @@ from tkc.runtime.signature import TensorSpec
 def translated(
     program: ExportedProgram,
     emitter: Emitter,
-    calls: OperatorCalls | None,
+    calls: OperatorCalls,
     bound: Mapping[str, relax.Expr],
     outputs: Sequence[TensorSpec],
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
@@ -47,18 +47,16 @@ def translated(
         if spec.name not in updated
     ]
     new = [values[name] for name in updated]
-    if calls is not None:
-        checked = calls.sizes.checked([*returned, *new])
-        returned, new = checked[: len(returned)], checked[len(returned) :]
-    return returned, new
+    checked = calls.sizes.checked([*returned, *new])
+    return checked[: len(returned)], checked[len(returned) :]
 
 
-def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
+def _translate_graph(emitter: Emitter, calls: OperatorCalls, graph: fx.Graph) -> None:
     """Emit every node of a graph whose placeholders are bound; one error names all nodes that are refused."""
     refusals = Refusals()
     with refusals.collected():
         for node in graph.nodes:
-            if has_no_converter(node, fallback=calls is not None):
+            if has_no_converter(node, fallback=calls.fallback):
                 emitter.stand_in(node)  # check_operators has refused it
             elif node.op == "call_function" and str(node.target) not in CHECKS:
                 with refusals.kept():
@@ -81,7 +79,7 @@ def _check_results(node: fx.Node, results: Any) -> None:
             )
 
 
-def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+def _emit(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
     if is_control_flow(node):
@@ -90,14 +88,14 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
     elif reads_float(node):
-        assert calls is not None  # or check_operators would have refused it
         calls.read_float(node)
-    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and str(node.target) not in READS_ELEMENT:
+    elif isinstance(value, torch.SymInt | torch.SymBool) and str(node.target) in READS_ELEMENT:
+        calls.read_number(node)
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         if isinstance(value, torch.SymBool) and all(str(user.target) in CHECKS for user in node.users):
             return  # what is asserted is checked where its numbers are read
         number = emitter.symbols.size(value)
         if isinstance(value, torch.SymInt) and emitter.depends_on_read_float(number):
-            assert calls is not None
             calls.read_integer(node)
         else:
             emitter.env[node] = number
@@ -109,33 +107,24 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
             emitter.env[arguments[0]] = emitter.env[node]
 
 
-def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
     converter = converter_of(node)
     if converter is None:
-        assert calls is not None  # or check_operators would have refused it
         calls.emit(node, "TKC has no converter of it")
-        return
-    if calls is not None and calls.takes_read_float(node):
-        if not can_be_called(node):
-            raise UnsupportedModelError(
-                f"{node.target} ({source_of(node)}): a number that is read out of a tensor is no argument of it; hand "
-                "it the tensor."
-            )
-        calls.emit(node, "one of its numbers is read out of a tensor")
-        return
-    if calls is not None and calls.sizes.defines_sizes(node) and can_be_called(node):
+    elif calls.takes_read_float(node):
+        calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
+    elif calls.sizes.defines_sizes(node):
         calls.emit(node, "the size of its result depends on data")
-        return
-    if calls is not None and calls.sizes.mixes_sizes(node) and can_be_called(node):
+    elif calls.sizes.mixes_sizes(node):
         calls.emit(node, "its operands have several sizes that depend on data")
-        return
-    try:
-        emitter.convert(node, converter)
-        _check_results(node, emitter.env[node])
-    except FaultyModelError:
-        raise
-    except UnsupportedModelError as error:
-        if calls is None or not can_be_called(node):
+    else:
+        try:
+            emitter.convert(node, converter)
+            _check_results(node, emitter.env[node])
+        except FaultyModelError:
             raise
-        calls.emit(node, str(error))
+        except UnsupportedModelError as error:
+            if not calls.fallback or not can_be_called(node):
+                raise
+            calls.emit(node, str(error))
