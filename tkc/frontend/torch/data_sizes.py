@@ -16,6 +16,7 @@ from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.least_sizes import conditions_of_operators
 
 
@@ -30,6 +31,7 @@ class DataSizes:
     ) -> None:
         """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are not data's to define."""
         self._emitter = emitter
+        emitter.data_sizes = self
         self._ranges = ranges
         self._defined: set[sympy.Symbol] = set(emitter.symbols.known)
         for node in graph.find_nodes(op="placeholder"):
@@ -87,13 +89,12 @@ class DataSizes:
         return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
 
     def mixes_sizes(self, node: fx.Node) -> bool:
-        """Whether the node takes tensors of several sizes that only the data decides.
+        """Whether the node takes several tensors with different sizes that only the data decides.
 
         PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
         """
-        values = (given.meta.get("val") for given in node.all_input_nodes)
-        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in symbols_of(value)}
-        return len(found & self._of_data) > 1
+        found = [symbols & self._of_data for each in node.all_input_nodes if (symbols := _sizes_of(each))]
+        return len(set().union(*found)) > 1 and sum(map(bool, found)) > 1
 
     def _bounds(self, symbol: sympy.Expr) -> tuple[int | None, int | None]:
         """The least and the largest integer that the model was exported for."""
@@ -131,6 +132,16 @@ class DataSizes:
             self._define_number(value)
             shape = self._in_bounds(shape, symbol, node)
         return self.settled(shape, value, node)
+
+    def counted(self, count: relax.Expr, expected: Any) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+        emitter = self._emitter
+        shape = emitter.emit(relax.op.tensor_to_shape(count))
+        if symbols_of(expected) - self._defined:
+            return self.settled(shape, expected, emitter.node)
+        size = tirx.SizeVar(f"{emitter.node.name}_count", "int64")
+        emitter.builder.match_cast(shape, relax.ShapeStructInfo([size]))
+        return size
 
     def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
@@ -249,6 +260,12 @@ def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) ->
     values = [tirx.stmt_functor.substitute(size, sizes) for size in shape]
     is_shape = isinstance(sinfo, relax.ShapeStructInfo)
     return relax.ShapeStructInfo(values) if is_shape else relax.TensorStructInfo(values, sinfo.dtype)
+
+
+def _sizes_of(node: fx.Node) -> set[sympy.Symbol]:
+    """The symbols in the shape of the tensor that ``node`` is."""
+    value = node.meta.get("val")
+    return symbols_of(value) if isinstance(value, torch.Tensor) else set()
 
 
 def symbols_of(value: Any) -> set[sympy.Symbol]:

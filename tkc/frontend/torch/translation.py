@@ -16,9 +16,10 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, reads_float
 from tkc.frontend.torch.checks import converter_of, has_no_converter
 from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
-from tkc.frontend.torch.converters import CHECKS
-from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
-from tkc.frontend.torch.mutation import is_in_place
+from tkc.frontend.torch.converters import CHECKS, DEFINE_SIZES
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, FaultyModelError, source_of
+from tkc.frontend.torch.fitting_sizes import fitting_operands
+from tkc.frontend.torch.mutation import functional_name, is_in_place
 from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
@@ -114,17 +115,25 @@ def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
         calls.emit(node, "TKC has no converter of it")
     elif calls.takes_read_float(node):
         calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
-    elif calls.sizes.defines_sizes(node):
+    elif calls.sizes.defines_sizes(node) and functional_name(node) not in DEFINE_SIZES:
         calls.emit(node, "the size of its result depends on data")
     elif calls.sizes.mixes_sizes(node):
-        calls.emit(node, "its operands have several sizes that depend on data")
+        with fitting_operands(emitter, node) as do_fit:
+            if do_fit:
+                _try(emitter, calls, node, converter)
+        if not do_fit:
+            calls.emit(node, "its operands have several sizes that depend on data")
     else:
-        try:
-            emitter.convert(node, converter)
-            _check_results(node, emitter.env[node])
-        except FaultyModelError:
+        _try(emitter, calls, node, converter)
+
+
+def _try(emitter: Emitter, calls: OperatorCalls, node: fx.Node, converter: Converter) -> None:
+    try:
+        emitter.convert(node, converter)
+        _check_results(node, emitter.env[node])
+    except FaultyModelError:
+        raise
+    except UnsupportedModelError as error:
+        if not calls.fallback or not can_be_called(node):
             raise
-        except UnsupportedModelError as error:
-            if not calls.fallback or not can_be_called(node):
-                raise
-            calls.emit(node, str(error))
+        calls.emit(node, str(error))

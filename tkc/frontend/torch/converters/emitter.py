@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -21,6 +21,19 @@ from tkc.passes.lowering.simple_sizes import with_simple_sizes
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
+
+
+class DefinedSizes(Protocol):
+    """The sizes that only the data decides, which results of converters define."""
+
+    def counted(self, count: relax.Expr, expected: Any) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+
+    def defines_sizes(self, node: fx.Node) -> bool:
+        """Whether the node's result has a size that is not known yet."""
+
+    def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
+        """``value`` with the sizes of ``expected``, which are known from then on."""
 
 
 class FaultyModelError(UnsupportedModelError):
@@ -87,6 +100,7 @@ class Emitter:
         self._analyzer = arith.Analyzer()
         self._made: dict[Hashable, Any] = {}
         self._read: dict[tirx.Var, relax.Expr] = {}
+        self.data_sizes: DefinedSizes = None  # type: ignore[assignment]  # set by who emits the graph
         symbols.name_number = self._named_number
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
@@ -96,7 +110,11 @@ class Emitter:
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
         with self.converting(node):
             value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
-            self.env[node] = self.settled(value, expected)
+            if self.data_sizes.defines_sizes(node):
+                value = self.cast(self.emit(value), dtype_name(expected.dtype))
+                self.env[node] = self.data_sizes.settled(value, expected, node)
+            else:
+                self.env[node] = self.settled(value, expected)
 
     @contextmanager
     def converting(self, node: fx.Node) -> Iterator[None]:
