@@ -141,7 +141,31 @@ class DataSizes:
             return self.settled(shape, expected, emitter.node)
         size = tirx.SizeVar(f"{emitter.node.name}_count", "int64")
         emitter.builder.match_cast(shape, relax.ShapeStructInfo([size]))
-        return size
+        if expected is None:
+            return size
+        wanted = emitter.symbols.size(expected)
+        message = f"{emitter.node.target} ({source_of(emitter.node)}) does not find as many elements as the model needs"
+        checked = self.checking(message, shape, relax.PrimValue(tirx.Cast("int64", _equal(size, wanted))))
+        emitter.builder.match_cast(checked, relax.ShapeStructInfo([wanted]))
+        return wanted
+
+    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape fails.
+
+        A ``match_cast`` would not do: TVM leaves those out that tell it nothing new.
+        """
+        emitter = self._emitter
+        if emitter.has_shape(value, shape):
+            return value
+        pairs = zip(value.struct_info.shape.values, shape, strict=True)
+        holds = tirx.all(*(_equal(own, wanted) for own, wanted in pairs if not emitter.equal(own, wanted)))
+        message = (
+            f"{emitter.node.target} ({source_of(emitter.node)}): sizes of its operands, which the data decides, do not "
+            "fit each other in this call"
+        )
+        info = relax.TensorStructInfo(list(shape), value.struct_info.dtype)
+        arguments = [relax.StringImm(message), value, relax.PrimValue(tirx.Cast("int64", holds))]
+        return emitter.builder.emit(relax.call_pure_packed(CHECK, *arguments, sinfo_args=[info]))
 
     def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
@@ -229,6 +253,11 @@ class DataSizes:
     def define(self, symbol: sympy.Symbol) -> None:
         """Take ``symbol`` for a number that is known from here on."""
         self._defined.add(symbol)
+
+
+def _equal(left: Size, right: Size) -> tirx.PrimExpr:
+    sides = (tirx.IntImm("int64", each) if isinstance(each, int) else each for each in (left, right))
+    return tirx.EQ(*sides)
 
 
 _ANY = 2**63 - 1

@@ -1,19 +1,18 @@
 """Operands with sizes that only the data decides, as operands of sizes that are known to fit each other.
 
-PyTorch checks in each call that two such sizes are equal where an operator asks for that. Here each is taken for the
-other by a ``match_cast``, which fails in a call in which it is not. A size of 1 that the data decides does not
+PyTorch checks in each call that two such sizes are equal where an operator asks for that, and so does the compiled
+model, which takes one for the other from there on. A size of 1 that the data decides does not
 broadcast: PyTorch's tracer takes it for another one, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from tvm import relax
 
 from tkc.frontend.torch.converters.emitter import Emitter
 from tkc.frontend.torch.converters.symbols import Size
@@ -33,18 +32,13 @@ def fitting_operands(emitter: Emitter, node: fx.Node) -> Iterator[bool]:
         return
     shapes = rule(emitter, node)
     given = {each: emitter.env[each] for each, _ in shapes}
+    emitter.node = node
     try:
         for each, shape in shapes:
-            emitter.env[each] = _of_shape(emitter, emitter.env[each], shape)
+            emitter.env[each] = emitter.data_sizes.fitted(emitter.env[each], shape)
         yield True
     finally:
         emitter.env.update(given)
-
-
-def _of_shape(emitter: Emitter, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
-    if emitter.has_shape(value, shape):
-        return value
-    return emitter.builder.match_cast(value, relax.TensorStructInfo(list(shape), value.struct_info.dtype))
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:

@@ -29,6 +29,9 @@ class DefinedSizes(Protocol):
     def counted(self, count: relax.Expr, expected: Any) -> Size:
         """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
 
+    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape fails."""
+
     def defines_sizes(self, node: fx.Node) -> bool:
         """Whether the node's result has a size that is not known yet."""
 

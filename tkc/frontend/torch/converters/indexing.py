@@ -120,12 +120,7 @@ def _of_one_length(b: Emitter, indices: list[relax.Expr]) -> list[relax.Expr]:
         sizes = list(index.struct_info.shape)
         return [1 if b.equal(size, 1) else most for size, most in zip(sizes, shape[-len(sizes) :], strict=True)]
 
-    return [
-        index
-        if b.has_shape(index, sizes := own(index))
-        else b.builder.match_cast(index, relax.TensorStructInfo(sizes, index.struct_info.dtype))
-        for index in indices
-    ]
+    return [b.data_sizes.fitted(index, own(index)) for index in indices]
 
 
 def _with_masks(b: Emitter, indices: Indices) -> Indices:
@@ -276,9 +271,7 @@ def _spread(b: Emitter, values: relax.Expr, shape: list[Any]) -> relax.Expr:
     fitting = [
         size if b.equal(size, 1) else wanted for size, wanted in zip(own, shape[len(shape) - len(own) :], strict=True)
     ]
-    if not b.has_shape(values, fitting):
-        values = b.builder.match_cast(values, relax.TensorStructInfo(fitting, values.struct_info.dtype))
-    return b.emit(op.broadcast_to(values, shape))
+    return b.emit(op.broadcast_to(b.data_sizes.fitted(values, fitting), shape))
 
 
 def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:
