@@ -193,8 +193,28 @@ class DataSizes:
             self._define_number(expected)
             self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new, node)
             return self._emitter.symbols.size(expected)
+        value, new = self._named(value, expected, new)
         dtype = dtype_name(expected.dtype)
         return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new, node)
+
+    def _named(
+        self, value: relax.Expr, expected: torch.Tensor, new: set[sympy.Symbol]
+    ) -> tuple[relax.Expr, set[sympy.Symbol]]:
+        """``value`` of a shape that is known already, where it is: PyTorch's ``new`` symbols are other names for its
+        sizes. Those that remain new are returned, too."""
+        shape = value.struct_info.shape
+        if not isinstance(shape, relax.ShapeExpr):
+            return value, new
+        named: dict[sympy.Symbol, Size] = {}
+        for size, known in zip(expected.shape, shape.values, strict=True):
+            if isinstance(size, torch.SymInt) and size.node.expr in new:
+                named.setdefault(size.node.expr, known)
+        for symbol, known in named.items():
+            self._emitter.symbols.replace(symbol, known)
+        self._of_data |= named.keys()
+        for message, holds in self.checks(set(named)):
+            value = self.checking(message, value, relax.PrimValue(tirx.Cast("int64", holds)))
+        return value, new - named.keys()
 
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what

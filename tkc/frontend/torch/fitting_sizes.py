@@ -53,7 +53,7 @@ def _broadcast(emitter: Emitter, node: fx.Node) -> _Shapes:
     """Each operand as the result, but for axes of 1."""
     result = emitter.sizes(node.meta["val"].shape)
     shapes = []
-    for each in _tensors(node):
+    for each in _tensors(node)[: 1 if "expand_as" in str(node.target) else None]:
         own = _shape(emitter, each)
         wanted = result[len(result) - len(own) :]
         pairs = zip(own, wanted, strict=True)
@@ -100,6 +100,7 @@ _RULES: dict[str, _Rule] = {
             (("bitwise_and", "bitwise_or", "bitwise_xor"), ()),
             (("where",), ("self", "ScalarSelf", "ScalarOther", "Scalar")),
             (("masked_fill",), ("Scalar",)),
+            (("expand_as",), ("default",)),
         )
         for name in names
         for overload in overloads or ("Tensor", "default", "Tensor_Tensor", "Tensor_mode")

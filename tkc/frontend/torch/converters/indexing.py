@@ -158,8 +158,8 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
             return written
     whole = list(x.struct_info.shape)
     x, indices = with_places(b, x, indices)
-    out = _written_at(b, x, indices, values, accumulate)
-    return out if b.has_shape(out, whole) else b.reshape(b.emit(out), whole)
+    out = b.emit(_written_at(b, x, indices, values, accumulate))
+    return out if b.has_shape(out, whole) else b.reshape(out, whole)
 
 
 def _written_at(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, accumulate: bool) -> relax.Expr:
