@@ -111,9 +111,10 @@ class Emitter:
         expected: Any = node.meta.get("val")  # PyTorch states none of an assertion in a branch
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
+        defines = self.data_sizes.defines_sizes(node)
         with self.converting(node):
-            value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
-            if self.data_sizes.defines_sizes(node):
+            value = self._zeros(expected) if empty and not defines else converter(self, *self._arguments(node))
+            if defines:
                 value = self.cast(self.emit(value), dtype_name(expected.dtype))
                 self.env[node] = self.data_sizes.settled(value, expected, node)
             else:
