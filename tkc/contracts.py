@@ -122,8 +122,19 @@ CALL_OPERATOR: Final = "tkc.call_operator"
 """The runtime registers it: ``(description, *operands)`` to what PyTorch's operator gives, which the graph calls in
 place where TKC has no converter. ``tkc/runtime/operators.py`` says what a description is."""
 
-CHECK_SIZES: Final = "tkc.check_sizes"
-"""The runtime registers it: ``(message, value, holds)`` to ``value``, or an error with ``message``."""
+CHECK: Final = "tkc_check"
+"""``control_flow.cc`` exports it: ``(message, value, holds, *others)`` to ``value``, or an error with ``message``.
+``holds`` is a number, or a tensor of one truth value, which the host reads. ``others`` are computed, and not read."""
+
+CHECK_BOUNDS: Final = "tkc_check_bounds"
+"""``control_flow.cc`` exports it: ``(message, number, least, most)`` to ``number``, a shape of one, or an error with
+``message``, in which ``{number}`` stands for it. TVM takes what is in a shape for 0 or more in conditions."""
+
+RUNTIME_CHECKS: Final = (CHECK, CHECK_BOUNDS)
+"""The functions of the runtime that return what they are handed, or raise."""
+
+ASSERTED: Final = "<tkc asserted>"
+"""Stands before and behind the message in the errors of :data:`RUNTIME_CHECKS`."""
 
 CONVOLVE: Final = "tkc.convolve"
 """The runtime registers it: ``(description, image, weight)`` to what PyTorch's library convolves them to, on the CPU

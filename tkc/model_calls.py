@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
 from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, LIBRARY_CALLS, RETAINING_MAIN
+from tkc.contracts import CALL_OPERATOR, CONTROL_FLOW, CONVOLVE, RETAINING_MAIN, RUNTIME_CHECKS
 from tkc.kernels.spec import as_json
 from tkc.passes.graph.kernel_call import kernel_dispatch
 from tkc.passes.substitute_kernels import SubstitutionReport
@@ -23,7 +24,7 @@ _CALL_EXTERN = tuple(
 )
 _ENTRY = -1
 """Stands for the beginning of a graph function among the positions of its calls."""
-_NO_WORK = ("vm.builtin.", CHECK_SIZES, *CONTROL_FLOW)
+_NO_WORK = ("vm.builtin.", *RUNTIME_CHECKS, *CONTROL_FLOW)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ Memory planning leaves ``If`` out, CUDA graphs all of them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tvm import relax
 from tvm.ir import Op
 
-from tkc.contracts import CONTROL_FLOW
+from tkc.contracts import CONTROL_FLOW, RUNTIME_CHECKS
 
 
 def has_branches(function: relax.Function) -> bool:
@@ -20,10 +22,19 @@ def has_branches(function: relax.Function) -> bool:
 
 def calls_parts(function: relax.Function) -> bool:
     """Whether ``function`` has the runtime choose among, or repeat, functions of the program."""
+    return _calls(function, CONTROL_FLOW)
+
+
+def calls_control_flow(function: relax.Function) -> bool:
+    """The same, or whether it has the runtime check what the model asserts: ``control_flow.cc`` does all of that."""
+    return _calls(function, (*CONTROL_FLOW, *RUNTIME_CHECKS))
+
+
+def _calls(function: relax.Function, symbols: Collection[str]) -> bool:
     found = []
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.ExternFunc) and expr.global_symbol in CONTROL_FLOW:
+        if isinstance(expr, relax.ExternFunc) and expr.global_symbol in symbols:
             found.append(expr)
 
     relax.analysis.post_order_visit(function, visit)
@@ -42,4 +53,4 @@ def reads_on_host(function: relax.Function) -> bool:
             found.append(expr)
 
     relax.analysis.post_order_visit(function, visit)
-    return bool(found)
+    return bool(found) or _calls(function, RUNTIME_CHECKS)

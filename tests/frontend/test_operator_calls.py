@@ -63,7 +63,7 @@ def test_one_compilation_serves_every_count(name: str) -> None:
     """None among them, and all, at several sizes of the input."""
     function = DATA_DECIDES_SIZES[name]
     executable = compiled(function, X, dynamic_shapes=(({0: ROWS},),))
-    assert called(executable)
+    assert bool(called(executable)) == any(part in name for part in ("unique", "bincount", "repeat", "one behind"))
     for x in (X, torch.randn(9, 4), torch.rand(2, 4) + 0.1, -torch.rand(5, 4) - 0.1, torch.zeros(3, 4)):
         check(executable, function, x)
 
@@ -192,8 +192,8 @@ def test_what_a_converter_refuses_is_called() -> None:
 
 def test_without_fallback_each_is_refused_by_name() -> None:
     """All at once, with the cure."""
-    with pytest.raises(tkc.UnsupportedModelError, match=r"aten.nonzero[^$]*aten.polygamma[^$]*fallback=True"):
-        compiled(lambda x: torch.polygamma(21, x)[torch.nonzero(x)[:, 0]], X, fallback=False)
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten._unique2[^$]*aten.polygamma[^$]*fallback=True"):
+        compiled(lambda x: torch.polygamma(21, torch.unique(x)), X, fallback=False)
 
 
 def test_operators_have_the_names_that_users_know() -> None:

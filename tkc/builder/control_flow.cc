@@ -1,11 +1,11 @@
-// Control flow of generated code: choices and loops over functions of the program, at run time.
+// Control flow of generated code: choices and loops over functions of the program, and checks of what a model asserts, at run time.
 //
 // Relax has no loop, and its `If` keeps what surrounds it out of dataflow blocks, where fusion and kernel rules work. A frontend
 // writes branches and loop bodies as private functions and calls these here with them (tkc/contracts.py says with what);
 // passes/lowering/machine_calls.py hands over the virtual machine that runs the functions. A loop holds the state of one step, and no
 // stack grows with its steps.
 //
-// Nothing here depends on the model: it is compiled once, and linked into the generated code of every one.
+// Nothing here depends on the model: it is compiled once, and linked into the generated code of every one that calls it.
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
@@ -14,8 +14,10 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
 
 #include <chrono>
+#include <string>
 #include <vector>
 
 namespace {
@@ -25,10 +27,14 @@ using tvm::ffi::AnyView;
 using tvm::ffi::Array;
 using tvm::ffi::Function;
 using tvm::ffi::Shape;
+using tvm::ffi::String;
 using tvm::ffi::Tensor;
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kBetweenSignals{50};
+
+const std::string kNumber = "{number}";
+constexpr const char* kAsserted = "<tkc asserted>";  // tkc/runtime/loaded_code.py finds the message between two of them
 
 // Runs a function of the program: `machine` is the virtual machine's address.
 Any Invoke(AnyView machine, AnyView function, const std::vector<AnyView>& arguments) {
@@ -104,6 +110,24 @@ Any Repeat(const AnyView* args, int32_t count) {
   return state;
 }
 
+// (message, value, condition, ...): the value, if the condition holds.
+Any Check(const AnyView* args, int32_t count) {
+  if (!Holds(args[2])) TVM_FFI_THROW(ValueError) << kAsserted << args[0].cast<String>() << kAsserted;
+  return Any(args[1]);
+}
+
+// (message, shape, least, most): the shape of one number, if it is between the two. It takes its place in the message.
+Any CheckBounds(const AnyView* args, int32_t count) {
+  int64_t number = args[1].cast<Shape>()[0];
+  if (number < args[2].cast<int64_t>() || number > args[3].cast<int64_t>()) {
+    std::string message = args[0].cast<String>();
+    size_t place = message.find(kNumber);
+    if (place != std::string::npos) message.replace(place, kNumber.size(), std::to_string(number));
+    TVM_FFI_THROW(ValueError) << kAsserted << message << kAsserted;
+  }
+  return Any(args[1]);
+}
+
 int Run(Any (*function)(const AnyView*, int32_t), const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   TVM_FFI_SAFE_CALL_BEGIN();
   *reinterpret_cast<Any*>(result) = function(reinterpret_cast<const AnyView*>(args), count);
@@ -127,6 +151,16 @@ __attribute__((visibility("default"))) int __tvm_ffi_tkc_while(
 __attribute__((visibility("default"))) int __tvm_ffi_tkc_repeat(
     void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
   return Run(Repeat, args, count, result);
+}
+
+__attribute__((visibility("default"))) int __tvm_ffi_tkc_check(
+    void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return Run(Check, args, count, result);
+}
+
+__attribute__((visibility("default"))) int __tvm_ffi_tkc_check_bounds(
+    void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  return Run(CheckBounds, args, count, result);
 }
 
 }  // extern "C"

@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parent
 
 def runtime_objects(target: Target, *, control_flow: bool = False) -> list[str]:
     """The object files for ``target``: where CPU code has its threads from, where CUDA code its memory; and what
-    chooses among functions of the program and repeats them, if it has ``control_flow``.
+    chooses among functions of the program, repeats them and checks what it asserts, if it has ``control_flow``.
 
     Raises :class:`tkc.TargetError` where there is no C++ compiler, ``RuntimeError`` with its words if it fails.
     """

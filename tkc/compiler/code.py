@@ -56,10 +56,10 @@ def write_code(module: IRModule, target: Target, path: Path) -> None:
     from tvm import relax
 
     from tkc.builder.runtime_objects import runtime_objects
-    from tkc.passes.graph.branches import calls_parts
+    from tkc.passes.graph.branches import calls_control_flow
 
     functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
-    addons = runtime_objects(target, control_flow=any(map(calls_parts, functions)))
+    addons = runtime_objects(target, control_flow=any(map(calls_control_flow, functions)))
     vm_executable(module, target).export_library(str(path), addons=addons)
 
 

@@ -64,8 +64,8 @@ def compilation_report(
         batch_invariant=settings.batch_invariant,
         uses=tuple(uses),
         uses_measured_on=done.kernels_measured_on,
-        operators=tuple(OperatorUse(each.operator, each.calls, each.nodes, each.why) for each in imported.operators),
-        library_calls=_library_calls(done.module),
+        operators=_operators(imported, are_faster=False),
+        library_calls=(*_operators(imported, are_faster=True), *_library_calls(done.module)),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
@@ -105,6 +105,15 @@ def requirements_of(operators: Sequence[OperatorUse], kernels: Sequence[KernelDi
     }
     called = called_libraries(choice.configuration for kernel in kernels for choice in kernel.choices)
     return Requirements(tuple(each.operator for each in operators), libraries, called)
+
+
+def _operators(imported: ImportedModel, *, are_faster: bool) -> tuple[OperatorUse, ...]:
+    """The operators that the importer has called in PyTorch: for want of a converter, or because they are faster."""
+    return tuple(
+        OperatorUse(each.operator, each.calls, each.nodes, each.why)
+        for each in imported.operators
+        if each.is_faster == are_faster
+    )
 
 
 def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OperatorCall:
     """An operator of PyTorch's that the model calls in place: its name, in how many places, which nodes of the model
-    these are, and why TKC does not compile it."""
+    these are, and why TKC does not compile it; ``is_faster``: it could, and PyTorch's library is faster."""
 
     operator: str
     calls: int
     nodes: tuple[str, ...]
     why: str
+    is_faster: bool = False
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tkc.contracts import MAIN, RETAINING_MAIN, USE_DEVICE
+from tkc.contracts import ASSERTED, MAIN, RETAINING_MAIN, USE_DEVICE
 from tkc.errors import Error, InputError, InternalError, OutOfMemoryError
 from tkc.failures import Circumstances, explained
 from tkc.kernels.kernel_library import KernelLibrary
@@ -109,6 +109,8 @@ class LoadedCode:
                 failed = error
             inputs = [f"{tensor.dtype} {list(tensor.shape)}" for tensor in tensors if hasattr(tensor, "shape")]
             message = str(failed)
+            if ASSERTED in message:
+                raise InputError(message.split(ASSERTED)[1]) from failed
             if any(part in message for part in _IMPOSSIBLE_SIZE):
                 raise InputError(
                     "the model computes sizes that do not fit, are negative or too large for any tensor, from "

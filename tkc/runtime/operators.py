@@ -26,10 +26,14 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_INTEGERS
+from tkc.contracts import CALL_OPERATOR, CONVOLVE
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned
 from tkc.runtime.integer_products import convolve_integers, multiply_integers
+
+_EARLIER_CHECK = "tkc.check_sizes"
+"""By which artifacts of format 4 that were made before :data:`tkc.contracts.CHECK` check what a model asserts."""
 
 Operands = Sequence[Any]
 _Value = Callable[[Operands], Any]
@@ -85,7 +89,7 @@ def register() -> None:
     import tvm_ffi
 
     tvm_ffi.register_global_func(CALL_OPERATOR, _noting(_call))
-    tvm_ffi.register_global_func(CHECK_SIZES, _noting(_checked))
+    tvm_ffi.register_global_func(_EARLIER_CHECK, _noting(_checked))
     tvm_ffi.register_global_func(CONVOLVE, _noting(_convolve))
     tvm_ffi.register_global_func(MULTIPLY_INTEGERS, _noting(_multiply_integers))
     tvm_ffi.register_global_func(CONVOLVE_INTEGERS, _noting(_convolve_integers))

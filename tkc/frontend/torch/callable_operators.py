@@ -16,13 +16,11 @@ READS_ELEMENT = frozenset({"aten.item.default", "aten._local_scalar_dense.defaul
 
 def can_be_called(node: fx.Node) -> bool:
     """Whether the node's operator can be called in place: it takes what can be described, and returns tensors of real
-    numbers, or one integer. What it writes into is copied, as in functional form (:func:`written_by`)."""
+    numbers. What it writes into is copied, as in functional form (:func:`written_by`)."""
     called = written_by(node) or functional_operator(node)
     if called is None or (called._schema.is_mutable and not _can_be_copied(node)):
         return False
     results = node.meta.get("val")
-    if isinstance(results, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return str(node.target) in READS_ELEMENT
     leaves = results if isinstance(results, list | tuple) else [results]
     if not any(map(_is_real_tensor, leaves)) or not all(leaf is None or _is_real_tensor(leaf) for leaf in leaves):
         return False  # without a result nothing says when it is called: it tests for errors, or prints

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, written_by
+from tkc.frontend.torch.callable_operators import can_be_called, written_by
 from tkc.frontend.torch.control_flow import is_control_flow
 from tkc.frontend.torch.converters import CHECKS, CONVERTERS
 from tkc.frontend.torch.converters.emitter import Converter, source_of
@@ -198,8 +198,7 @@ def _is_known(node: fx.Node) -> bool:
     if node.op != "call_function":
         return True
     if _is_number(node):
-        # Numbers follow from sizes, except those that are read out of a tensor.
-        return str(node.target) not in READS_ELEMENT
+        return True  # it follows from sizes, or is read out of a tensor
     if str(node.target) in CHECKS or node.target is operator.getitem:
         return True
     return converter_of(node) is not None and (not is_in_place(node) or is_unobserved(node))

@@ -34,7 +34,7 @@ def is_control_flow(node: fx.Node) -> bool:
 class ControlFlow:
     """Emits the control flow of one graph; ``translate`` emits the graphs that it calls."""
 
-    def __init__(self, emitter: Emitter, calls: OperatorCalls | None, translate: Translate) -> None:
+    def __init__(self, emitter: Emitter, calls: OperatorCalls, translate: Translate) -> None:
         self.emitter = emitter
         self.calls = calls
         self.translate = translate
@@ -199,10 +199,10 @@ class ControlFlow:
     def _settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
         if isinstance(expected, torch.Tensor):
-            if self.calls is None or self._is_known(expected):
+            if self._is_known(expected):
                 return self.emitter.settled(value, expected)
             return self.calls.sizes.settled(value, expected, node)
-        if self.calls is not None and isinstance(expected, torch.SymInt):
+        if isinstance(expected, torch.SymInt):
             return self.calls.sizes.settled(value, expected, node)
         for symbol in symbols_of(expected):
             self.emitter.symbols.define(symbol, nonnegative=False)

@@ -12,10 +12,11 @@ from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 from tvm import relax, tirx
 
-from tkc.contracts import CHECK_SIZES
+from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.least_sizes import conditions_of_operators
 
 
@@ -30,6 +31,7 @@ class DataSizes:
     ) -> None:
         """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are not data's to define."""
         self._emitter = emitter
+        emitter.data_sizes = self
         self._ranges = ranges
         self._defined: set[sympy.Symbol] = set(emitter.symbols.known)
         for node in graph.find_nodes(op="placeholder"):
@@ -39,7 +41,7 @@ class DataSizes:
         asserted = {condition for condition, _ in self._conditions}
         self._conditions += (each for each in conditions_of_operators(graph) if each[0] not in asserted)
         self._is_inner = False
-        self._asserted_alone: list[tuple[str, relax.Expr]] = []
+        self._asserted_alone: list[tuple[str, relax.Expr, Sequence[tirx.PrimExpr]]] = []
 
     def within(self, graph: fx.Graph, emitter: Emitter) -> DataSizes:
         """Those of a ``graph`` that this one calls."""
@@ -59,16 +61,17 @@ class DataSizes:
             raise UnsupportedModelError(
                 "the model asserts something of a number and returns no tensor, which is not supported. Return one."
             )
-        first, *others = outputs
-        for message, holds in self._asserted_alone:
-            first = self._emitter.builder.emit(
-                relax.call_pure_packed(
-                    CHECK_SIZES, relax.StringImm(message), first, holds, sinfo_args=[first.struct_info]
-                )
-            )
-        return [first, *others]
+        first = outputs[0]
+        for message, holds, others in self._asserted_alone:
+            first = self.checking(message, first, holds, *others)
+        return [first, *outputs[1:]]
 
-    def note_asserted(self, node: fx.Node, message: str, holds: relax.Expr) -> None:
+    def checking(self, message: str, value: relax.Expr, holds: relax.Expr, *others: tirx.PrimExpr) -> relax.Var:
+        """``value``, which exists where ``holds``, and where the numbers ``others`` do."""
+        arguments = [relax.StringImm(message), value, holds, *map(relax.PrimValue, others)]
+        return self._emitter.builder.emit(relax.call_pure_packed(CHECK, *arguments, sinfo_args=[value.struct_info]))
+
+    def note_asserted(self, node: fx.Node, message: str, holds: relax.Expr, *others: tirx.PrimExpr) -> None:
         """Note what is asserted of the number that ``node`` reads, if nothing else reads it."""
         if not _is_only_asserted(node):
             return
@@ -77,7 +80,7 @@ class DataSizes:
                 f"{node.target} ({source_of(node)}): a branch or the body of a loop asserts something of a number that "
                 "nothing else reads, which is not supported. Assert it outside of the function."
             )
-        self._asserted_alone.append((message, holds))
+        self._asserted_alone.append((message, holds, others))
 
     def defines_sizes(self, node: fx.Node) -> bool:
         """Whether only the data decides a size of the node's result, which no converter computes."""
@@ -90,17 +93,83 @@ class DataSizes:
 
         PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
         """
-        values = (given.meta.get("val") for given in node.all_input_nodes)
-        found = {symbol for value in values if isinstance(value, torch.Tensor) for symbol in symbols_of(value)}
-        return len(found & self._of_data) > 1
+        found = [symbols & self._of_data for each in node.all_input_nodes if (symbols := _sizes_of(each))]
+        return len(set().union(*found)) > 1
 
-    def bounds(self, value: torch.SymInt) -> list[int | None]:
-        """What the integer was exported for."""
-        found = self._ranges.get(value.node.expr)
+    def has_operand_of_several(self, node: fx.Node) -> bool:
+        """Whether a tensor that the node takes has several of these sizes, or one that is computed from several."""
+        return any(len(_sizes_of(each) & self._of_data) > 1 for each in node.all_input_nodes)
+
+    def _bounds(self, symbol: sympy.Expr) -> tuple[int | None, int | None]:
+        """The least and the largest integer that the model was exported for."""
+        found = self._ranges.get(symbol)
         if found is None:
-            return [None, None]
+            return None, None
         least, most = ((int(bound) if abs(bound) < 2**62 else None) for bound in (found.lower, found.upper))
-        return [least, most]
+        return least, most
+
+    def _in_bounds(self, shape: relax.Expr, symbol: sympy.Symbol, node: fx.Node) -> relax.Expr:
+        """``shape`` of the one integer ``symbol`` that ``node`` reads, which is what the model was exported for."""
+        least, most = self._bounds(symbol)
+        if least is None and most is None:
+            return shape
+        bounds = f"at least {least}" if most is None else f"at most {most}" if least is None else f"{least} to {most}"
+        message = (
+            f"a number that the model reads out of a tensor ({source_of(node)}) is {{number}}; "
+            f"it was exported for {bounds}"
+        )
+        limits = (-_ANY if least is None else least, _ANY if most is None else most)
+        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
+        number = self._emitter.symbols.expression(symbol)
+        self.note_asserted(node, message, relax.PrimValue(tirx.IntImm("int64", 1)), number)
+        return self._emitter.builder.emit(
+            relax.call_pure_packed(CHECK_BOUNDS, *arguments, sinfo_args=[shape.struct_info])
+        )
+
+    def read(self, tensor: relax.Expr, node: fx.Node) -> Any:
+        """The integer or the truth value that ``node`` reads out of ``tensor``, which has one element."""
+        emitter = self._emitter
+        number = emitter.emit(emitter.reshape(emitter.cast(tensor, "int64"), [1]))
+        shape, value = emitter.emit(relax.op.tensor_to_shape(number)), node.meta["val"]
+        new = symbols_of(value) - self._defined
+        for symbol in new if isinstance(value, torch.SymInt) else ():
+            self._define_number(value)
+            shape = self._in_bounds(shape, symbol, node)
+        return self.settled(shape, value, node)
+
+    def counted(self, count: relax.Expr, expected: Any) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+        emitter = self._emitter
+        shape = emitter.emit(relax.op.tensor_to_shape(count))
+        if symbols_of(expected) - self._defined:
+            return self.settled(shape, expected, emitter.node)
+        size = tirx.SizeVar(f"{emitter.node.name}_count", "int64")
+        emitter.builder.match_cast(shape, relax.ShapeStructInfo([size]))
+        if expected is None:
+            return size
+        wanted = emitter.symbols.size(expected)
+        message = f"{emitter.node.target} ({source_of(emitter.node)}) does not find as many elements as the model needs"
+        checked = self.checking(message, shape, relax.PrimValue(tirx.Cast("int64", _equal(size, wanted))))
+        emitter.builder.match_cast(checked, relax.ShapeStructInfo([wanted]))
+        return wanted
+
+    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape fails.
+
+        A ``match_cast`` would not do: TVM leaves those out that tell it nothing new.
+        """
+        emitter = self._emitter
+        if emitter.has_shape(value, shape):
+            return value
+        pairs = zip(value.struct_info.shape.values, shape, strict=True)
+        holds = tirx.all(*(_equal(own, wanted) for own, wanted in pairs if not emitter.equal(own, wanted)))
+        message = (
+            f"{emitter.node.target} ({source_of(emitter.node)}): sizes of its operands, which the data decides, do not "
+            "fit each other in this call"
+        )
+        info = relax.TensorStructInfo(list(shape), value.struct_info.dtype)
+        arguments = [relax.StringImm(message), value, relax.PrimValue(tirx.Cast("int64", holds))]
+        return emitter.builder.emit(relax.call_pure_packed(CHECK, *arguments, sinfo_args=[info]))
 
     def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
         """``value`` with the sizes that PyTorch states; those met for the first time are defined by it."""
@@ -128,8 +197,28 @@ class DataSizes:
             self._define_number(expected)
             self._cast(value, lambda: relax.ShapeStructInfo([self._emitter.symbols.size(expected)]), new, node)
             return self._emitter.symbols.size(expected)
+        value, new = self._named(value, expected, new)
         dtype = dtype_name(expected.dtype)
         return self._cast(value, lambda: relax.TensorStructInfo(self._emitter.sizes(expected.shape), dtype), new, node)
+
+    def _named(
+        self, value: relax.Expr, expected: torch.Tensor, new: set[sympy.Symbol]
+    ) -> tuple[relax.Expr, set[sympy.Symbol]]:
+        """``value`` of a shape that is known already, where it is: PyTorch's ``new`` symbols are other names for its
+        sizes. Those that remain new are returned, too."""
+        shape = value.struct_info.shape
+        if not isinstance(shape, relax.ShapeExpr):
+            return value, new
+        named: dict[sympy.Symbol, Size] = {}
+        for size, known in zip(expected.shape, shape.values, strict=True):
+            if isinstance(size, torch.SymInt) and size.node.expr in new:
+                named.setdefault(size.node.expr, known)
+        for symbol, known in named.items():
+            self._emitter.symbols.replace(symbol, known)
+        self._of_data |= named.keys()
+        for message, holds in self.checks(set(named)):
+            value = self.checking(message, value, relax.PrimValue(tirx.Cast("int64", holds)))
+        return value, new - named.keys()
 
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
@@ -138,22 +227,21 @@ class DataSizes:
         builder.match_cast(value, relax.ShapeStructInfo([number]))
         message = f"the model asserts that {source_of(node)} reads {known}, which does not hold in this call"
         holds = relax.PrimValue(tirx.Cast("int64", number == int(known)))
-        checked = builder.emit(
-            relax.call_pure_packed(CHECK_SIZES, relax.StringImm(message), value, holds, sinfo_args=[value.struct_info])
-        )
+        checked = self.checking(message, value, holds)
         builder.match_cast(checked, relax.ShapeStructInfo([int(known)]))
         return tirx.IntImm("bool", int(known))
 
     def _define_number(self, value: torch.SymInt) -> None:
         """Give a number that was read out of a tensor its variable, which may be negative, as no size is."""
-        symbol, (least, _) = value.node.expr, self.bounds(value)
+        symbol = value.node.expr
+        least, _ = self._bounds(symbol)
         if isinstance(symbol, sympy.Symbol):
             self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
 
     def checks(self, new: set[sympy.Symbol]) -> list[tuple[str, tirx.PrimExpr]]:
         """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails."""
         return [
-            (f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call", holds)
+            (_message(condition, node), holds)
             for condition, node in self._conditions
             if condition.free_symbols & new and condition.free_symbols <= self._defined
             if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
@@ -171,15 +259,10 @@ class DataSizes:
         if conditions:
             # The sizes are those of what was checked, so that nothing is computed from others.
             unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
-            seen = value.struct_info
             builder.match_cast(value, _substituted(sinfo(), unchecked))
             for message, holds in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
-                value = builder.emit(
-                    relax.call_pure_packed(
-                        CHECK_SIZES, relax.StringImm(message), value, relax.PrimValue(condition), sinfo_args=[seen]
-                    )
-                )
+                value = self.checking(message, value, relax.PrimValue(condition))
         self._of_data |= new
         for condition, _ in self._conditions:
             for symbol, other in _equal_sizes(condition):
@@ -196,11 +279,27 @@ class DataSizes:
         self._defined.add(symbol)
 
 
+def _equal(left: Size, right: Size) -> tirx.PrimExpr:
+    sides = (tirx.IntImm("int64", each) if isinstance(each, int) else each for each in (left, right))
+    return tirx.EQ(*sides)
+
+
+_ANY = 2**63 - 1
+"""No integer is larger."""
+
+
 def _is_only_asserted(node: fx.Node) -> bool:
     """Whether the model does nothing with the number that ``node`` is but assert something of it."""
     if not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return all(str(user.target) in CHECKS or _is_only_asserted(user) for user in node.users)
+
+
+def _message(condition: sympy.Basic, node: fx.Node) -> str:
+    """What to say where ``condition``, which ``node`` asserts or asks for, does not hold."""
+    said = node.args[1] if str(node.target) == "aten._assert_scalar.default" else ""
+    own = f": {said}" if said and not str(said).startswith("Runtime assertion failed") else ""
+    return f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call{own}"
 
 
 def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
@@ -214,6 +313,12 @@ def _substituted(sinfo: relax.StructInfo, sizes: Mapping[tirx.Var, tirx.Var]) ->
     values = [tirx.stmt_functor.substitute(size, sizes) for size in shape]
     is_shape = isinstance(sinfo, relax.ShapeStructInfo)
     return relax.ShapeStructInfo(values) if is_shape else relax.TensorStructInfo(values, sinfo.dtype)
+
+
+def _sizes_of(node: fx.Node) -> set[sympy.Symbol]:
+    """The symbols in the shape of the tensor that ``node`` is."""
+    value = node.meta.get("val")
+    return symbols_of(value) if isinstance(value, torch.Tensor) else set()
 
 
 def symbols_of(value: Any) -> set[sympy.Symbol]:

@@ -20,7 +20,7 @@ from tkc.passes.lowering.row_writes import Element, Write
 from tkc.passes.lowering.write_function import write_function
 from tkc.runtime.signature import Flag
 
-Translate = Callable[[Emitter, "OperatorCalls | None", fx.Graph], None]
+Translate = Callable[[Emitter, "OperatorCalls", fx.Graph], None]
 """Emits the nodes of a graph whose placeholders are bound."""
 
 
@@ -47,7 +47,7 @@ class Part:
     def __init__(
         self,
         outer: Emitter,
-        calls: OperatorCalls | None,
+        calls: OperatorCalls,
         translate: Translate,
         given: Operands,
         *,
@@ -91,7 +91,7 @@ class Part:
             emitter.env[placeholder] = value
             if isinstance(expected, torch.SymInt) and isinstance(expected.node.expr, sympy.Symbol):
                 symbols.replace(expected.node.expr, value)
-        calls = self._calls and self._calls.within(module.graph, emitter)
+        calls = self._calls.within(module.graph, emitter)
         self._translate(emitter, calls, module.graph)
         (end,) = module.graph.find_nodes(op="output")
         made = end.args[0] if isinstance(end.args[0], list | tuple) else [end.args[0]]

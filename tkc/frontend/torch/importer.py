@@ -150,7 +150,7 @@ def _imported(
     constants = {variables[name]: weights.parameters[name] for name in variables if name not in state}
     uses = IndexUses(builder, named, constants, options.checked_in_graph)
     emitter = Emitter(builder, symbols, uses)
-    calls = OperatorCalls(program.graph, program.range_constraints, emitter) if options.fallback else None
+    calls = OperatorCalls(program.graph, program.range_constraints, emitter, fallback=options.fallback)
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
     with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
@@ -174,7 +174,7 @@ def _imported(
         program.call_spec.out_spec,
         builder.sources,
         values,
-        () if calls is None else calls.calls(),
+        calls.calls(),
         weights.held_scalars,
         in_spec=program.call_spec.in_spec,
         held=own,

@@ -16,16 +16,14 @@ from torch._ops import OpOverload
 from torch.utils._sympy.value_ranges import ValueRanges
 from tvm import relax, tirx
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES
+from tkc.contracts import CALL_OPERATOR
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
-from tkc.frontend.torch.callable_operators import functional_operator, written_by
+from tkc.frontend.torch.callable_operators import can_be_called, functional_operator, written_by
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
 from tkc.frontend.torch.data_sizes import DataSizes
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
-
-_ITEM = "aten::_local_scalar_dense"
 
 _NAMED = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
 
@@ -49,15 +47,27 @@ _TAKE_NUMBERS = frozenset(
 """Operators whose converters take numbers that only data decides."""
 
 
+FASTER = "PyTorch's library computes recurrent layers of a known length faster than generated code"
+"""Why such a layer is called though it has a converter: an LSTM of 256 over 4 sequences of 64 steps takes 2.4 ms on one
+core, and generated code 30."""
+
+
 class OperatorCalls:
-    """Emits calls of operators in one graph."""
+    """Emits calls of operators in one graph, and reads of numbers that only data decides."""
 
     def __init__(
-        self, graph: fx.Graph, ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]], emitter: Emitter
+        self,
+        graph: fx.Graph,
+        ranges: Mapping[sympy.Symbol, ValueRanges[sympy.Expr]],
+        emitter: Emitter,
+        *,
+        fallback: bool,
     ) -> None:
-        """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are no call's to define."""
+        """``ranges`` are the bounds of the symbols; those that ``emitter`` knows already are no call's to define.
+        Without ``fallback`` every call is refused."""
+        self.fallback = fallback
         self.sizes = DataSizes(graph, ranges, emitter)
-        """The sizes that only calls decide, with their checks."""
+        """The sizes and numbers that only data decides, with their checks."""
         self._emitter = emitter
         self._calls: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
@@ -72,15 +82,17 @@ class OperatorCalls:
     def calls(self) -> tuple[OperatorCall, ...]:
         """What was emitted, by operator."""
         return tuple(
-            OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name])
+            OperatorCall(name, len(sources), tuple(Counter(sources)), self._why[name], self._why[name] == FASTER)
             for name, sources in self._calls.items()
         )
 
     def emit(self, node: fx.Node, why: str) -> None:
         """Emit a call of the node's operator, which TKC does not compile because ``why``.
 
-        Raises :class:`UnsupportedModelError` where an argument cannot be described.
+        Raises :class:`UnsupportedModelError` without a fallback, and where the call cannot be described.
         """
+        if not self.fallback or not can_be_called(node):
+            raise UnsupportedModelError(why if source_of(node) in why else f"{node.target} ({source_of(node)}): {why}.")
         called = written_by(node) or functional_operator(node)
         assert called is not None
         name = called.name()
@@ -97,10 +109,6 @@ class OperatorCalls:
                 operands.append(operand if is_tensor else relax.PrimValue(operand))
         else:
             description = self._plain_call(node, called, operands)
-        if isinstance(results, torch.SymInt):
-            description["results"] = self.sizes.bounds(results)
-        if isinstance(results, torch.SymBool):
-            description["results"] = [0, 1]
         if torch.Tag.nondeterministic_seeded in called.tags:
             description["call"] = node.name  # equal calls give different numbers
         sinfo = _struct_info(results)
@@ -159,40 +167,27 @@ class OperatorCalls:
             for message, condition in self.sizes.checks({symbol}):
                 holds = emitter.tensor(condition, "bool")
                 self.sizes.note_asserted(node, message, holds)
-                number = emitter.builder.emit(
-                    relax.call_pure_packed(
-                        CHECK_SIZES, relax.StringImm(message), number, holds, sinfo_args=[number.struct_info]
-                    )
-                )
-                self._note(_ITEM, node, "the model asserts something of a number that it reads out of a tensor")
+                number = self.sizes.checking(message, number, holds)
             emitter.read_float(symbol, number)
             emitter.env[node] = symbols.expression(symbol)
+
+    def read_number(self, node: fx.Node) -> None:
+        """Emit how the node reads an integer or a truth value out of a tensor, with what the model asserts of it."""
+        (tensor,) = node.all_input_nodes
+        with self._emitter.converting(node):
+            self._emitter.env[node] = self.sizes.read(self._emitter.env[tensor], node)
 
     def read_integer(self, node: fx.Node) -> None:
         """Emit how an integer that is computed from floats of tensors becomes one that sizes can be computed from."""
         emitter = self._emitter
         value = node.meta["val"]
         with emitter.converting(node):
-            number = emitter.tensor(emitter.symbols.size(value), "int64")
-            description = {
-                "operator": _ITEM,
-                "arguments": [{"tensor": 0}],
-                "named": {},
-                "results": [None, None],
-            }
-            shape = emitter.builder.emit(
-                relax.call_pure_packed(
-                    CALL_OPERATOR,
-                    relax.StringImm(json.dumps(description)),
-                    number,
-                    sinfo_args=[relax.ShapeStructInfo(ndim=1)],
-                )
-            )
+            number = emitter.emit(emitter.reshape(emitter.tensor(emitter.symbols.size(value), "int64"), [1]))
             variable = tirx.Var(node.name, "int64")
+            shape = emitter.emit(relax.op.tensor_to_shape(number))
             emitter.builder.match_cast(shape, relax.ShapeStructInfo([variable]))
             emitter.symbols.replace(value.node.expr, variable)
             emitter.env[node] = variable
-        self._note(_ITEM, node, "a number is computed from one that is read out of a tensor")
 
     def _plain_call(self, node: fx.Node, called: OpOverload, operands: list[relax.Expr]) -> dict[str, Any]:
         """The description of a call that writes into nothing; tensors and sizes go to ``operands``."""
@@ -243,8 +238,6 @@ def _description(called: OpOverload, described: Callable[[torch.Argument], Any])
 
 
 def _struct_info(results: Any) -> relax.StructInfo:
-    if isinstance(results, torch.SymInt | torch.SymBool):
-        return relax.ShapeStructInfo(ndim=1)
     if isinstance(results, torch.Tensor):
         return relax.TensorStructInfo(dtype=dtype_name(results.dtype), ndim=results.dim())
     if results is None:

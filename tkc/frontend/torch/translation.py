@@ -16,10 +16,12 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.callable_operators import READS_ELEMENT, can_be_called, reads_float
 from tkc.frontend.torch.checks import converter_of, has_no_converter
 from tkc.frontend.torch.control_flow import ControlFlow, is_control_flow
-from tkc.frontend.torch.converters import CHECKS
-from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
-from tkc.frontend.torch.mutation import is_in_place
-from tkc.frontend.torch.operator_calls import OperatorCalls
+from tkc.frontend.torch.converters import CHECKS, DEFINE_SIZES
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, FaultyModelError, source_of
+from tkc.frontend.torch.fitting_sizes import fitting_operands
+from tkc.frontend.torch.mutation import functional_name, is_in_place
+from tkc.frontend.torch.operator_calls import FASTER, OperatorCalls
+from tkc.frontend.torch.recurrent import is_recurrent_of_known_length
 from tkc.frontend.torch.refusals import Refusals
 from tkc.frontend.torch.state import program_updates
 from tkc.frontend.torch.subgraphs import held_tensor
@@ -29,7 +31,7 @@ from tkc.runtime.signature import TensorSpec
 def translated(
     program: ExportedProgram,
     emitter: Emitter,
-    calls: OperatorCalls | None,
+    calls: OperatorCalls,
     bound: Mapping[str, relax.Expr],
     outputs: Sequence[TensorSpec],
 ) -> tuple[list[relax.Expr], list[relax.Expr]]:
@@ -47,18 +49,16 @@ def translated(
         if spec.name not in updated
     ]
     new = [values[name] for name in updated]
-    if calls is not None:
-        checked = calls.sizes.checked([*returned, *new])
-        returned, new = checked[: len(returned)], checked[len(returned) :]
-    return returned, new
+    checked = calls.sizes.checked([*returned, *new])
+    return checked[: len(returned)], checked[len(returned) :]
 
 
-def _translate_graph(emitter: Emitter, calls: OperatorCalls | None, graph: fx.Graph) -> None:
+def _translate_graph(emitter: Emitter, calls: OperatorCalls, graph: fx.Graph) -> None:
     """Emit every node of a graph whose placeholders are bound; one error names all nodes that are refused."""
     refusals = Refusals()
     with refusals.collected():
         for node in graph.nodes:
-            if has_no_converter(node, fallback=calls is not None):
+            if has_no_converter(node, fallback=calls.fallback):
                 emitter.stand_in(node)  # check_operators has refused it
             elif node.op == "call_function" and str(node.target) not in CHECKS:
                 with refusals.kept():
@@ -81,7 +81,7 @@ def _check_results(node: fx.Node, results: Any) -> None:
             )
 
 
-def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+def _emit(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     value = node.meta.get("val")
     arguments: Any = node.args
     if is_control_flow(node):
@@ -90,14 +90,14 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
         source, position = arguments
         emitter.env[node] = emitter.env[source][position]
     elif reads_float(node):
-        assert calls is not None  # or check_operators would have refused it
         calls.read_float(node)
-    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and str(node.target) not in READS_ELEMENT:
+    elif isinstance(value, torch.SymInt | torch.SymBool) and str(node.target) in READS_ELEMENT:
+        calls.read_number(node)
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         if isinstance(value, torch.SymBool) and all(str(user.target) in CHECKS for user in node.users):
             return  # what is asserted is checked where its numbers are read
         number = emitter.symbols.size(value)
         if isinstance(value, torch.SymInt) and emitter.depends_on_read_float(number):
-            assert calls is not None
             calls.read_integer(node)
         else:
             emitter.env[node] = number
@@ -109,33 +109,34 @@ def _emit(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
             emitter.env[arguments[0]] = emitter.env[node]
 
 
-def _convert(emitter: Emitter, calls: OperatorCalls | None, node: fx.Node) -> None:
+def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
     """Emit what the node's converter makes of it, or a call of its operator where there is none or it refuses."""
     converter = converter_of(node)
     if converter is None:
-        assert calls is not None  # or check_operators would have refused it
-        calls.emit(node, "TKC has no converter of it")
-        return
-    if calls is not None and calls.takes_read_float(node):
-        if not can_be_called(node):
-            raise UnsupportedModelError(
-                f"{node.target} ({source_of(node)}): a number that is read out of a tensor is no argument of it; hand "
-                "it the tensor."
-            )
-        calls.emit(node, "one of its numbers is read out of a tensor")
-        return
-    if calls is not None and calls.sizes.defines_sizes(node) and can_be_called(node):
+        calls.emit(node, FASTER if is_recurrent_of_known_length(node) else "TKC has no converter of it")
+    elif calls.takes_read_float(node):
+        calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
+    elif calls.sizes.defines_sizes(node) and functional_name(node) not in DEFINE_SIZES:
         calls.emit(node, "the size of its result depends on data")
-        return
-    if calls is not None and calls.sizes.mixes_sizes(node) and can_be_called(node):
-        calls.emit(node, "its operands have several sizes that depend on data")
-        return
+    elif calls.sizes.has_operand_of_several(node):
+        calls.emit(node, "an operand has several sizes that depend on data")
+    elif calls.sizes.mixes_sizes(node):
+        with fitting_operands(emitter, node) as do_fit:
+            if do_fit:
+                _try(emitter, calls, node, converter)
+        if not do_fit:
+            calls.emit(node, "its operands have several sizes that depend on data")
+    else:
+        _try(emitter, calls, node, converter)
+
+
+def _try(emitter: Emitter, calls: OperatorCalls, node: fx.Node, converter: Converter) -> None:
     try:
         emitter.convert(node, converter)
         _check_results(node, emitter.env[node])
     except FaultyModelError:
         raise
     except UnsupportedModelError as error:
-        if calls is None or not can_be_called(node):
+        if not calls.fallback or not can_be_called(node):
             raise
         calls.emit(node, str(error))

@@ -18,6 +18,10 @@ from tkc.contracts import (
     CONTROL_FLOW,
     LIBRARY_CALLS,
     MAIN,
+    CONTROL_FLOW,
+    CONVOLVE,
+    MAIN,
+    RUNTIME_CHECKS,
 )
 from tkc.runtime.call_table import DYNAMIC_CALL, CallTable, FunctionWork, GraphCalls
 from tkc.runtime.profiling.node_names import named_nodes
@@ -27,7 +31,7 @@ Kind = Literal["kernel", "generated", "PyTorch", "other"]
 
 _SIZES = ("shape_func", "compute_symbolic_expr")
 """How lowering calls the functions that compute sizes on the host, before a number."""
-_NO_WORK = (ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, CHECK_SIZES)
+_NO_WORK = (ALLOC_STORAGE, ALLOC_TENSOR, AWAIT, *RUNTIME_CHECKS)
 _ENTERED = re.compile(r"ErrorContext\(fn=(\w+), loc=param\[0\]")
 """The machine checks the first parameter of each graph function as the first thing that it does there."""
 

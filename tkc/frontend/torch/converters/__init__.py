@@ -9,6 +9,7 @@ from tkc.frontend.torch.converters import (
     digits,
     elementwise,
     indexing,
+    masks,
     normalization,
     padding,
     patches,
@@ -40,6 +41,7 @@ CONVERTERS: dict[str, Converter] = {
     **strided.CONVERTERS,
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
+    **masks.CONVERTERS,
     **sorting.CONVERTERS,
     **special.CONVERTERS,
     **reductions.CONVERTERS,
@@ -49,6 +51,9 @@ CONVERTERS: dict[str, Converter] = {
     **attention.CONVERTERS,
 }
 """The converter of each operator, by the name ``str(node.target)`` gives."""
+
+DEFINE_SIZES = frozenset({"aten.index.Tensor", *masks.CONVERTERS})
+"""Operators whose converters make results of sizes that only the data decides."""
 
 KEPT = frozenset(
     {
@@ -69,6 +74,7 @@ KEPT = frozenset(
         "aten::leaky_relu",
         "aten::take",
         "aten::gelu",
+        "aten::masked_select",
         *(f"aten::{name.split('.')[1]}" for name in _IMAGES),
     }
 )

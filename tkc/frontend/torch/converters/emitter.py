@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -21,6 +21,22 @@ from tkc.passes.lowering.simple_sizes import with_simple_sizes
 Converter = Callable[..., Any]
 """Takes an :class:`Emitter`, then the operator's arguments in its schema's order (defaults filled in, nodes replaced by
 their Relax values, sizes by PrimExprs); returns the value, or a list of them where the operator has several results."""
+
+
+class DefinedSizes(Protocol):
+    """The sizes that only the data decides, which results of converters define."""
+
+    def counted(self, count: relax.Expr, expected: Any) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+
+    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape fails."""
+
+    def defines_sizes(self, node: fx.Node) -> bool:
+        """Whether the node's result has a size that is not known yet."""
+
+    def settled(self, value: relax.Expr, expected: Any, node: fx.Node) -> Any:
+        """``value`` with the sizes of ``expected``, which are known from then on."""
 
 
 class FaultyModelError(UnsupportedModelError):
@@ -87,6 +103,7 @@ class Emitter:
         self._analyzer = arith.Analyzer()
         self._made: dict[Hashable, Any] = {}
         self._read: dict[tirx.Var, relax.Expr] = {}
+        self.data_sizes: DefinedSizes = None  # type: ignore[assignment]  # set by who emits the graph
         symbols.name_number = self._named_number
 
     def convert(self, node: fx.Node, converter: Converter) -> None:
@@ -94,9 +111,14 @@ class Emitter:
         expected: Any = node.meta.get("val")  # PyTorch states none of an assertion in a branch
         # What has no elements is what it is, whatever computes it.
         empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
+        defines = self.data_sizes.defines_sizes(node)
         with self.converting(node):
-            value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
-            self.env[node] = self.settled(value, expected)
+            value = self._zeros(expected) if empty and not defines else converter(self, *self._arguments(node))
+            if defines:
+                value = self.cast(self.emit(value), dtype_name(expected.dtype))
+                self.env[node] = self.data_sizes.settled(value, expected, node)
+            else:
+                self.env[node] = self.settled(value, expected)
 
     @contextmanager
     def converting(self, node: fx.Node) -> Iterator[None]:

@@ -12,10 +12,9 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.masks import Indices, with_places
 from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.converters.vectors import as_vectors
-
-Indices = list[relax.Expr | None]
 
 _COUNTS = frozenset(
     {"argsort", "argmax", "argmin", "one_hot", "zeros_like", "new_zeros", "empty_like", "empty_permuted"}
@@ -91,27 +90,37 @@ def _clamped(b: Emitter, index: relax.Expr, size: Size, wrap: bool) -> relax.Exp
 
 
 def _from_front(b: Emitter, x: relax.Expr, indices: Indices) -> Indices:
-    """The indices counted from the front, and in range."""
+    """The indices counted from the front, and in range; places where a mask holds are."""
     sizes = x.struct_info.shape
     nodes: Any = b.node.args[1]
     return [
-        None if index is None else _inside(b, index, node, sizes[dim], wrap=True)
+        index if index is None or _is_mask(node) else _inside(b, index, node, sizes[dim], wrap=True)
         for dim, (index, node) in enumerate(zip(indices, nodes, strict=True))
     ]
 
 
+def _is_mask(node: Any) -> bool:
+    return node.meta["val"].dtype in (torch.bool, torch.uint8)
+
+
 def _indexed_first(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.Expr, list[relax.Expr], list[int]]:
     """``x`` with its indexed dimensions in front, their indices, and the order that the dimensions were brought to."""
-    if any(index is not None and index.struct_info.dtype == "bool" for index in indices):
-        raise b.unsupported(
-            "a boolean index makes a result whose size depends on data, which is not supported. "
-            "Use torch.where, or compute on all elements."
-        )
     indexed = [dim for dim, index in enumerate(indices) if index is not None]
     order = indexed + [dim for dim in range(x.struct_info.ndim) if dim not in indexed]
     front = x if order == sorted(order) else b.emit(op.permute_dims(x, order))
     kept = [index for index in _from_front(b, x, indices) if index is not None]
-    return front, kept, order
+    return front, _of_one_length(b, kept), order
+
+
+def _of_one_length(b: Emitter, indices: list[relax.Expr]) -> list[relax.Expr]:
+    """The indices with equal sizes where they broadcast; calls in which they are not fail."""
+    shape = _broadcast(b, [list(index.struct_info.shape) for index in indices])
+
+    def own(index: relax.Expr) -> list[Any]:
+        sizes = list(index.struct_info.shape)
+        return [1 if b.equal(size, 1) else most for size, most in zip(sizes, shape[-len(sizes) :], strict=True)]
+
+    return [b.data_sizes.fitted(index, own(index)) for index in indices]
 
 
 def _with_masks(b: Emitter, indices: Indices) -> Indices:
@@ -123,9 +132,9 @@ def _with_masks(b: Emitter, indices: Indices) -> Indices:
 
 def index(b: Emitter, x: relax.Expr, indices: Indices) -> relax.Expr:
     """``x[indices]``: one index as ``take``, several broadcast against each other as ``index_tensor``."""
-    indices = _with_masks(b, indices)
+    x, indices = with_places(b, x, _with_masks(b, indices))
     dims = [dim for dim, given in enumerate(indices) if given is not None]
-    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
+    if len(dims) == 1:
         return op.take(x, _from_front(b, x, indices)[dims[0]], dims[0], mode="clip")
     front, kept, _ = _indexed_first(b, x, indices)
     out = b.emit(op.index_tensor(front, kept))
@@ -147,7 +156,15 @@ def index_put(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, a
         written = _masked(b, x, dims[0], indices[dims[0]], values, accumulate)
         if written is not None:
             return written
-    if len(dims) == 1 and indices[dims[0]].struct_info.dtype != "bool":  # type: ignore[union-attr]  # given
+    whole = list(x.struct_info.shape)
+    x, indices = with_places(b, x, indices)
+    out = b.emit(_written_at(b, x, indices, values, accumulate))
+    return out if b.has_shape(out, whole) else b.reshape(out, whole)
+
+
+def _written_at(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr, accumulate: bool) -> relax.Expr:
+    dims = [dim for dim, given in enumerate(indices) if given is not None]
+    if len(dims) == 1:
         (position,) = (index for index in _from_front(b, x, indices) if index is not None)
         return _slices_written(b, x, dims[0], position, values, "add" if accumulate else "update")
     front, kept, order = _indexed_first(b, x, indices)
@@ -207,7 +224,7 @@ def _value_rows(
     indexed = _broadcast(b, [list(given.struct_info.shape) for given in kept])
     # Where the indexed dimensions are neighbours, their values stand in their place.
     before = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
-    whole = b.emit(op.broadcast_to(values, [*rest[:before], *indexed, *rest[before:]]))
+    whole = _spread(b, values, [*rest[:before], *indexed, *rest[before:]])
     if before:
         width = range(before, before + len(indexed))
         whole = b.emit(op.permute_dims(whole, [*width, *range(before), *range(width.stop, len(indexed) + len(rest))]))
@@ -230,7 +247,7 @@ def _slices_written(
     """``x`` with ``values`` (broadcast to the indexed slices) written at ``indices`` along ``dim``."""
     shape = list(x.struct_info.shape)
     count = _product(list(indices.struct_info.shape))
-    values = b.emit(op.broadcast_to(values, [*shape[:dim], *indices.struct_info.shape, *shape[dim + 1 :]]))
+    values = _spread(b, values, [*shape[:dim], *indices.struct_info.shape, *shape[dim + 1 :]])
     shape[dim] = count
     if indices.struct_info.ndim != 1:
         values = b.emit(b.reshape(values, shape))
@@ -246,6 +263,15 @@ def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source:
     dim %= x.struct_info.ndim
     indices = _inside(b, indices, b.node.args[2], x.struct_info.shape[dim], writes=True)
     return _slices_written(b, x, dim, indices, source, "update")
+
+
+def _spread(b: Emitter, values: relax.Expr, shape: list[Any]) -> relax.Expr:
+    """``values`` broadcast to ``shape``; a call fails in which a size that the data decides is another."""
+    own = list(values.struct_info.shape)
+    fitting = [
+        size if b.equal(size, 1) else wanted for size, wanted in zip(own, shape[len(shape) - len(own) :], strict=True)
+    ]
+    return b.emit(op.broadcast_to(b.data_sizes.fitted(values, fitting), shape))
 
 
 def _broadcast(b: Emitter, shapes: list[list[Any]]) -> list[Any]:

@@ -232,6 +232,8 @@ CONVERTERS: dict[str, Converter] = {
     "aten.argmin.default": _position(op.argmin),
     **{f"aten.any.{overload}": _truth(op.max) for overload in ("default", "dim", "dims")},
     **{f"aten.all.{overload}": _truth(op.min) for overload in ("default", "dim", "dims")},
+    "aten._is_any_true.default": _truth(op.max),
+    "aten._is_all_true.default": _truth(op.min),
     "aten.var.correction": as_vectors(var),
     "aten.std.correction": as_vectors(std),
     "aten.var_mean.correction": as_vectors(var_mean),

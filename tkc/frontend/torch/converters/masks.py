@@ -1,0 +1,139 @@
+"""Selections by masks: where a mask holds, as a list of places whose length the data decides.
+
+The elements that hold are counted, the host reads the count, and a second function writes the places.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tvm import relax, tirx
+from tvm.relax import op
+from tvm.script import tirx as T
+
+from tkc.contracts import EACH_IN_A_THREAD, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
+from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.symbols import Size
+
+_CHUNK = 1024
+
+Indices = list[relax.Expr | None]
+
+
+def places(b: Emitter, mask: relax.Expr, count: Any = None) -> tuple[relax.Expr, Size]:
+    """The places, in reading order, of the elements of ``mask`` that are not zero: ``int64 [n]``, and n.
+
+    ``count`` is PyTorch's name for n, if it is known.
+    """
+    found: tuple[relax.Expr, Size] = b.once(("places", mask), lambda: _places(b, mask, count))
+    return found
+
+
+def _places(b: Emitter, mask: relax.Expr, count: Any) -> tuple[relax.Expr, Size]:
+    elements = math.prod(mask.struct_info.shape.values, start=1)
+    holds = b.cast(b.cast(mask, "bool"), "int64")
+    flat = holds if mask.struct_info.ndim == 1 else b.emit(b.reshape(holds, [elements]))
+    total = b.emit(op.sum(flat, [0], keepdims=True))
+    size = b.data_sizes.counted(total, count)
+    ends = b.emit(op.cumsum(flat, 0))
+    function = b.builder.add_func(_PLACES, "places")
+    info = relax.TensorStructInfo([size], "int64")
+    return b.builder.emit(relax.call_tir(function, [flat, ends], info)), size
+
+
+@T.prim_func(private=True, s_tir=True)
+def _PLACES(holds_handle: T.handle, ends_handle: T.handle, places_handle: T.handle) -> None:
+    T.func_attr({NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
+    elements, found = T.int64(), T.int64()
+    holds = T.match_buffer(holds_handle, (elements,), "int64")
+    ends = T.match_buffer(ends_handle, (elements,), "int64")
+    places = T.match_buffer(places_handle, (found,), "int64")
+    for chunk in T.parallel(T.ceildiv(elements, T.int64(_CHUNK))):
+        for lane in T.serial(T.int64(_CHUNK), annotations={EACH_IN_A_THREAD: True}):
+            with T.sblock("places"):
+                T.reads(holds[0:elements], ends[0:elements])
+                T.writes(places[0:found])
+                if chunk * T.int64(_CHUNK) + lane < elements:  # noqa: SIM102  # nothing is read behind the end
+                    if holds[chunk * T.int64(_CHUNK) + lane] != T.int64(0):
+                        places[ends[chunk * T.int64(_CHUNK) + lane] - T.int64(1)] = chunk * T.int64(_CHUNK) + lane
+
+
+def is_mask(index: relax.Expr | None) -> bool:
+    """Whether an index is a mask."""
+    return index is not None and index.struct_info.dtype == "bool"
+
+
+def with_places(b: Emitter, x: relax.Expr, indices: Indices) -> tuple[relax.Expr, Indices]:
+    """``x`` with one axis in place of those that each mask among ``indices`` has, and places in it for the mask."""
+    if not any(map(is_mask, indices)):
+        return x, indices
+    given = [index for index in indices if index is not None]
+    if any(is_mask(index) and index.struct_info.ndim == 0 for index in given):
+        raise b.unsupported("a mask without axes is not supported. Use torch.where")
+    shape, axis, merged, found = list(x.struct_info.shape.values), 0, [], []
+    for index in indices:
+        if index is None or not is_mask(index):
+            merged.append(shape[axis])
+            found.append(index)
+            axis += 1
+            continue
+        own = list(index.struct_info.shape.values)
+        if not all(map(b.equal, own, shape[axis : axis + len(own)])):
+            raise b.unsupported("a mask's sizes are not known to be those of the tensor. Give them the same names")
+        merged.append(math.prod(own, start=1))
+        axis += len(own)
+        result = b.node.meta["val"]
+        is_select = len(given) == 1 and isinstance(result, torch.Tensor) and str(b.node.target) == "aten.index.Tensor"
+        found.append(places(b, index, result.shape[len(found)] if is_select else None)[0])
+    merged += shape[axis:]
+    if len(merged) != len(shape):
+        x = b.emit(b.reshape(x, merged))
+    return x, found
+
+
+def nonzero(b: Emitter, x: relax.Expr) -> relax.Expr:
+    """The coordinates ``[n, axes]`` of the elements of ``x`` that are not zero."""
+    found, size = places(b, b.cast(x, "bool"), b.node.meta["val"].shape[0])
+    sizes = list(x.struct_info.shape.values)
+    if not sizes:
+        return op.zeros([size, 0], "int64")
+    if len(sizes) == 1:
+        return op.expand_dims(found, [1])
+
+    parts = []
+    for axis, extent in enumerate(sizes):
+        stride = math.prod(sizes[axis + 1 :], start=1)
+        part = found if b.equal(stride, 1) else b.emit(op.floor_divide(found, b.tensor(_one_or_more(stride), "int64")))
+        if axis:
+            part = b.emit(op.floor_mod(part, b.tensor(_one_or_more(extent), "int64")))
+        parts.append(part)
+    return op.stack(parts, 1)
+
+
+def _one_or_more(size: Size) -> Size:
+    """A divisor: where there is nothing, nothing is divided."""
+    return max(size, 1) if isinstance(size, int) else tirx.max(size, tirx.const(1, "int64"))
+
+
+def masked_select(b: Emitter, x: relax.Expr, mask: relax.Expr) -> relax.Expr:
+    """The elements of ``x`` at which ``mask`` holds, both broadcast."""
+    shape = _broadcast_shape(b, x, mask)
+    x, mask = (each if b.has_shape(each, shape) else b.emit(op.broadcast_to(each, shape)) for each in (x, mask))
+    found, _ = places(b, mask, b.node.meta["val"].shape[0])
+    flat = x if len(shape) == 1 else b.emit(b.reshape(x, [math.prod(shape, start=1)]))
+    return op.take(flat, found, 0, mode="clip")
+
+
+def _broadcast_shape(b: Emitter, x: relax.Expr, y: relax.Expr) -> list[Size]:
+    shapes = [list(each.struct_info.shape.values) for each in (x, y)]
+    rank = max(map(len, shapes))
+    first, second = ([1] * (rank - len(shape)) + shape for shape in shapes)
+    return [other if b.equal(size, 1) else size for size, other in zip(first, second, strict=True)]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "aten.nonzero.default": nonzero,
+    "aten.masked_select.default": masked_select,
+}
