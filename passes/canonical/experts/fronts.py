@@ -24,6 +24,7 @@ from tkc.passes.canonical.experts.nodes import (
     Product,
     Rows,
     Shared,
+    Weighted,
     Where,
 )
 from tkc.passes.canonical.experts.routing import Routing, Routings
@@ -71,16 +72,14 @@ class Reader:
         self.tokens, self.num_experts, self.top_k = tokens, num_experts, top_k
         self.indices: relax.Expr | None = None
         self.dtypes: set[str] = set()
-        self._read: dict[tuple[tuple[int, ...], int | None], Node] = {}
-        self._held: list[Front] = []
+        self._read: dict[tuple[tuple[relax.Expr, ...], int | None], Node] = {}
 
     def node(self, front: Front) -> Node:
         """What a front is; :class:`Unlike` if it is nothing that can be computed for sorted copies."""
         values = tuple(self.graph.variable(self.graph.value(value)) for value in front.values)
         front = Front(values, front.axis)
-        key = tuple(map(id, map(self.graph.value, values))), front.axis
+        key = tuple(map(self.graph.value, values)), front.axis
         if key not in self._read:
-            self._held.append(front)
             self._read[key] = self._node(front)
         return self._read[key]
 
@@ -125,8 +124,9 @@ class Reader:
     def _leaf(self, front: Front) -> Node:
         """In the order of choices, any rows can be read."""
         value = front.values[0]
-        if self._kind == "choices" and self._is_count(shape(value)[:-1], self._copies):
-            return Copies(value)
+        dims = shape(value)
+        if self._kind == "choices" and len(dims) > 1 and self._is_count(dims[:-1], self._copies):
+            return Weighted(value) if static(dims[-1]) == 1 else Copies(value)
         raise Unlike
 
     @property
@@ -317,6 +317,13 @@ class Reader:
             if self.graph.equal(inner[-1], dims[-1]) or (column and self._is_count(inner, product(dims))):
                 if len(inner) > 1 or column:
                     return self.node(Front(sources))
+            # Behind the channels there was an axis of one, as einsum writes it.
+            before = [self.graph.call(each, *SHAPE_CHANGES) for each in sources]
+            if static(inner[-1]) == 1 and all(each is not None for each in before):
+                outer = tuple(each.args[0] for each in before if each is not None)
+                dims_before = known_dims(outer[0].struct_info)
+                if dims_before and len(dims_before) > 1 and self.graph.equal(dims_before[-1], dims[-1]):
+                    return self.node(Front(outer))
             if self._kind == "choices":
                 return self._folded(call, sources[0], dims)
             raise Unlike
@@ -479,7 +486,11 @@ class Reader:
             dims = shape(operand)
             index = tuple(space.variable(f"s{axis}", dim) for axis, dim in enumerate(dims))
             expr, place = operand, index
-            while len(place) != rank + 1 or not space.equal(place[0], number):
+            while (
+                len(place) != rank + 1
+                or static(shape(expr)[0]) != self.num_experts
+                or not space.equal(place[0], number)
+            ):
                 source = view_source(self.graph, space, expr, place)
                 if source is None:
                     return None
@@ -487,7 +498,7 @@ class Reader:
             order = [[at for at in range(rank) if place[at + 1] is not None and space.equal(place[at + 1], each)]
                      for each in index]
             flat = [at[0] for at in order if at]
-            if sorted(flat) != list(range(rank)) or static(shape(expr)[0]) != self.num_experts:
+            if sorted(flat) != list(range(rank)):
                 return None
             own = "gkn" if flat == list(range(rank)) else "gnk"
             if found is not None and (not self.graph.same(found, expr) or own != layout):

@@ -38,6 +38,13 @@ class Copies:
 
 
 @dataclass(frozen=True, eq=False)
+class Weighted:
+    """``value``: a number for each choice of each token, in their order; a column."""
+
+    value: relax.Expr
+
+
+@dataclass(frozen=True, eq=False)
 class Chosen:
     """The weights of the chosen experts, a column."""
 
@@ -92,7 +99,7 @@ class Product:
     """Whether the one source is ``[k, experts * columns]``."""
 
 
-Node: TypeAlias = Shared | Rows | Copies | Chosen | OfExpert | Applied | Piece | Where | Product
+Node: TypeAlias = Shared | Rows | Copies | Weighted | Chosen | OfExpert | Applied | Piece | Where | Product
 
 
 def is_zero_unless_chosen(node: Node) -> bool:
@@ -187,6 +194,9 @@ class Emission:
                 return self._taken(self._reshaped(value, rows), self._tokens)
             case Copies(value=value):
                 return self._taken(self._reshaped(value, (self.copies, _channels(value))), self._order)
+            case Weighted(value=value):
+                column = self._taken(self._reshaped(value, (self.copies,)), self._order)
+                return self.emit(op.expand_dims(column, 1))
             case Chosen(weights=weights):
                 column = self._taken(self.emit(op.reshape(weights(self.emit), (self.copies,))), self._order)
                 return self.emit(op.expand_dims(column, 1))

@@ -20,7 +20,7 @@ from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.passes.canonical.experts.fronts import Front, Reader, Unlike
-from tkc.passes.canonical.experts.nodes import Applied, Chosen, Copies, Emission, Node, has_product, is_zero_unless_chosen
+from tkc.passes.canonical.experts.nodes import Applied, Chosen, Emission, Node, Weighted, has_product, is_zero_unless_chosen
 from tkc.passes.canonical.experts.routing import Routing, Routings
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.index_bounds import index_bound
@@ -28,7 +28,7 @@ from tkc.passes.graph.kernel_floats import is_kernel_float
 from tkc.passes.graph.layout import product
 from tkc.passes.graph.readers import sole_reader
 from tkc.passes.graph.rewriting import rewritten
-from tkc.passes.graph.views import flattened, int64
+from tkc.passes.graph.views import flattened, view_source
 
 _TO_COLUMN = ("relax.multiply", "relax.astype", "relax.matmul", "relax.where", *SHAPE_CHANGES)
 
@@ -200,7 +200,11 @@ def _reduced(routings: Routings, call: relax.Call, _: set[relax.Expr]) -> _Sum |
     count = static(dims[axis])
     if count is None or axis == len(dims) - 1:
         return None
-    return _of_axis(routings, operand, axis, count) or _of_choices(routings, operand, axis, count)
+    if (found := _of_axis(routings, operand, axis, count)) is not None:
+        return found
+    if any(static(dim) != 1 for dim in dims[axis + 1 : -1]):
+        return None
+    return _of_choices(routings, operand, product(dims[:axis]), count)
 
 
 def _of_axis(routings: Routings, operand: relax.Expr, axis: int, count: int, w: relax.Expr | None = None) -> _Sum | None:
@@ -239,14 +243,11 @@ def _times(node: Node, weights: Node, like: relax.Expr) -> Node:
 
 
 def _of_choices(
-    routings: Routings, operand: relax.Expr, axis: int, count: int, w: relax.Expr | None = None
+    routings: Routings, operand: relax.Expr, tokens: tirx.PrimExpr, count: int, w: relax.Expr | None = None
 ) -> _Sum | None:
-    """The sum of an ``operand`` over an axis for a token's choices."""
-    dims = shape(operand)
-    if any(static(dim) != 1 for dim in dims[axis + 1 : -1]):
-        return None
+    """The sum of an ``operand``, which has a row for each choice of each token, over the choices."""
     for experts in _numbers_of_experts(routings.graph):
-        reader = Reader(routings, "choices", product(dims[:axis]), experts, count)
+        reader = Reader(routings, "choices", tokens, experts, count)
         try:
             node = reader.node(Front((operand,)))
         except Unlike:
@@ -254,7 +255,7 @@ def _of_choices(
         if not has_product(node):
             continue
         if w is not None:
-            node = _times(node, Copies(w), operand)
+            node = _times(node, Weighted(w), operand)
         if reader.indices is None or not routings.graph.equal(product(shape(reader.indices)), reader.tokens * count):
             continue
         return _Sum(node, reader)
@@ -278,16 +279,35 @@ def _contracted(routings: Routings, call: relax.Call, _: set[relax.Expr]) -> _Su
     a, b = call.args
     if any(known_dims(arg.struct_info) is None for arg in (a, b)) or len(shape(a)) != len(shape(b)) or len(shape(a)) < 3:
         return None
-    if static(shape(call)[-2]) != 1:
+    if static(shape(call)[-2]) == 1 and (count := static(shape(b)[-2])) is not None:
+        weights, rows, axis = a, b, len(shape(b)) - 2
+    elif static(shape(call)[-1]) == 1 and (found := _with_channels_last(routings, a)) is not None:
+        weights, (rows, axis, count) = b, found
+    else:
         return None
-    axis, count = len(shape(b)) - 2, static(shape(b)[-2])
-    if count is None:
-        return None
-    if (found := _of_axis(routings, b, axis, count, a)) is not None:
-        return found
+    if axis is not None and (sum_ := _of_axis(routings, rows, axis, count, weights)) is not None:
+        return sum_
     if not routings.graph.same_shape(shape(a)[:-2], shape(b)[:-2]):
         return None
-    return _of_choices(routings, b, axis, count, a)
+    return _of_choices(routings, rows, product(shape(a)[:-2]), count, weights)
+
+
+def _with_channels_last(routings: Routings, a: relax.Expr) -> tuple[relax.Expr, int | None, int] | None:
+    """The tensor of which ``a [..., channels, count]`` is a view with the channels last, and its axis of ``count``."""
+    space, dims = routings.space, shape(a)
+    count = static(dims[-1])
+    index = tuple(space.variable(f"i{axis}", dim) for axis, dim in enumerate(dims))
+    position = flattened((*index[:-2], index[-1]), (*dims[:-2], dims[-1]))
+    expr, place = a, index
+    while count is not None and (source := view_source(routings.graph, space, expr, place)) is not None:
+        expr, place = source
+        own = shape(expr)
+        if not place or not space.equal(place[-1], index[-2]) or not space.equal(own[-1], dims[-2]):
+            continue
+        axis = [at for at in range(len(own) - 1) if static(own[at]) == count and space.equal(place[at], index[-1])]
+        if axis or space.equal(flattened(place[:-1], own[:-1]), position):
+            return expr, axis[0] if axis else None, count
+    return None
 
 
 _Root = Callable[[Routings, relax.Call, set[relax.Expr]], _Sum | None]
