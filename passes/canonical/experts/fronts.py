@@ -100,6 +100,12 @@ class Reader:
             return found
         if (found := self._independent(front)) is not None:
             return found
+        dims = shape(front.values[0])
+        if self._kind == "choices" and len(dims) > 1 and static(dims[-1]) == 1 and self._is_count(dims, self._copies):
+            return Weighted(front.values[0])
+        if self._kind == "axis" and front.axis is not None and self._is_count(dims, dims[front.axis] * dims[-1]):
+            if static(dims[front.axis]) == self.num_experts and front.axis < len(dims) - 1:
+                return OfExpert((relax.op.reshape(front.values[0], (self.num_experts, dims[-1])),))
         value = self.graph.value(front.values[0])
         if isinstance(value, relax.TupleGetItem):
             return self._split(front)
@@ -283,6 +289,17 @@ class Reader:
             raise Unlike
         return Where(operand)
 
+    def _side_by_side(self, joined: relax.Call, channels: tirx.PrimExpr) -> Node:
+        """Experts' results in one tensor, which ``torch.stack`` joins by their channels."""
+        parts, rank = self.graph.value(joined.args[0]), len(shape(joined))
+        if not isinstance(parts, relax.Tuple) or joined.attrs.axis is None or len(parts.fields) != self.num_experts:
+            raise Unlike
+        if int(joined.attrs.axis) % rank != rank - 1:
+            raise Unlike
+        if not all(self.graph.equal(shape(part)[-1], channels) for part in parts.fields):
+            raise Unlike
+        return self._listed(parts.fields)
+
     def _stacked(self, front: Front, call: relax.Call) -> Node:
         """Experts' results in one tensor."""
         parts = self.graph.value(call.args[0])
@@ -291,75 +308,84 @@ class Reader:
             raise Unlike
         if any(static(shape(part)[axis]) != 1 for part in parts.fields):
             raise Unlike
+        return self._listed(parts.fields)
+
+    def _listed(self, parts: Sequence[relax.Expr]) -> Node:
         inner = Reader(self._routings, "experts", self.tokens, self.num_experts, self.top_k)
         inner.indices = self.indices
-        found = inner.node(Front(tuple(parts.fields)))
+        found = inner.node(Front(tuple(parts)))
         self.dtypes |= inner.dtypes
         if inner.indices is not None:
             self.indices, self.top_k = inner.indices, inner.top_k
         return found
 
     def _viewed(self, front: Front, calls: Sequence[relax.Call]) -> Node:
-        """Other axes for the rows, the channels last as before."""
-        sources = tuple(call.args[0] for call in calls)
-        call, source = calls[0], sources[0]
-        dims, inner = shape(call), known_dims(source.struct_info)
-        if inner is None:
+        """Rows with other axes, the channels last as before; or products whose matrices lie side by side."""
+        paths = [self._path(front, value) for value in front.values]
+        if (first := paths[0]) and all(len(path) == len(first) for path in paths):
+            for step in range(len(first) - 1, -1, -1):  # the farthest source first
+                steps = [path[step] for path in paths]
+                places = [each for each in steps if each is not None]
+                if len(places) == len(steps) and len({place for _, place in places}) == 1:
+                    place = places[0][1]
+                    if place == "tokens":
+                        if len(places) == 1 or all(self.graph.same(places[0][0], each) for each, _ in places):
+                            return Rows(places[0][0])
+                        continue
+                    return self.node(Front(tuple(each for each, _ in places), place))
+        if front.axis is None and self._kind == "experts":
             raise Unlike
-        if call.op.name == "relax.broadcast_to":
-            return self._repeated(front, sources)
-        moved = [] if call.op.name != "relax.permute_dims" else permuted_axes(call)
-        real = [axis for axis in moved if static(inner[axis]) != 1]
-        if real != sorted(real):
-            return self._permuted(front, sources, moved)
-        column = static(dims[-1]) == 1 or len(dims) == 1
-        if front.axis is None:
-            if self.graph.equal(inner[-1], dims[-1]) or (column and self._is_count(inner, product(dims))):
-                if len(inner) > 1 or column:
-                    return self.node(Front(sources))
-            # Behind the channels there was an axis of one, as einsum writes it.
-            before = [self.graph.call(each, *SHAPE_CHANGES) for each in sources]
-            if static(inner[-1]) == 1 and all(each is not None for each in before):
-                outer = tuple(each.args[0] for each in before if each is not None)
-                dims_before = known_dims(outer[0].struct_info)
-                if dims_before and len(dims_before) > 1 and self.graph.equal(dims_before[-1], dims[-1]):
-                    return self.node(Front(outer))
-            if self._kind == "choices":
-                return self._folded(call, sources[0], dims)
-            raise Unlike
-        size = dims[front.axis]
-        before = product(dims[: front.axis])
-        for axis, dim in enumerate(inner):
-            if self.graph.equal(dim, size) and self._is_count(inner[:axis], before):
-                rest = inner[axis + 1 :]
-                if (rest and self.graph.equal(rest[-1], dims[-1])) or column:
-                    return self.node(Front(sources, axis))
-        ones = [axis for axis, dim in enumerate(inner) if static(dim) == 1 and self._is_count(inner[:axis], before)]
-        if static(size) == 1 and ones:
-            return self.node(Front(sources, ones[0]))
-        return self._folded(call, sources[0], dims)
+        return self._folded(calls[0], calls[0].args[0], shape(calls[0]))
 
-    def _permuted(self, front: Front, sources: tuple[relax.Expr, ...], moved: Sequence[int]) -> Node:
-        """The axis for experts elsewhere among those for tokens."""
-        rank = len(moved)
-        if front.axis is None or moved[-1] != rank - 1 or front.axis == rank - 1:
-            raise Unlike
-        others = [axis for axis in moved if axis != moved[front.axis]]
-        if others != sorted(others):
-            raise Unlike
-        return self.node(Front(sources, moved[front.axis]))
+    def _path(self, front: Front, value: relax.Expr) -> list[tuple[relax.Expr, int | Literal["tokens"] | None] | None]:
+        """What ``value`` is a view of, step by step, with the axis for experts there, or ``tokens`` if it has rows for
+        tokens alone; ``None`` where rows or channels are not whole.
+        """
+        space, dims = self._routings.space, shape(value)
+        index = tuple(space.variable(f"p{axis}", dim) for axis, dim in enumerate(dims))
+        expert = None if front.axis is None else index[front.axis]
+        is_column = static(dims[-1]) == 1 or len(self._rows(front)) == len(dims) - (front.axis is not None)
+        lead = [axis for axis in range(len(dims) if is_column else len(dims) - 1) if axis != front.axis]
+        row = flattened([index[axis] for axis in lead], [dims[axis] for axis in lead])
+        path: list[tuple[relax.Expr, int | Literal["tokens"] | None] | None] = []
+        expr, place = value, index
+        while (source := view_source(self.graph, space, expr, place)) is not None:
+            expr, place = source
+            own = known_dims(expr.struct_info)
+            if own is None or len(own) != len(place):
+                break
+            path.append(self._at(expr, place, own, row, expert, None if is_column else (index[-1], dims[-1])))
+        return path
 
-    def _repeated(self, front: Front, sources: tuple[relax.Expr, ...]) -> Node:
-        """Rows that are repeated for experts or choices."""
-        dims, wide = shape(sources[0]), shape(front.values[0])
-        lead = len(wide) - len(dims)
-        if front.axis is not None and front.axis - lead >= 0:
-            return self.node(Front(sources, front.axis - lead))
-        found = self._shared(sources[0], dims) if len(dims) != 1 else None
-        found = found or (self._of_tokens(sources[0], dims) if len(dims) > 1 else None)
-        if found is None:
-            raise Unlike
-        return found
+    def _at(
+        self,
+        expr: relax.Expr,
+        place: tuple[tirx.PrimExpr, ...],
+        dims: tuple[tirx.PrimExpr, ...],
+        row: tirx.PrimExpr,
+        expert: tirx.PrimExpr | None,
+        channel: tuple[tirx.PrimExpr, tirx.PrimExpr] | None,
+    ) -> tuple[relax.Expr, int | Literal["tokens"] | None] | None:
+        """One step of :meth:`_path`."""
+        equal = self._routings.space.equal
+        axes = list(range(len(dims)))
+        if channel is not None:
+            if len(dims) < 2 or not (equal(place[-1], channel[0]) and equal(dims[-1], channel[1])):
+                return None
+            axes.pop()
+        elif len(dims) > 1 and static(dims[-1]) != 1 and self._kind == "choices":
+            return None
+        own = [axis for axis in axes if expert is not None and static(dims[axis]) == self.num_experts
+               and equal(place[axis], expert)]
+        rest = [axis for axis in axes if axis not in own[:1]]
+        if channel is None and own[:1] != [len(dims) - 1] and len(rest) > 1 and static(dims[-1]) != 1:
+            return None
+        position = flattened([place[axis] for axis in rest], [dims[axis] for axis in rest])
+        if equal(position, row):
+            return expr, (own[0] if own else "tokens" if expert is not None else None)
+        if self._kind == "choices" and equal(position, tirx.floordiv(row, int64(self.top_k or 1))):
+            return expr, "tokens"
+        return None
 
     def _folded(self, call: relax.Call, source: relax.Expr, dims: Sequence[tirx.PrimExpr]) -> Node:
         """A product of rows with all experts' matrices side by side, ``[rows, experts * channels]``."""
@@ -369,6 +395,9 @@ class Reader:
             if real != sorted(real):
                 raise Unlike
             flat = self.graph.through(moved.args[0], *SHAPE_CHANGES)
+        joined = self.graph.call(flat, "relax.concat")
+        if joined is not None and self._kind == "axis" and static(dims[-2]) == self.num_experts:
+            return self._side_by_side(joined, dims[-1])
         matmul = self.graph.call(flat, "relax.matmul")
         columns = static(dims[-1])
         if matmul is None or columns is None:
@@ -426,7 +455,7 @@ class Reader:
         """``weights[indices] @ rows[..., None]``."""
         a, b = call.args
         dims, columns = shape(a), static(shape(call)[-2])
-        if static(shape(call)[-1]) != 1 or len(dims) != len(shape(call)) != len(shape(b)) or columns is None:
+        if static(shape(call)[-1]) != 1 or not len(dims) == len(shape(call)) == len(shape(b)) or columns is None:
             raise Unlike
         index = tuple(self._routings.space.variable(f"w{axis}", dim) for axis, dim in enumerate(dims))
         weight, layout = self._gathered(a, index, flattened(index[:-2], dims[:-2]), index[-1], index[-2])
