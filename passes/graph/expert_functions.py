@@ -25,9 +25,7 @@ def grouped_matmul(
     """
     attributes = {OPERATOR: GROUPED_MATMUL_OPERATOR, WEIGHT_LAYOUT: layout}
     product = _grouped_product_gnk if layout == "gnk" else _grouped_product_gkn
-    return builder.emit_te(
-        product, a, weight, offsets, primfunc_name_hint="grouped_matmul", primfunc_attrs=attributes
-    )
+    return builder.emit_te(product, a, weight, offsets, primfunc_name_hint="grouped_matmul", primfunc_attrs=attributes)
 
 
 def expert_counts(builder: relax.BlockBuilder, experts: relax.Expr, num_experts: int) -> relax.Var:

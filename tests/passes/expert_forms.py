@@ -30,6 +30,7 @@ class Experts(nn.Module):
         self.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The form's result, ``[tokens, SIZE]``."""
         return self.form(self, x)
 
 
@@ -42,7 +43,9 @@ class Layer(nn.Module):
         self.down = nn.Linear(HIDDEN, SIZE, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        """Its rows are computed each alone."""
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
 
 
 def chosen(m: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,11 +74,13 @@ def scattered(m: Experts, x: Tensor) -> Tensor:
 
 
 def swiglu(h: Tensor) -> Tensor:
+    """Of halves, the gate's first."""
     gate, up = h.chunk(2, -1)
     return F.silu(gate) * up
 
 
 def expert(m: Experts, e: int, x: Tensor) -> Tensor:
+    """One expert by stacked weights."""
     return F.linear(swiglu(F.linear(x, m.w13[e])), m.w2[e])
 
 
@@ -99,7 +104,7 @@ def dense_compared(m: Experts, x: Tensor) -> Tensor:
 def dense_selected(m: Experts, x: Tensor) -> Tensor:
     """Weights by where, and a shared expert."""
     weights, indices = sigmoid(m, x)
-    y = m.shared(x)
+    y: Tensor = m.shared(x)
     for e in range(EXPERTS):
         y = y + torch.where(indices == e, weights, 0.0).sum(-1)[:, None] * expert(m, e, x)
     return y
@@ -108,12 +113,13 @@ def dense_selected(m: Experts, x: Tensor) -> Tensor:
 def dense_python_sum(m: Experts, x: Tensor) -> Tensor:
     """Python's sum, weights of an unbound tensor."""
     weights = scattered(m, x).unbind(-1)
-    return sum(layer(x) * w.unsqueeze(-1) for layer, w in zip(m.layers, weights, strict=True)) + x
+    total: Tensor = sum(layer(x) * w.unsqueeze(-1) for layer, w in zip(m.layers, weights, strict=True)) + x
+    return total
 
 
 def dense_with_biases(m: Experts, x: Tensor) -> Tensor:
     """Projections with biases."""
-    weights, y = scattered(m, x), 0.0
+    weights, y = scattered(m, x), torch.zeros_like(x)
     for e in range(EXPERTS):
         h = F.linear(x, m.w13[e], m.b13[e])
         y = y + weights[:, e, None] * F.linear(swiglu(h), m.w2[e], m.b2[e])

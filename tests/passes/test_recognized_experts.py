@@ -41,6 +41,7 @@ def imported(experts: Experts, x: Tensor) -> ImportedModel:
     return import_torch(experts, (x,), dynamic_shapes={"x": {0: Dim("tokens", min=2, max=64)}})
 
 
+@pytest.mark.daily(5)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_grouped_products(name: str) -> None:
     """With PyTorch's numbers, and no product with weights of other experts."""
@@ -56,6 +57,7 @@ def test_every_form_is_grouped_products(name: str) -> None:
     torch.testing.assert_close(result, experts(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_what_only_looks_alike_stays(name: str) -> None:
     """Nothing is sorted, and the numbers are PyTorch's."""

@@ -28,7 +28,7 @@ from tkc.passes.canonical.experts.nodes import (
     Where,
 )
 from tkc.passes.canonical.experts.routing import Routing, Routings
-from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, known_dims, permuted_axes, shape, static
+from tkc.passes.graph.bindings import SHAPE_CHANGES, dtype, known_dims, permuted_axes, shape, static
 from tkc.passes.graph.index_bounds import index_bound
 from tkc.passes.graph.layout import product
 from tkc.passes.graph.views import flattened, int64, view_source
@@ -103,9 +103,10 @@ class Reader:
         dims = shape(front.values[0])
         if self._kind == "choices" and len(dims) > 1 and static(dims[-1]) == 1 and self._is_count(dims, self._copies):
             return Weighted(front.values[0])
-        if self._kind == "axis" and front.axis is not None and self._is_count(dims, dims[front.axis] * dims[-1]):
-            if static(dims[front.axis]) == self.num_experts and front.axis < len(dims) - 1:
-                return OfExpert((relax.op.reshape(front.values[0], (self.num_experts, dims[-1])),))
+        axis = front.axis if self._kind == "axis" else None
+        is_of_experts = axis is not None and axis < len(dims) - 1 and static(dims[axis]) == self.num_experts
+        if is_of_experts and self._is_count(dims, self.num_experts * dims[-1]):
+            return OfExpert((relax.op.reshape(front.values[0], (self.num_experts, dims[-1])),))
         value = self.graph.value(front.values[0])
         if isinstance(value, relax.TupleGetItem):
             return self._split(front)
@@ -306,7 +307,7 @@ class Reader:
         axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape(call))
         if not isinstance(parts, relax.Tuple) or axis != front.axis or len(parts.fields) != self.num_experts:
             raise Unlike
-        if any(static(shape(part)[axis]) != 1 for part in parts.fields):
+        if axis is None or any(static(shape(part)[axis]) != 1 for part in parts.fields):
             raise Unlike
         return self._listed(parts.fields)
 
@@ -375,8 +376,11 @@ class Reader:
             axes.pop()
         elif len(dims) > 1 and static(dims[-1]) != 1 and self._kind == "choices":
             return None
-        own = [axis for axis in axes if expert is not None and static(dims[axis]) == self.num_experts
-               and equal(place[axis], expert)]
+        own = [
+            axis
+            for axis in axes
+            if expert is not None and static(dims[axis]) == self.num_experts and equal(place[axis], expert)
+        ]
         rest = [axis for axis in axes if axis not in own[:1]]
         if channel is None and own[:1] != [len(dims) - 1] and len(rest) > 1 and static(dims[-1]) != 1:
             return None
@@ -439,10 +443,10 @@ class Reader:
             if front.axis != rank - 3 or len(shape(b)) != 3 or static(shape(b)[0]) != self.num_experts:
                 raise Unlike
             axis = front.axis - (rank - len(shape(a)))
-            left = self.node(Front((a,), axis)) if axis >= 0 else self._of_tokens(a, shape(a))
-            if left is None:
+            rows = self.node(Front((a,), axis)) if axis >= 0 else self._of_tokens(a, shape(a))
+            if rows is None:
                 raise Unlike
-            return self._product(left, (b,), "gkn", columns, call)
+            return self._product(rows, (b,), "gkn", columns, call)
         if static(shape(a)[-2]) != 1 or len(shape(b)) != len(shape(call)):
             return self._weights_first(call)
         left = self.node(Front((a,)))
@@ -473,9 +477,10 @@ class Reader:
         first = any(self._is_activated(result) for result in results[:1])
         weights = set(self.graph.weights)
         packable = all(
-            isinstance(source, relax.Var) and source in weights and len(self.graph.users(source)) == max(
-                1, self.num_experts if len(sources) == 1 and self._kind == "experts" else 1
-            )
+            isinstance(source, relax.Var)
+            and source in weights
+            and len(self.graph.users(source))
+            == max(1, self.num_experts if len(sources) == 1 and self._kind == "experts" else 1)
             for source in sources
         )
         return Product(left, sources, layout, columns, first, packable)
@@ -524,8 +529,10 @@ class Reader:
                 if source is None:
                     return None
                 expr, place = source
-            order = [[at for at in range(rank) if place[at + 1] is not None and space.equal(place[at + 1], each)]
-                     for each in index]
+            order = [
+                [at for at in range(rank) if place[at + 1] is not None and space.equal(place[at + 1], each)]
+                for each in index
+            ]
             flat = [at[0] for at in order if at]
             if sorted(flat) != list(range(rank)):
                 return None
@@ -553,9 +560,7 @@ class Reader:
         weight, indices = take.args
         if take.attrs.axis is None or int(take.attrs.axis) != 0 or len(shape(weight)) != 3:
             raise Unlike
-        if static(shape(weight)[0]) != self.num_experts or not space.equal(
-            flattened(index[:-2], shape(indices)), copy
-        ):
+        if static(shape(weight)[0]) != self.num_experts or not space.equal(flattened(index[:-2], shape(indices)), copy):
             raise Unlike
         indices = self.graph.through(indices, *SHAPE_CHANGES)
         bound = index_bound(self.graph, indices)
@@ -570,4 +575,3 @@ class Reader:
         if space.equal(index[-2], k) and space.equal(index[-1], n):
             return weight, "gkn"
         raise Unlike
-

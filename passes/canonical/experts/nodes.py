@@ -240,8 +240,10 @@ class Emission:
         for each in group:
             whole = len(group) == 1
             end = begin + each.columns
-            part = product if whole else self.emit(
-                op.strided_slice(product, [1], [begin], [end], [1], assume_inbound=True)
+            part = (
+                product
+                if whole
+                else self.emit(op.strided_slice(product, [1], [begin], [end], [1], assume_inbound=True))
             )
             self._kept.append(each)
             self._emitted[id(each)] = part

@@ -86,9 +86,7 @@ class Routings:
         others = [*index[:axis], *index[axis + (1 if reduced.attrs.keepdims else 0) :]]
         return (*others[:axis], choice, *others[axis:]), choice
 
-    def _equals(
-        self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr
-    ) -> Routing | None:
+    def _equals(self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr) -> Routing | None:
         """``expr`` at ``index`` where that says whether a token's choice of the number ``choice`` is an expert."""
         graph = self.graph
         expr, index = self._origin(expr, index)
@@ -139,9 +137,7 @@ class Routings:
         place = self._choice(call, index)
         return None if place is None else self._weighted(call.args[0], *place, token)
 
-    def _weighted(
-        self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr
-    ) -> Routing | None:
+    def _weighted(self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr) -> Routing | None:
         """What ``expr`` is at ``index``, if it is a weight where a choice is an expert, and else zero."""
         graph = self.graph
         expr, index = self._origin(expr, index)
@@ -163,9 +159,7 @@ class Routings:
                 return replace(found, weights=weights)
         return None
 
-    def _of_choice(
-        self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr
-    ) -> Weights | None:
+    def _of_choice(self, expr: relax.Expr, index: Index, choice: tirx.PrimExpr, token: tirx.PrimExpr) -> Weights | None:
         """The tensor ``[..., top_k]`` whose element for a token's choice ``expr`` has at ``index``."""
         expr, index = self._origin(expr, index)
         if (cast := self.graph.call(expr, "relax.astype")) is not None:
@@ -226,14 +220,15 @@ class Routings:
     def _total(self, expr: relax.Expr, found: Routing) -> Weights | None:
         """``expr [..., 1]``, if that is the sum of a token's routing over all experts, as the sum of its weights."""
         graph = self.graph
-        if (call := graph.call(expr, *SHAPE_CHANGES, "relax.astype", "relax.add", "relax.maximum")) is not None:
-            inner = self._total(call.args[0], found)
-            if inner is None or (len(call.args) > 1 and call.op.name in ("relax.add", "relax.maximum")
-                                 and graph.constant(call.args[1]) is None):
+        step = graph.call(expr, *SHAPE_CHANGES, "relax.astype", "relax.add", "relax.maximum")
+        if step is not None:
+            inner = self._total(step.args[0], found)
+            by_number = step.op.name not in ("relax.add", "relax.maximum") or graph.constant(step.args[1]) is not None
+            if inner is None or not by_number:
                 return None
-            if call.op.name in SHAPE_CHANGES:
-                return lambda emit: emit(op.reshape(inner(emit), shape(call)))
-            return lambda emit: emit(relax.Call(call.op, [inner(emit), *call.args[1:]], call.attrs))
+            if step.op.name in SHAPE_CHANGES:
+                return lambda emit: emit(op.reshape(inner(emit), shape(step)))
+            return lambda emit: emit(relax.Call(step.op, [inner(emit), *step.args[1:]], step.attrs))
         call = graph.call(expr, "relax.sum")
         dims = None if call is None else known_dims(call.args[0].struct_info)
         if call is None or dims is None or call.attrs.axis is None or len(dims) != len(shape(found.indices)):
@@ -328,10 +323,12 @@ def are_distinct(graph: Graph, indices: relax.Expr) -> bool:
     value = graph.value(indices)
     pair = isinstance(value, relax.TupleGetItem)
     call = graph.call(value.tuple_value if pair else value, "relax.topk", "relax.argsort")
-    if call is None or (call.op.name == "relax.topk" and (value.index != 1 if pair else call.attrs.ret_type != "indices")):
+    if call is None or (
+        call.op.name == "relax.topk" and (value.index != 1 if pair else call.attrs.ret_type != "indices")
+    ):
         return False
     rank = call.args[0].struct_info.ndim
-    return int(call.attrs.axis) % rank == rank - 1
+    return bool(int(call.attrs.axis) % rank == rank - 1)
 
 
 def _cast(found: Routing, name: str) -> Routing:

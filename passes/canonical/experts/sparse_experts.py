@@ -20,7 +20,15 @@ from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
 from tkc.passes.canonical.experts.fronts import Front, Reader, Unlike
-from tkc.passes.canonical.experts.nodes import Applied, Chosen, Emission, Node, Weighted, has_product, is_zero_unless_chosen
+from tkc.passes.canonical.experts.nodes import (
+    Applied,
+    Chosen,
+    Emission,
+    Node,
+    Weighted,
+    has_product,
+    is_zero_unless_chosen,
+)
 from tkc.passes.canonical.experts.routing import Routing, Routings
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.index_bounds import index_bound
@@ -186,7 +194,9 @@ def _column(routings: Routings, expr: relax.Expr) -> Routing | None:
                 return found
         call = graph.call(expr, *_TO_COLUMN)
         if call is not None:
-            pending += [arg for arg in call.args[: 1 if call.op.name == "relax.matmul" else 2] if isinstance(arg, relax.Var)]
+            pending += [
+                arg for arg in call.args[: 1 if call.op.name == "relax.matmul" else 2] if isinstance(arg, relax.Var)
+            ]
     return None
 
 
@@ -207,7 +217,9 @@ def _reduced(routings: Routings, call: relax.Call, _: set[relax.Expr]) -> _Sum |
     return _of_choices(routings, operand, product(dims[:axis]), count)
 
 
-def _of_axis(routings: Routings, operand: relax.Expr, axis: int, count: int, w: relax.Expr | None = None) -> _Sum | None:
+def _of_axis(
+    routings: Routings, operand: relax.Expr, axis: int, count: int, w: relax.Expr | None = None
+) -> _Sum | None:
     """The sum of an ``operand`` over an axis for experts; ``w`` are its weights where they are apart from it."""
     dims = shape(operand)
     tokens = product([*dims[:axis], *dims[axis + 1 : -1]])
@@ -226,9 +238,10 @@ def _apart(routings: Routings, reader: Reader, w: relax.Expr) -> Node:
     """Weights ``[tokens, experts]``, perhaps with axes of one."""
     dims = shape(w)
     index = tuple(routings.space.variable(f"i{axis}", dim) for axis, dim in enumerate(dims))
-    (expert,) = [axis for axis, dim in enumerate(dims) if static(dim) == reader.num_experts][-1:] or [None]
-    if expert is None:
+    places = [axis for axis, dim in enumerate(dims) if static(dim) == reader.num_experts]
+    if not places:
         raise Unlike
+    expert = places[-1]
     rows = [axis for axis in range(len(dims)) if axis != expert]
     token = flattened([index[axis] for axis in rows], [dims[axis] for axis in rows])
     found = routings.element(w, index, token)
@@ -277,10 +290,14 @@ def _numbers_of_experts(graph: Graph) -> list[int]:
 def _contracted(routings: Routings, call: relax.Call, _: set[relax.Expr]) -> _Sum | None:
     """``w[:, None] @ y``, a product of each token's weights and its experts' results; or of ``y.mT`` and ``w``."""
     a, b = call.args
-    if any(known_dims(arg.struct_info) is None for arg in (a, b)) or len(shape(a)) != len(shape(b)) or len(shape(a)) < 3:
+    if (
+        any(known_dims(arg.struct_info) is None for arg in (a, b))
+        or len(shape(a)) != len(shape(b))
+        or len(shape(a)) < 3
+    ):
         return None
     if static(shape(call)[-2]) == 1 and (count := static(shape(b)[-2])) is not None:
-        weights, rows, axis = a, b, len(shape(b)) - 2
+        weights, rows, axis = a, b, _second_last(b)
     elif static(shape(call)[-1]) == 1 and (found := _with_channels_last(routings, a)) is not None:
         weights, (rows, axis, count) = b, found
     else:
@@ -290,6 +307,10 @@ def _contracted(routings: Routings, call: relax.Call, _: set[relax.Expr]) -> _Su
     if not routings.graph.same_shape(shape(a)[:-2], shape(b)[:-2]):
         return None
     return _of_choices(routings, rows, product(shape(a)[:-2]), count, weights)
+
+
+def _second_last(expr: relax.Expr) -> int | None:
+    return len(shape(expr)) - 2
 
 
 def _with_channels_last(routings: Routings, a: relax.Expr) -> tuple[relax.Expr, int | None, int] | None:
