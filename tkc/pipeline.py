@@ -16,6 +16,7 @@ from tkc.passes.canonical.canonicalize import Canonicalize
 from tkc.passes.canonical.concatenations import Concatenations
 from tkc.passes.canonical.contractions import Contractions
 from tkc.passes.canonical.convolution_products import ConvolutionProducts
+from tkc.passes.canonical.experts.sparse_experts import SparseExperts
 from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
@@ -105,6 +106,9 @@ def substitution_stages(
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:
             convolutions = (*convolutions, LibraryConvolutions())
+    elif kernels == "auto" and not batch_invariant:
+        convolutions = (Canonicalize(), LibraryConvolutions())
+    experts = () if kernels == "none" else (SparseExperts(target), Canonicalize())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
         PassStage(
@@ -121,6 +125,7 @@ def substitution_stages(
                 *convolutions,
                 PatchProducts(),
                 Canonicalize(),
+                *experts,
             ),
             holds=_GRAPH,
         ),

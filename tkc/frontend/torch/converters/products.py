@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax, te, tirx
+from tvm import relax
 
-from tkc.contracts import GROUPED_MATMUL_OPERATOR, OPERATOR, WEIGHT_LAYOUT
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.passes.graph import expert_functions
 
 
 def _swap_last(x: relax.Expr) -> relax.Expr:
@@ -44,9 +44,8 @@ def addmm(b: Emitter, bias: relax.Expr, x: relax.Expr, y: relax.Expr, beta: floa
 def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax.Expr | None, *rest: Any) -> relax.Expr:
     """Rows ``offsets[g-1]..offsets[g]`` of ``a [m, k]`` times ``weight[g]``, rows past the last offset zero.
 
-    Becomes a ``call_tir`` of a PrimFunc ``grouped_matmul(a, weight, offsets) -> out [m, n]`` with ``offsets [g]`` in
-    int32 and the attributes ``tkc.op = "grouped_matmul"`` and ``tkc.weight_layout``: ``gnk`` where the model passes a
-    transposed view of a ``[g, n, k]`` tensor (which is then taken untransposed), else ``gkn``.
+    Becomes what :func:`tkc.passes.graph.expert_functions.grouped_matmul` emits; a transposed view of a ``[g, n, k]``
+    tensor is taken untransposed.
     """
     if any(argument is not None for argument in rest):
         raise b.unsupported("a bias or output dtype of a grouped product is not supported. Add or cast after it.")
@@ -59,9 +58,7 @@ def grouped_matmul(b: Emitter, a: relax.Expr, weight: relax.Expr, offsets: relax
     source = _transposed_view(b.node.args[1])  # type: ignore[arg-type]  # a tensor
     if source is not None:
         weight, layout = b.env[source], "gnk"
-    attributes = {OPERATOR: GROUPED_MATMUL_OPERATOR, WEIGHT_LAYOUT: layout}
-    product = _grouped_product_gnk if layout == "gnk" else _grouped_product_gkn
-    return b.emit_te("grouped_matmul", product, a, weight, b.cast(offsets, "int32"), **attributes)
+    return expert_functions.grouped_matmul(b.builder, a, weight, b.cast(offsets, "int32"), layout)
 
 
 def _transposed_view(node: fx.Node) -> fx.Node | None:
@@ -72,38 +69,6 @@ def _transposed_view(node: fx.Node) -> fx.Node | None:
     permuted = node.target is aten.permute.default and [axis % 3 for axis in arguments[1]] == [0, 2, 1]
     tensor: fx.Node | None = arguments[0] if transposed or permuted else None
     return tensor
-
-
-def _grouped_product_gnk(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor) -> te.Tensor:
-    return _grouped_product(a, weight, offsets, n_axis=1)
-
-
-def _grouped_product_gkn(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor) -> te.Tensor:
-    return _grouped_product(a, weight, offsets, n_axis=2)
-
-
-def _grouped_product(a: te.Tensor, weight: te.Tensor, offsets: te.Tensor, n_axis: int) -> te.Tensor:
-    """The loops: each row's group first (how many groups end at or before it), then one product over k a row.
-
-    Sums in float32 for the 16-bit types.
-    """
-    m, k = a.shape
-    groups, n = weight.shape[0], weight.shape[n_axis]
-    accumulated = "float32" if a.dtype in ("float16", "bfloat16") else a.dtype
-    ended = te.reduce_axis((0, groups), name="g")
-    group = te.compute(
-        (m,), lambda i: te.sum((offsets[ended] <= i.astype("int32")).astype("int32"), axis=ended), name="row_group"
-    )
-    inner = te.reduce_axis((0, k), name="k")
-
-    def entry(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        expert = tirx.min(group[i], groups - 1).astype("int64")
-        factor = weight[expert, j, inner] if n_axis == 1 else weight[expert, inner, j]
-        product = a[i, inner].astype(accumulated) * factor.astype(accumulated)
-        return te.sum(tirx.if_then_else(group[i] < groups, product, tirx.const(0, accumulated)), axis=inner)
-
-    out = te.compute((m, n), entry, name="grouped_matmul")
-    return out if accumulated == a.dtype else te.compute((m, n), lambda i, j: out[i, j].astype(a.dtype), name="cast")
 
 
 CONVERTERS: dict[str, Converter] = {
