@@ -10,8 +10,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONTROL_FLOW, LIBRARY_CALLS, RETAINING_MAIN
-from tkc.contracts import CALL_OPERATOR, CONTROL_FLOW, CONVOLVE, RETAINING_MAIN, RUNTIME_CHECKS
+from tkc.contracts import CALL_OPERATOR, CONTROL_FLOW, LIBRARY_CALLS, RETAINING_MAIN, RUNTIME_CHECKS
 from tkc.kernels.spec import as_json
 from tkc.passes.graph.kernel_call import kernel_dispatch
 from tkc.passes.substitute_kernels import SubstitutionReport

@@ -106,8 +106,6 @@ def substitution_stages(
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:
             convolutions = (*convolutions, LibraryConvolutions())
-    elif kernels == "auto" and not batch_invariant:
-        convolutions = (Canonicalize(), LibraryConvolutions())
     experts = () if kernels == "none" else (SparseExperts(target), Canonicalize())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.

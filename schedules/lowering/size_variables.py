@@ -7,6 +7,7 @@ of elements that is known, and cannot be compiled.
 
 from __future__ import annotations
 
+import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 from tvm_ffi import structural_equal
@@ -26,10 +27,15 @@ def sizes_as_variables(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     tensors = list(func.buffer_map.values())
     found: list[tuple[tirx.PrimExpr, tirx.Var]] = []
+    analyzer = tvm.arith.Analyzer()
     for tensor in tensors:
         for size in tensor.shape:
             if _is_formula(size) and _variable(size, found) is None:
-                found.append((size, tirx.SizeVar(f"size{len(found)}", size.dtype)))
+                # Loops have it simplified.
+                simple = analyzer.simplify(size)
+                known = _variable(simple, found)
+                variable = tirx.SizeVar(f"size{len(found)}", size.dtype) if known is None else known
+                found += [(size, variable), (simple, variable)]
     if not found or any(tensor.strides for tensor in tensors):
         return func
     intermediates = [

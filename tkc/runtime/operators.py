@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from tkc.contracts import CALL_OPERATOR, CHECK_SIZES, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_INTEGERS
-from tkc.contracts import CALL_OPERATOR, CONVOLVE
+from tkc.contracts import CALL_OPERATOR, CONVOLVE, CONVOLVE_INTEGERS, MULTIPLY_INTEGERS
 from tkc.errors import InputError, OperatorError, OutOfMemoryError
 from tkc.runtime.convolutions import Packed, convolve
 from tkc.runtime.input_checks import aligned

@@ -14,12 +14,8 @@ from tkc.contracts import (
     ALLOC_TENSOR,
     AWAIT,
     CALL_OPERATOR,
-    CHECK_SIZES,
     CONTROL_FLOW,
     LIBRARY_CALLS,
-    MAIN,
-    CONTROL_FLOW,
-    CONVOLVE,
     MAIN,
     RUNTIME_CHECKS,
 )
