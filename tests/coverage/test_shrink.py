@@ -212,3 +212,10 @@ def test_every_class_of_model_types_is_made(name: str) -> None:
     example = source.make(name, source.variants(name)[:2][-1])
     with torch.no_grad():
         example.module(*example.args, **example.kwargs)
+
+
+@pytest.mark.parametrize("name", ["sam", "sam_hq"])
+def test_an_image_is_small_where_the_prompts_encoder_counts_its_patches(name: str) -> None:
+    """At 1,024 x 1,024 pixels a table of scores takes 1.6 GB, in PyTorch too."""
+    example = Transformers().make(name, "base")
+    assert example.kwargs["pixel_values"].shape == (2, 3, 64, 64)
