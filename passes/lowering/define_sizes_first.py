@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import IRModule
@@ -40,26 +42,37 @@ class _Ordering(PyExprMutator):
 
 
 def _ordered(bindings: list[relax.Binding], given: set[tirx.Var]) -> list[relax.Binding]:
-    """``bindings`` in an order in which each size is known; ``given`` are those that a call's tensors tell."""
-    makers: dict[relax.Var | tirx.Var, relax.Binding] = {}
-    for binding in bindings:
-        makers[binding.var] = binding
-        if isinstance(binding, relax.MatchCast):
-            for size in relax.analysis.definable_tir_vars_in_struct_info(binding.struct_info):
-                if size not in given:  # or it is checked there, not defined
-                    makers.setdefault(size, binding)
-    order: list[relax.Binding] = []
-    visited: set[relax.Var] = set()
-    pending = [(binding, False) for binding in reversed(bindings)]
-    while pending:
-        binding, needs_are_placed = pending.pop()
-        if needs_are_placed:
-            order.append(binding)
-        elif binding.var not in visited:
-            visited.add(binding.var)
-            pending.append((binding, True))
-            pending += [(makers[need], False) for need in reversed(_needs(binding)) if need in makers]
-    return order
+    """``bindings`` in an order in which each size is known; ``given`` are those that a call's tensors tell.
+
+    A size is known after the first ``match_cast`` of several that could define it. Those that need it themselves (a
+    tensor of that size, which was made with it) check it, wherever they stood.
+    """
+    defined = [_defined(binding) - given for binding in bindings]
+    here = {binding.var for binding in bindings}.union(*defined)
+    waiting: dict[relax.Var | tirx.Var, list[int]] = {}
+    missing: list[set[relax.Var | tirx.Var]] = []
+    for place, binding in enumerate(bindings):
+        missing.append(here.intersection(_needs(binding)))
+        for need in missing[place]:
+            waiting.setdefault(need, []).append(place)
+    order: list[int] = []
+    ready = [place for place, needs in enumerate(missing) if not needs]  # sorted, so a heap
+    while ready:
+        order.append(place := heappop(ready))
+        for known in (bindings[place].var, *defined[place]):
+            for user in waiting.pop(known, ()):
+                missing[user].remove(known)
+                if not missing[user]:
+                    heappush(ready, user)
+    # What is left waits for a size of an earlier block, which is only checked here.
+    return [bindings[place] for place in (*order, *sorted({*range(len(bindings))}.difference(order)))]
+
+
+def _defined(binding: relax.Binding) -> set[tirx.Var]:
+    """The sizes that are known once ``binding`` has run."""
+    if not isinstance(binding, relax.MatchCast):
+        return set()
+    return set(relax.analysis.definable_tir_vars_in_struct_info(binding.struct_info))
 
 
 def _needs(binding: relax.Binding) -> list[relax.Var | tirx.Var]:

@@ -64,6 +64,16 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [(-1, 0)], "spatial_target_layers": [1], "downsample_rate": "1/2"},
     # Patches are images of a part of the model, whose layers are read by index.
     "depth_pro": {"patch_size": 16 * PATCHES, "intermediate_hook_ids": [1, 0]},
+    # The image's features are as wide as the prompt's, and as many as its patches: at 1,024 x 1,024 pixels a table of
+    # scores alone takes 1.6 GB.
+    **{
+        f"{name}_{part}": fields
+        for name in ("sam", "sam_hq")
+        for part, fields in (
+            ("vision_model", {"output_channels": WIDTH, "num_pos_feats": WIDTH // 2}),
+            ("prompt_encoder", {"image_embedding_size": PATCHES}),
+        )
+    },
     # With weights as small as by default its features vanish, and all scores that it ranks are equal.
     "pp_doclayout_v3": {"initializer_range": 0.2},
     # Tokens of images by their names, which no rule knows.

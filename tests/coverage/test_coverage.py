@@ -108,6 +108,31 @@ def test_an_export_that_differs_is_no_fault_of_the_compiler() -> None:
     assert kind == "not exportable" and "3 of 3 differ" in reason
 
 
+def test_a_model_that_overflows_in_float64_is_measured_in_float32() -> None:
+    """Canine masks with a float32 tensor times the least number of the scores' dtype."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            return self.outer(torch.softmax(x + (1 - mask.float()) * torch.finfo(x.dtype).min, -1).matmul(x))
+
+    torch.manual_seed(0)
+    model, x, mask = Model(), torch.randn(64, 64), torch.ones(64, dtype=torch.long)
+    reference = Reference(model, (x, mask), {})
+    order = torch.randperm(64)  # the same sums in another order: rounding alone
+    with torch.no_grad():
+        hidden = torch.softmax(model.inner(x), -1).matmul(model.inner(x))
+        result = torch.nn.functional.linear(hidden[:, order], model.outer.weight[:, order], model.outer.bias)
+    assert not torch.equal(result, reference.eager[0])
+    assert reference.difference(result) is None
+    result[1, 2] += 1e-4
+    assert "1 of 4096 differ" in str(reference.difference(result))
+
+
 @pytest.mark.daily(3)
 def test_a_process_that_dies_or_hangs(failing: None) -> None:
     """Is told from others, and the variants after it are judged."""

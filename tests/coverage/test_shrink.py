@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from .inputs import found
 from .layers import Layers, sections
-from .shrink import described, filled, shrunk
+from .shrink import configurations, described, filled, shrunk
 from .sources import NotConstructibleError
 from .transformers_models import Transformers
 
@@ -212,3 +212,14 @@ def test_every_class_of_model_types_is_made(name: str) -> None:
     example = source.make(name, source.variants(name)[:2][-1])
     with torch.no_grad():
         example.module(*example.args, **example.kwargs)
+
+
+@pytest.mark.parametrize("name", ["sam", "sam_hq"])
+def test_an_image_is_small_where_the_prompts_encoder_counts_its_patches(name: str) -> None:
+    """At 1,024 x 1,024 pixels a table of scores takes 1.6 GB, in PyTorch too."""
+    from transformers import AutoConfig
+
+    small = next(configurations(AutoConfig.for_model(name)))
+    vision, prompts = small.vision_config, small.prompt_encoder_config
+    assert vision.image_size // vision.patch_size == prompts.image_embedding_size == 4
+    assert vision.output_channels == 2 * vision.num_pos_feats == prompts.hidden_size == 64

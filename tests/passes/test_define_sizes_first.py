@@ -76,3 +76,24 @@ def test_an_order_that_is_valid_stays() -> None:
     """Nothing moves without need."""
     module = two_selections()
     tvm.ir.assert_structural_equal(DefineSizesFirst()(module), module)
+
+
+def test_a_tensor_made_with_a_size_does_not_define_it() -> None:
+    """As in Siglip2: an operator of PyTorch resizes to a size that was read, and its result is matched with that."""
+    builder = relax.BlockBuilder()
+    x, size = relax.Var("x", relax.TensorStructInfo((8,), "float32")), tirx.Var("n", "int64")
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            unknown = relax.TensorStructInfo(dtype="float32", ndim=1)
+            chosen = builder.match_cast(builder.emit(relax.op.nonzero(x)), relax.TensorStructInfo((1, size), "int64"))
+            made = builder.emit(relax.call_pure_packed("made", relax.PrimValue(size), sinfo_args=[unknown]))
+            known = builder.match_cast(made, relax.TensorStructInfo((size,), "float32"))
+            result = relax.op.add(known, relax.op.astype(relax.op.squeeze(chosen, [0]), "float32"))
+            value = builder.emit_output(result)
+        builder.emit_func_output(value)
+    later = (made, known)
+    given = reordered(builder.get(), lambda bindings: sorted(bindings, key=lambda binding: binding.var not in later))
+    module = DefineSizesFirst()(given)
+    names = [binding.var.name_hint for binding in module["main"].body.blocks[0].bindings]
+    assert names.index(chosen.name_hint) < names.index(made.name_hint) < names.index(known.name_hint)
+    tvm.compile(module, target="llvm")  # which refuses sizes that nothing has computed
