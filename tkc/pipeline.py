@@ -43,6 +43,7 @@ from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.machine_calls import MachineCalls
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.own_results import OwnResults
+from tkc.passes.lowering.partial_reads import MarkPartialReads
 from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.read_regions import ReadRegions
@@ -196,6 +197,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.LegalizeOps(with_simple_functions(LEGALIZATIONS)),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
+                MarkPartialReads(),
                 transform.DeadCodeElimination(),
                 CastsInBranches(),
                 LongConcatenations(),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tkc.bench import architectures
+from tkc.bench import architectures, model
 from tkc.bench.architecture_inputs import FAMILIES, PIXELS, Size
 from tkc.bench.architectures import ARCHITECTURES, Architecture, _Measuring, bench_architectures
 from tkc.bench.comparison import comparison
@@ -79,6 +79,7 @@ def test_three_sizes_of_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is compiled once, and images of an odd height and width are among its sizes where it takes such."""
     sizes = (Size(1, height=PIXELS, width=PIXELS), Size(3, height=33, width=39), Size(4, height=PIXELS, width=PIXELS))
     monkeypatch.setitem(FAMILIES, "vision", replace(FAMILIES["vision"], sizes=sizes))
+    monkeypatch.setattr(model, "median_milliseconds", lambda *_: 1.0)
     made = {
         "convnext": Architecture("convnext", "vision", TINY, any_image=True),
         "resnet": Architecture("resnet", "vision", {"hidden_sizes": [8], "depths": [1], "embedding_size": 8}),

@@ -1,0 +1,72 @@
+"""Parts of what matmuls, reductions and other functions compute, from the beginning of an axis: they are no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tkc
+
+TOKENS, INPUTS, OUTPUTS = 5, 64, 32
+
+
+class _Part(nn.Module):
+    def __init__(self, part: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.part = nn.Linear(INPUTS, OUTPUTS), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(self.linear, x)
+
+
+MATMULS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "first token, kept axis": lambda linear, x: linear(x)[:, :1],
+    "first token": lambda linear, x: linear(x)[:, 0],
+    "first row": lambda linear, x: linear(x)[:1],
+    "first column": lambda linear, x: linear(x)[..., :1],
+    "behind a residual": lambda linear, x: (x[..., :OUTPUTS] + linear(x))[:, :1],
+}
+OTHERS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "half": lambda linear, x: linear(x)[..., : OUTPUTS // 2].relu(),
+    "chunk": lambda linear, x: linear(x).chunk(2, -1)[0].sigmoid(),
+    "narrow": lambda linear, x: linear(x).narrow(1, 0, 3) + 1,
+    "sum": lambda linear, x: x.sum(-1)[:1],
+    "mean": lambda linear, x: x.mean(1)[:, :5] * 2,
+    "maximum": lambda linear, x: x.amax(-1)[:, :2].relu(),
+    "softmax": lambda linear, x: x.softmax(-1)[:, :1],
+    "normalization": lambda linear, x: nn.functional.layer_norm(x, (INPUTS,))[:, :1],
+    "batched": lambda linear, x: torch.bmm(x, x.transpose(1, 2))[:, :, :1],
+    "running sum": lambda linear, x: x.cumsum(1)[:, :1],
+}
+
+
+@pytest.mark.parametrize("name", MATMULS)
+@torch.no_grad()
+def test_parts_of_matmuls(name: str) -> None:
+    """At symbolic sizes, too: TVM would store each token's product where the first token's belongs."""
+    _check(MATMULS[name])
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("name", OTHERS)
+@torch.no_grad()
+def test_parts_of_other_results(name: str) -> None:
+    """Of reductions, and longer parts."""
+    _check(OTHERS[name])
+
+
+def _check(part: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    model = _Part(part).eval()
+    batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens", min=TOKENS)
+    static = tkc.compile(model, (torch.randn(2, TOKENS, INPUTS),), target="cpu")
+    symbolic = tkc.compile(
+        model, (torch.randn(2, TOKENS, INPUTS),), target="cpu", dynamic_shapes=({0: batch, 1: tokens},)
+    )
+    for executable, shapes in ((static, [(2, TOKENS)]), (symbolic, [(2, TOKENS), (3, 7), (1, 9)])):
+        for shape in shapes:
+            x = torch.randn(*shape, INPUTS)
+            torch.testing.assert_close(executable(x), model(x), rtol=1e-5, atol=1e-5)

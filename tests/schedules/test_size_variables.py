@@ -1,0 +1,47 @@
+"""Sizes that are formulas while GPU code is scheduled: what a strided convolution of any image leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from tvm import te, tirx
+
+import tkc
+from tkc.schedules.lowering.size_variables import sizes_as_variables
+
+
+def _cast(size: tirx.PrimExpr) -> tirx.PrimFunc:
+    batch = tirx.SizeVar("batch", "int64")
+    x = te.placeholder((batch, size, size, 64), "bfloat16", name="x")
+    return te.create_prim_func([x, te.compute(x.shape, lambda *at: x(*at).astype("float32"), name="y")])
+
+
+def test_each_formula_has_one_variable() -> None:
+    """Of arguments and loops, though loops have formulas simplified; sizes and products stay."""
+    n = tirx.SizeVar("n", "int64")
+    text = sizes_as_variables(_cast((n + 1 + 1 - 3) // 2 + 1)).script()
+    assert "//" not in text and "size0" in text and "size1" not in text
+    for plain in (n, n * 4, tirx.IntImm("int64", 8)):
+        func = _cast(plain)
+        assert sizes_as_variables(func).same_as(func)
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_strided_convolutions_of_any_image_compile(stride: int) -> None:
+    """Their results' elements are copied in registers, of which there is a number: pooled, cast, normalized, padded."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 3, stride=stride, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, stride=stride, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+    )
+    free = torch.export.Dim.AUTO
+    executable = tkc.compile(
+        model.eval().bfloat16(),
+        (torch.rand(4, 3, 64, 64).bfloat16(),),
+        target="cuda:sm_90a",
+        dynamic_shapes=({0: free, 2: free, 3: free},),
+    )
+    assert all(function.rule != "fallback" for function in executable.report.functions), executable.report
