@@ -21,7 +21,7 @@ _BROADCAST = 1
 
 @tvm.transform.module_pass(opt_level=0, name="MarkPartialReads")
 class MarkPartialReads:
-    """Gives functions of elements that read a part of a tensor the pattern of those that only fuse with their like."""
+    """Gives functions that may read single elements of axes the pattern of those that only fuse with their like."""
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module``, whose functions have patterns."""
@@ -37,7 +37,10 @@ def _pattern(function: tirx.PrimFunc) -> int:
 
 
 def _reads_a_part(function: tirx.PrimFunc) -> bool:
-    """Whether an axis of a tensor is not proved to be as long as the iterator that runs along it."""
+    """Whether an iterator of one element, or of a number that is not known, may run along a longer axis of a tensor.
+
+    Of a known number above one TVM keeps the condition.
+    """
     analyzer = tvm.arith.Analyzer()
     found: list[bool] = []
 
@@ -53,9 +56,15 @@ def _reads_a_part(function: tirx.PrimFunc) -> bool:
                     for index, size in zip(node.indices, node.buffer.shape, strict=True)
                     if index in extents
                 ]
-                found.extend(not analyzer.can_prove_equal(extent, size) for extent, size in along)
+                found.extend(
+                    not _is_above_one(extent) and not analyzer.can_prove_equal(extent, size) for extent, size in along
+                )
 
         post_order_visit(block.body, read)
 
     post_order_visit(function.body, visit)
     return any(found)
+
+
+def _is_above_one(extent: tirx.PrimExpr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from tvm import te, tirx
@@ -27,14 +26,13 @@ def test_each_formula_has_one_variable() -> None:
         assert sizes_as_variables(func).same_as(func)
 
 
-@pytest.mark.parametrize("stride", [2, 3])
-def test_strided_convolutions_of_any_image_compile(stride: int) -> None:
+def test_strided_convolutions_of_any_image_compile() -> None:
     """Their results' elements are copied in registers, of which there is a number: pooled, cast, normalized, padded."""
     model = nn.Sequential(
-        nn.Conv2d(3, 64, 3, stride=stride, padding=1),
+        nn.Conv2d(3, 64, 3, stride=2, padding=1),
         nn.BatchNorm2d(64),
         nn.ReLU(),
-        nn.Conv2d(64, 64, 3, stride=stride, padding=1),
+        nn.Conv2d(64, 64, 3, stride=2, padding=1),
         nn.AdaptiveAvgPool2d(1),
     )
     free = torch.export.Dim.AUTO
@@ -44,4 +42,5 @@ def test_strided_convolutions_of_any_image_compile(stride: int) -> None:
         target="cuda:sm_90a",
         dynamic_shapes=({0: free, 2: free, 3: free},),
     )
-    assert all(function.rule != "fallback" for function in executable.report.functions), executable.report
+    assert executable.report.scheduled
+    assert all(function.scheduled_by != "fallback" for function in executable.report.scheduled), executable.report
