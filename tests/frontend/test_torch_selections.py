@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,28 +15,69 @@ from tests.frontend.whole_models import called, compiled, same
 ROWS = Dim("rows", min=0, max=1000)
 
 
-def _selected(x: torch.Tensor) -> Any:
+def _indexed(x: torch.Tensor) -> Any:
     mask, columns = x[:, :, 0] > 0, x.sum((0, 2)) > 0
-    put = x * 1
+    return x[mask], x[:, columns], x[:, columns, 0], x[mask, 0], x[mask][:, 1:3], x[x > 0]
+
+
+def _of_other_types(x: torch.Tensor) -> Any:
+    mask = x[:, :, 0] > 0
+    return x.bool()[mask], x.long()[mask], x.half()[mask], (x > 0.5)[x > 0]
+
+
+def _written(x: torch.Tensor) -> Any:
+    mask, put = x[:, :, 0] > 0, x * 1
     put[mask] = put[mask] * 2 + 1
-    return (
-        (x[mask], x[:, columns], x[:, columns, 0], x[mask, 0], x[mask][:, 1:3], x[x > 0]),
-        (x.bool()[mask], x.long()[mask], x.half()[mask], (x > 0.5)[x > 0]),
-        (put, (x * 1).index_put((mask,), x[mask] * 3, accumulate=True)),
-        (torch.nonzero(x), torch.nonzero(x.sum() > 0), torch.masked_select(x, mask[..., None])),
-        (x[:, 0][mask[:, 0]][:, :2], x[..., torch.tensor([True, False, True, True])]),
-        torch.cat([x[x > 0], x[x < 0] * 2]).exp(),
-    )
+    return put, (x * 1).index_put((mask,), x[mask] * 3, accumulate=True)
 
 
-def test_selections_agree_at_each_count() -> None:
-    """None among them, all, and of tensors without rows; nothing is called in PyTorch, and nothing has to be."""
+def _by_functions(x: torch.Tensor) -> Any:
+    return torch.nonzero(x), torch.nonzero(x.sum() > 0), torch.masked_select(x, x[:, :, :1] > 0)
+
+
+def _of_parts(x: torch.Tensor) -> Any:
+    return x[:, 0][x[:, 0, 0] > 0][:, :2], x[..., torch.tensor([True, False, True, True])]
+
+
+def _joined(x: torch.Tensor) -> Any:
+    return torch.cat([x[x > 0], x[x < 0] * 2])
+
+
+_KINDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "indexed": _indexed,
+    "other types": _of_other_types,
+    "written": _written,
+    "functions": _by_functions,
+    "parts": _of_parts,
+    "joined": _joined,
+}
+
+
+def _check_each_count(exe: tkc.Executable, function: Callable[[torch.Tensor], Any]) -> None:
+    """None among them, all, and of tensors without rows."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 6, 4, generator=generator)
-    exe = compiled(_selected, x, dynamic_shapes=(({0: ROWS},),), fallback=False)
-    assert not called(exe)
     for given in (x, torch.randn(400, 6, 4, generator=generator), -x.abs() - 0.1, x.abs() + 0.1, torch.zeros(0, 6, 4)):
-        same(exe(given), _selected(given), 1e-6)
+        same(exe(given), function(given), 1e-6)
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("name", sorted([*_KINDS, "together"]))
+def test_selections_agree_at_each_count(name: str) -> None:
+    """Nothing is called in PyTorch, and nothing has to be."""
+    function = _KINDS.get(name, lambda x: [each(x) for each in _KINDS.values()])
+    exe = compiled(function, torch.ones(5, 6, 4), dynamic_shapes=(({0: ROWS},),), fallback=False)
+    assert not called(exe)
+    _check_each_count(exe, function)
+
+
+def test_what_is_computed_of_joined_selections_is_called() -> None:
+    """Their size is a sum of several that the data decides: PyTorch computes it, or it is refused by name."""
+    with pytest.raises(tkc.UnsupportedModelError, match=r"aten\.exp.*several sizes that depend on data"):
+        compiled(lambda x: _joined(x).exp(), torch.ones(5, 6, 4), dynamic_shapes=(({0: ROWS},),), fallback=False)
+    exe = compiled(lambda x: _joined(x).exp(), torch.ones(5, 6, 4), dynamic_shapes=(({0: ROWS},),))
+    assert called(exe) == {"aten::exp": 1}
+    _check_each_count(exe, lambda x: _joined(x).exp())
 
 
 def _unfit(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -47,6 +89,7 @@ def _unfit(name: str, x: torch.Tensor) -> torch.Tensor:
     return torch.stack([left, right])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["added", "written", "stacked"])
 def test_selections_that_do_not_fit_are_an_error(name: str) -> None:
     """As in PyTorch, and a call that fits is right after one that does not."""

@@ -223,14 +223,22 @@ def gathered_columns(m: Experts, x: Tensor) -> Tensor:
     return (weights.unsqueeze(-1) * y).sum(dim=-2)
 
 
-FORMS: dict[str, Callable[[Experts, Tensor], Tensor]] = {
+Form = Callable[[Experts, Tensor], Tensor]
+
+DENSE: dict[str, Form] = {
     form.__name__: form
     for form in (
         *(dense_columns, dense_compared, dense_selected, dense_python_sum, dense_with_biases, dense_weighted_inside),
         *(dense_stack, dense_stack_einsum, dense_mask, dense_masked_softmax, dense_one_hot),
-        *(stacked_bmm, stacked_broadcast, stacked_biases, gathered_einsum, gathered_bmm, gathered_columns),
     )
 }
+"""Experts one by one, each for all tokens."""
+
+STACKED: dict[str, Form] = {form.__name__: form for form in (stacked_bmm, stacked_broadcast, stacked_biases)}
+"""Products with all experts' weights."""
+
+GATHERED: dict[str, Form] = {form.__name__: form for form in (gathered_einsum, gathered_bmm, gathered_columns)}
+"""Weights that are fetched for each token."""
 
 
 def all_weighted(m: Experts, x: Tensor) -> Tensor:
@@ -315,7 +323,7 @@ def weights_of_all_groups(m: Experts, x: Tensor) -> Tensor:
     return torch.einsum("tf,tkdf,tk->td", swiglu(h), m.w2[indices], weights)
 
 
-UNLIKE: dict[str, Callable[[Experts, Tensor], Tensor]] = {
+UNLIKE: dict[str, Form] = {
     form.__name__: form
     for form in (
         *(all_weighted, among_ones, weighted_before_activation, another_expert, an_expert_less, other_activation),

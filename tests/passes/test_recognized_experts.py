@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 from tvm.ir import IRModule
 
-from tests.passes.expert_forms import FORMS, SIZE, UNLIKE, Experts
+from tests.passes.expert_forms import DENSE, GATHERED, SIZE, STACKED, UNLIKE, Experts, Form
 from tests.passes.reference_execution import CPU, evaluated, substituted
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.torch.importer import import_torch
@@ -21,7 +20,7 @@ from tkc.stages import Step
 TOKENS = 7
 
 
-def model(form: Callable[[Experts, Tensor], Tensor], dtype: torch.dtype = torch.float32) -> tuple[Experts, Tensor]:
+def model(form: Form, dtype: torch.dtype = torch.float32) -> tuple[Experts, Tensor]:
     """A model, and tokens."""
     torch.manual_seed(0)
     return Experts(form, dtype), torch.randn(TOKENS, SIZE).to(dtype)
@@ -41,23 +40,42 @@ def imported(experts: Experts, x: Tensor) -> ImportedModel:
     return import_torch(experts, (x,), dynamic_shapes={"x": {0: Dim("tokens", min=2, max=64)}})
 
 
-@pytest.mark.daily(5)
-@pytest.mark.parametrize("name", FORMS)
-def test_every_form_is_grouped_products(name: str) -> None:
-    """With PyTorch's numbers, and no product with weights of other experts."""
-    experts, x = model(FORMS[name])
+def check(form: Form, products: int = 2) -> None:
+    """The form becomes ``products`` grouped ones, none with weights of other experts; with PyTorch's numbers."""
+    experts, x = model(form)
     found = imported(experts, x)
     module, report = substituted(canonical(found.module))
     counts = Counter[str]()
     for call in report.substitutions:
         counts[call.kernel] += call.count
-    assert counts["matmul.grouped"] == (3 if name == "gathered_einsum" else 2)
+    assert counts["matmul.grouped"] == products
     assert counts["moe.permute"] == counts["moe.combine"] == 1
     (result,) = evaluated(module, x, *found.parameters.values())
     torch.testing.assert_close(result, experts(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("name", DENSE)
+def test_experts_one_by_one_are_grouped_products(name: str) -> None:
+    """In whatever way their weights are read."""
+    check(DENSE[name])
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("name", STACKED)
+def test_products_with_all_experts_are_grouped_products(name: str) -> None:
+    """With an axis for experts."""
+    check(STACKED[name])
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("name", GATHERED)
+def test_products_with_fetched_weights_are_grouped_products(name: str) -> None:
+    """With an axis for a token's choices."""
+    check(GATHERED[name], products=3 if name == "gathered_einsum" else 2)
+
+
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_what_only_looks_alike_stays(name: str) -> None:
     """Nothing is sorted, and the numbers are PyTorch's."""

@@ -19,7 +19,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
-from tkc.passes.canonical.experts.fronts import Front, Reader, Unlike
+from tkc.passes.canonical.experts.front_reader import Reader
+from tkc.passes.canonical.experts.fronts import Front, Unlike
 from tkc.passes.canonical.experts.nodes import (
     Applied,
     Chosen,
