@@ -7,13 +7,13 @@ from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
+from tkc.contracts import INJECTIVE_PATTERN, OP_PATTERN
+
 _CALL_TIR = Op.get("relax.call_tir")
 _IF_THEN_ELSE = Op.get("tirx.if_then_else")
 
-_PATTERN = "op_pattern"
-_INJECTIVE, _REDUCTION = 2, 3
-"""TVM's kinds of functions: those that fuse with all others of their kind, and those that nothing fuses with behind
-them."""
+_REDUCTION = 3
+"""TVM's kind of functions that nothing of their own kind fuses with."""
 
 MOST_PARTS = 8
 """Of a concatenation that is fused into another one, or into a padding."""
@@ -33,7 +33,8 @@ class LongConcatenations:
         selections = {
             name: _selections(function)
             for name, function in module.functions_items()
-            if isinstance(function, tirx.PrimFunc) and int((function.attrs or {}).get(_PATTERN, 8)) <= _INJECTIVE
+            if isinstance(function, tirx.PrimFunc)
+            and int((function.attrs or {}).get(OP_PATTERN, 8)) <= INJECTIVE_PATTERN
         }
         if all(count < MOST_PARTS for count in selections.values()):
             return module
@@ -41,7 +42,7 @@ class LongConcatenations:
         for function in module.functions.values():
             if isinstance(function, relax.Function):
                 for name in _selected_again(function, selections):
-                    changed[name] = module[name].with_attr(_PATTERN, _REDUCTION)
+                    changed[name] = module[name].with_attr(OP_PATTERN, _REDUCTION)
         return changed
 
 

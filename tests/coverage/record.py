@@ -47,7 +47,7 @@ def write(results: Iterable[Result], total: int, setting: Setting = DEFAULT) -> 
 
 
 def page(record: dict[str, Any], results: list[Result]) -> str:
-    """The record as a page."""
+    """The record as a page. Its ``remarks``, if there are any, say what was run otherwise, or has changed since."""
     by_variant: dict[tuple[str, str], Counter[str]] = {}
     operators: Counter[str] = Counter()
     for result in results:
@@ -70,6 +70,7 @@ def page(record: dict[str, Any], results: list[Result]) -> str:
         '"Not exportable" is PyTorch\'s own refusal. "Not constructible" says that our generic shrinking made no '
         "model or no input that PyTorch takes; it says nothing about TKC.",
         "",
+        *(line for remark in record.get("remarks", ()) for line in (remark, "")),
         *_libraries(record),
         "## Counts",
         "",

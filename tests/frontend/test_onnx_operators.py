@@ -15,7 +15,7 @@ from tests.frontend.onnx_execution import EVERY_CASE, backend_cases, compiled, d
 from tkc.errors import InputError, UnsupportedModelError
 from tkc.frontend.onnx.importer import import_onnx
 
-PARTS = 6
+PARTS = 12
 CASES_PER_OPERATOR = 3
 
 
@@ -31,7 +31,7 @@ def selected_cases() -> list[TestCase]:
     return [case for cases in by_operator.values() for case in cases[:CASES_PER_OPERATOR]]
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(12)
 @pytest.mark.parametrize("constants", [False, True], ids=["inputs", "constants"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_operator_gives_a_wrong_result(part: int, constants: bool) -> None:

@@ -299,7 +299,6 @@ def test_grouped_product_takes_an_untransposed_weight() -> None:
 def test_unusual_uses_are_refused_by_name() -> None:
     """A known operator in a use that cannot be compiled says which, where and why."""
     uses = {
-        "boolean index": lambda x: x[x > 0].sum(),
         "dropout is active": lambda x: F.dropout(x, 0.5),
         "the data's own range": lambda x: torch.histc(x),
     }

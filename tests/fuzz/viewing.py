@@ -186,6 +186,24 @@ def _part_source(args: Any, attributes: dict[str, Any]) -> str:
     return f"{args[0]}[{':, ' * attributes['axis']}{start}:{end}{step}]"
 
 
+def _first_draw(draw: Draw) -> Drawn:
+    value = with_axis(draw)
+    axis = draw.axis(value, lambda dim: draw.sizes.least(dim) >= 1)
+    most = min(draw.sizes.least(draw.types[value].shape[axis]), 2)
+    return [value], {"axis": axis, "count": draw.rng.randint(1, most)}
+
+
+def _first_infer(sizes: Sizes, types: list[Type], attributes: dict[str, Any]) -> list[Type]:
+    (value,) = types
+    axis, count = attributes["axis"], attributes["count"]
+    require(axis < value.rank and sizes.least(value.shape[axis]) >= count)
+    return [moved(value, (*value.shape[:axis], Integer(count), *value.shape[axis + 1 :]))]
+
+
+def _first_source(args: Any, attributes: dict[str, Any]) -> str:
+    return f"{args[0]}[{':, ' * attributes['axis']}:{attributes['count']}]"
+
+
 def _select_draw(draw: Draw) -> Drawn:
     value = with_axis(draw)
     axis = draw.axis(value, lambda dim: draw.sizes.least(dim) >= 1)
@@ -269,6 +287,7 @@ OPERATORS: dict[str, Operator] = {
     ),
     "slice": Operator(_slice_draw, _slice_infer, lambda a, n: slice_text(a[0], n), 2.0, shares=True, moves=True),
     "part": Operator(_part_draw, _part_infer, _part_source, 1.6, shares=True, moves=True),
+    "first": Operator(_first_draw, _first_infer, _first_source, 1.0, shares=True, moves=True),
     "select": Operator(
         _select_draw, _select_infer, format_source("{0}.select({axis}, {index})"), 0.8, shares=True, moves=True
     ),
