@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from math import prod
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, NUM_INPUT
+from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS
 from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import (
     LastChannels,
@@ -23,8 +23,9 @@ from tkc.passes.graph.channels_last import (
     is_transposed_convolution,
 )
 from tkc.passes.graph.integer_codes import Codes, codes_of, constants
+from tkc.passes.graph.library_calls import counted
 from tkc.passes.graph.rewriting import rewritten
-from tkc.passes.graph.updates import updated
+from tkc.passes.graph.updates import constant_parameters
 
 LEAST_PRODUCTS = 1 << 19
 LEAST_PRODUCTS_OF_PIXELS = 1 << 24
@@ -34,7 +35,6 @@ LEAST_PRODUCTS_OF_TRANSPOSED = 1 << 15
 transposed one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two
 cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
 
-_SYMBOLIC = 64
 _MOST_AXES = 4  # of images whose codes the library convolves
 
 
@@ -61,8 +61,7 @@ class _Rewriting(PyExprMutator):
         self._constants: set[relax.Var] = set()
 
     def visit_function_(self, function: relax.Function) -> relax.Function:
-        inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
-        self._constants = set(function.params[inputs:]) - set(updated(function))
+        self._constants = constant_parameters(function)
         return super().visit_function_(function)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -133,7 +132,7 @@ def _is_worth_a_call(call: relax.Call) -> bool:
         return False
     if transposed and not _is_even(call.attrs.padding):
         return False
-    weight, pixels = list(map(_known, shape(call.args[1]))), shape(call.args[0] if transposed else call)[2:]
+    weight, pixels = list(map(counted, shape(call.args[1]))), shape(call.args[0] if transposed else call)[2:]
     products = _products(call)
     if transposed:
         return products >= LEAST_PRODUCTS_OF_TRANSPOSED
@@ -146,7 +145,7 @@ def _is_worth_a_call(call: relax.Call) -> bool:
 def _products(call: relax.Call) -> int:
     """How many multiplications a convolution is."""
     batch, _, *pixels = shape(call.args[0] if is_transposed_convolution(call) else call)
-    return prod(map(_known, (*shape(call.args[1]), *pixels))) * (static(batch) or 1)
+    return prod(map(counted, (*shape(call.args[1]), *pixels))) * (static(batch) or 1)
 
 
 def _is_one(codes: Codes) -> bool:
@@ -158,8 +157,3 @@ def _is_even(padding: Sequence[int]) -> bool:
     """Whether as much is padded before each axis as behind it."""
     axes = len(padding) // 2
     return list(padding[:axes]) == list(padding[axes:])
-
-
-def _known(size: tirx.PrimExpr) -> int:
-    known = static(size)
-    return _SYMBOLIC if known is None else known

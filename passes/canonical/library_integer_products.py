@@ -6,24 +6,23 @@ import json
 from math import prod
 
 import tvm
-from tvm import arith, relax, tirx
+from tvm import arith, relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.contracts import MULTIPLY_INTEGERS, NUM_INPUT
+from tkc.contracts import MULTIPLY_INTEGERS
 from tkc.passes.graph.bindings import dtype, has_known_shape, shape, static
 from tkc.passes.graph.integer_codes import Codes, codes_of, constants
+from tkc.passes.graph.library_calls import counted
 from tkc.passes.graph.rewriting import rewritten
-from tkc.passes.graph.updates import updated
+from tkc.passes.graph.updates import constant_parameters
 
 LEAST_PRODUCTS = 1 << 20
 LEAST_PRODUCTS_OF_MATRIX = 1 << 18
 """Multiplications of all matrices, and of each of a batch, under which generated code is faster than a call, with the
 25 µs that it takes besides, and 5 for each matrix. Symbolic sizes count as 64."""
-
-_SYMBOLIC = 64
 
 
 @tvm.transform.module_pass(opt_level=0, name="LibraryIntegerProducts")
@@ -48,8 +47,7 @@ class _Rewriting(PyExprMutator):
         self._sums: dict[relax.Expr, relax.Expr] = {}
 
     def visit_function_(self, function: relax.Function) -> relax.Function:
-        inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
-        self._constants = set(function.params[inputs:]) - set(updated(function))
+        self._constants = constant_parameters(function)
         return super().visit_function_(function)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
@@ -103,8 +101,8 @@ class _Rewriting(PyExprMutator):
         depths = shape(call.args[0])[-1], shape(call.args[1])[-2]
         if not self._analyzer.can_prove_equal(*depths):
             return False
-        *batch, rows, columns = map(_known, shape(call))
-        each = rows * columns * _known(depths[0])
+        *batch, rows, columns = map(counted, shape(call))
+        each = rows * columns * counted(depths[0])
         if any(static(size) != 1 for size in shape(right.tensor)[:-2]):
             return each >= LEAST_PRODUCTS_OF_MATRIX
         return each * prod(batch) >= LEAST_PRODUCTS
@@ -113,8 +111,3 @@ class _Rewriting(PyExprMutator):
 def _swapped(tensor: relax.Expr) -> list[int]:
     rank = tensor.struct_info.ndim
     return [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _known(size: tirx.PrimExpr) -> int:
-    known = static(size)
-    return _SYMBOLIC if known is None else known

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
 from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_INTEGERS
+from tkc.passes.graph.bindings import static
 
 WHY = {
     CONVOLVE: "oneDNN convolves images whose channels stand last faster than generated code",
     CONVOLVE_INTEGERS: "oneDNN convolves 8-bit integers faster than generated code, which does in float32",
     MULTIPLY_INTEGERS: "oneDNN multiplies 8-bit integers faster than generated code, which does in float32",
 }
+
+
+_SYMBOLIC = 64
+
+
+def counted(size: tirx.PrimExpr) -> int:
+    """How large a size counts where it is decided whether a call is worth it: a symbolic one as 64."""
+    known = static(size)
+    return _SYMBOLIC if known is None else known
 
 
 def library_calls(module: IRModule) -> dict[str, list[str]]:

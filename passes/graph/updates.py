@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tkc.contracts import UPDATES
+from tkc.contracts import NUM_INPUT, UPDATES
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ def updated(function: relax.Function) -> tuple[relax.Var, ...]:
     """The parameters that ``function`` updates, in the order in which it returns their new values."""
     attributes = function.attrs or {}
     return tuple(function.params[int(i)] for i in attributes[UPDATES]) if UPDATES in attributes else ()
+
+
+def constant_parameters(function: relax.Function) -> set[relax.Var]:
+    """The parameters that have the same values at every call: weights that ``function`` does not update."""
+    inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
+    return set(function.params[inputs:]) - set(updated(function))
 
 
 def with_parameters(function: relax.Function, parameters: Sequence[relax.Var]) -> relax.Function:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from tkc.passes.canonical.experts.fronts import Unlike
 from tkc.passes.canonical.experts.nodes import Layout
+from tkc.passes.canonical.experts.per_expert import Unlike
 from tkc.passes.canonical.experts.routing import Routings
 from tkc.passes.graph.bindings import SHAPE_CHANGES, shape, static
 from tkc.passes.graph.index_bounds import index_bound

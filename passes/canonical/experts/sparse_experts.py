@@ -19,8 +19,6 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tkc.kernels import Target
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.grouped_matmul.spec import GroupedMatmul
-from tkc.passes.canonical.experts.front_reader import Reader
-from tkc.passes.canonical.experts.fronts import Front, Unlike
 from tkc.passes.canonical.experts.nodes import (
     Applied,
     Chosen,
@@ -30,6 +28,8 @@ from tkc.passes.canonical.experts.nodes import (
     has_product,
     is_zero_unless_chosen,
 )
+from tkc.passes.canonical.experts.per_expert import PerExpert, Unlike
+from tkc.passes.canonical.experts.per_expert_reader import Reader
 from tkc.passes.canonical.experts.routing import Routing, Routings
 from tkc.passes.graph.bindings import SHAPE_CHANGES, Graph, dtype, known_dims, shape, static
 from tkc.passes.graph.index_bounds import index_bound
@@ -150,7 +150,7 @@ def _added(routings: Routings, call: relax.Call, done: set[relax.Expr]) -> _Sum 
         return None
     rows = product(shape(indices)[:-1])
     reader = Reader(routings, "experts", rows, count)
-    node = reader.node(Front(tuple(of[number] for number in range(count))))
+    node = reader.node(PerExpert(tuple(of[number] for number in range(count))))
     if not is_zero_unless_chosen(node):
         return None
     taken = set(map(graph.value, of.values()))
@@ -227,7 +227,7 @@ def _of_axis(
     reader = Reader(routings, "axis", tokens, count)
     try:
         weights = None if w is None else _apart(routings, reader, w)
-        node = reader.node(Front((operand,), axis))
+        node = reader.node(PerExpert((operand,), axis))
     except Unlike:
         return None
     if weights is not None:
@@ -263,7 +263,7 @@ def _of_choices(
     for experts in _numbers_of_experts(routings.graph):
         reader = Reader(routings, "choices", tokens, experts, count)
         try:
-            node = reader.node(Front((operand,)))
+            node = reader.node(PerExpert((operand,)))
         except Unlike:
             continue
         if not has_product(node):

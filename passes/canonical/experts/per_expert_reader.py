@@ -1,6 +1,7 @@
 """Reads what is computed alike for all experts, or for all choices of a token, from its end to its beginning.
 
-What is computed of each row of a front (:mod:`.fronts`) alone becomes nodes (:mod:`.nodes`), operator by operator.
+What is computed of each row of a per-expert value (:mod:`.per_expert`) alone becomes nodes (:mod:`.nodes`), operator
+by operator.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import replace
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tkc.passes.canonical.experts.fronts import Front, Fronts, Kind, Unlike
 from tkc.passes.canonical.experts.matrices import Matrices
 from tkc.passes.canonical.experts.nodes import (
     Applied,
@@ -25,6 +25,7 @@ from tkc.passes.canonical.experts.nodes import (
     Weighted,
     Where,
 )
+from tkc.passes.canonical.experts.per_expert import Kind, PerExpert, PerExpertValues, Unlike
 from tkc.passes.canonical.experts.routing import Routings
 from tkc.passes.graph.bindings import SHAPE_CHANGES, dtype, known_dims, permuted_axes, shape, static
 from tkc.passes.graph.views import flattened, int64
@@ -38,8 +39,8 @@ _ELEMENTWISE = tuple(f"relax.{name}" for name in (*_UNARY, *_BINARY))
 _ACTIVATIONS = tuple(f"relax.{name}" for name in ("nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.relu", "sigmoid"))
 
 
-class Reader(Fronts):
-    """Reads fronts of one kind; ``dtypes`` are those of all products that it has read."""
+class Reader(PerExpertValues):
+    """Reads per-expert values of one kind; ``dtypes`` are those of all products that it has read."""
 
     def __init__(
         self,
@@ -54,51 +55,51 @@ class Reader(Fronts):
         self.dtypes: set[str] = set()
         self._read: dict[tuple[tuple[relax.Expr, ...], int | None], Node] = {}
 
-    def node(self, front: Front) -> Node:
-        """What a front is; :class:`Unlike` if it is nothing that can be computed for sorted copies."""
-        values = tuple(self.graph.variable(self.graph.value(value)) for value in front.values)
-        front = Front(values, front.axis)
-        key = tuple(map(self.graph.value, values)), front.axis
+    def node(self, per_expert: PerExpert) -> Node:
+        """What a per-expert value is; :class:`Unlike` if it is nothing that can be computed for sorted copies."""
+        values = tuple(self.graph.variable(self.graph.value(value)) for value in per_expert.values)
+        per_expert = PerExpert(values, per_expert.axis)
+        key = tuple(map(self.graph.value, values)), per_expert.axis
         if key not in self._read:
-            self._read[key] = self._node(front)
+            self._read[key] = self._node(per_expert)
         return self._read[key]
 
-    def _node(self, front: Front) -> Node:
-        if any(known_dims(value.struct_info) is None for value in front.values):
+    def _node(self, per_expert: PerExpert) -> Node:
+        if any(known_dims(value.struct_info) is None for value in per_expert.values):
             raise Unlike
-        if (found := self._routing(front)) is not None:
+        if (found := self._routing(per_expert)) is not None:
             return found
-        if (found := self._independent(front)) is not None:
+        if (found := self._independent(per_expert)) is not None:
             return found
-        dims = shape(front.values[0])
+        dims = shape(per_expert.values[0])
         if self._kind == "choices" and len(dims) > 1 and static(dims[-1]) == 1 and self._is_count(dims, self._copies):
-            return Weighted(front.values[0])
-        axis = front.axis if self._kind == "axis" else None
+            return Weighted(per_expert.values[0])
+        axis = per_expert.axis if self._kind == "axis" else None
         is_of_experts = axis is not None and axis < len(dims) - 1 and static(dims[axis]) == self.num_experts
         if is_of_experts and self._is_count(dims, self.num_experts * dims[-1]):
-            return OfExpert((relax.op.reshape(front.values[0], (self.num_experts, dims[-1])),))
-        value = self.graph.value(front.values[0])
+            return OfExpert((relax.op.reshape(per_expert.values[0], (self.num_experts, dims[-1])),))
+        value = self.graph.value(per_expert.values[0])
         if isinstance(value, relax.TupleGetItem):
-            return self._split(front)
-        calls = [self.graph.value(value) for value in front.values]
+            return self._split(per_expert)
+        calls = [self.graph.value(value) for value in per_expert.values]
         if not all(isinstance(call, relax.Call) and call.op.same_as(value.op) for call in calls):
             raise Unlike
         name = str(getattr(value.op, "name", ""))
         if name in _ELEMENTWISE:
-            return self._applied(front, calls)
+            return self._applied(per_expert, calls)
         if name == "relax.matmul":
-            return self._multiplied(front, calls)
+            return self._multiplied(per_expert, calls)
         if name in (*SHAPE_CHANGES, "relax.permute_dims", "relax.broadcast_to"):
-            return self._viewed(front, calls)
+            return self._viewed(per_expert, calls)
         if name == "relax.strided_slice":
-            return self._sliced(front, calls)
+            return self._sliced(per_expert, calls)
         if name == "relax.where":
-            return self._selected(front, calls)
-        if name == "relax.concat" and front.axis is not None:
-            return self._stacked(front, calls[0])
-        return self._leaf(front)
+            return self._selected(per_expert, calls)
+        if name == "relax.concat" and per_expert.axis is not None:
+            return self._stacked(per_expert, calls[0])
+        return self._leaf(per_expert)
 
-    def _operand(self, front: Front, calls: Sequence[relax.Call], position: int) -> Node | relax.Expr:
+    def _operand(self, per_expert: PerExpert, calls: Sequence[relax.Call], position: int) -> Node | relax.Expr:
         """The operand of an operator on each element."""
         operands = [call.args[position] for call in calls]
         first = operands[0]
@@ -106,21 +107,21 @@ class Reader(Fronts):
             if not all(structural_equal(first, other) for other in operands):
                 raise Unlike
             return first
-        dims, rank = known_dims(first.struct_info), len(shape(front.values[0]))
+        dims, rank = known_dims(first.struct_info), len(shape(per_expert.values[0]))
         if dims is None:
             raise Unlike
         if len(dims) == rank:
-            return self.node(Front(tuple(operands), front.axis))
+            return self.node(PerExpert(tuple(operands), per_expert.axis))
         if (constant := self.graph.constant(first)) is not None and len(calls) == 1:
             return Shared(relax.const(constant, dtype(first)))
-        axis = None if front.axis is None else front.axis - (rank - len(dims))
+        axis = None if per_expert.axis is None else per_expert.axis - (rank - len(dims))
         if axis is not None and axis >= 0:
-            return self.node(Front(tuple(operands), axis))
+            return self.node(PerExpert(tuple(operands), axis))
         if all(self.graph.same(first, other) for other in operands):
             if len(dims) == 0 or (len(dims) == 1 and rank > 1):
                 constant = self.graph.constant(first)
                 return Shared(first if constant is None else relax.const(constant, dtype(first)))
-            return self.node(Front((first,) * len(operands), None))
+            return self.node(PerExpert((first,) * len(operands), None))
         return self._vectors(operands)
 
     def _vectors(self, operands: Sequence[relax.Expr]) -> Node:
@@ -135,52 +136,54 @@ class Reader(Fronts):
             return OfExpert((stacked[0],))
         return OfExpert(tuple(operands))
 
-    def _applied(self, front: Front, calls: Sequence[relax.Call]) -> Node:
+    def _applied(self, per_expert: PerExpert, calls: Sequence[relax.Call]) -> Node:
         first = calls[0]
         if not all(structural_equal(first.attrs, call.attrs) for call in calls):
             raise Unlike
-        return Applied(first, [self._operand(front, calls, position) for position in range(len(first.args))])
+        return Applied(first, [self._operand(per_expert, calls, position) for position in range(len(first.args))])
 
-    def _split(self, front: Front) -> Node:
-        pieces = [self.graph.last_axis_slice(value) for value in front.values]
+    def _split(self, per_expert: PerExpert) -> Node:
+        pieces = [self.graph.last_axis_slice(value) for value in per_expert.values]
         first = pieces[0]
-        if first is None or front.axis == len(shape(front.values[0])) - 1:
+        if first is None or per_expert.axis == len(shape(per_expert.values[0])) - 1:
             raise Unlike
         if any(p is None or (p.begin, p.size) != (first.begin, first.size) for p in pieces):
             raise Unlike
-        return Piece(self.node(Front(tuple(p.source for p in pieces if p), front.axis)), first.begin, first.size)
+        return Piece(
+            self.node(PerExpert(tuple(p.source for p in pieces if p), per_expert.axis)), first.begin, first.size
+        )
 
-    def _sliced(self, front: Front, calls: Sequence[relax.Call]) -> Node:
+    def _sliced(self, per_expert: PerExpert, calls: Sequence[relax.Call]) -> Node:
         """Every so many channels."""
-        first, dims = calls[0], shape(front.values[0])
+        first, dims = calls[0], shape(per_expert.values[0])
         size = static(dims[-1])
         same = all(all(map(structural_equal, first.args[1:], call.args[1:])) for call in calls)
-        if not same or len(first.args[1].fields) != 1 or size is None or front.axis == len(dims) - 1:
+        if not same or len(first.args[1].fields) != 1 or size is None or per_expert.axis == len(dims) - 1:
             raise Unlike
         axis, begin, _, *strides = (static(argument.fields[0].value) for argument in first.args[1:])
         stride = strides[0] if strides else 1
         if axis is None or axis % len(dims) != len(dims) - 1 or begin is None or begin < 0 or (stride or 0) < 1:
-            return self._leaf(front)
-        return Piece(self.node(Front(tuple(c.args[0] for c in calls), front.axis)), begin, size, stride or 1)
+            return self._leaf(per_expert)
+        return Piece(self.node(PerExpert(tuple(c.args[0] for c in calls), per_expert.axis)), begin, size, stride or 1)
 
-    def _selected(self, front: Front, calls: Sequence[relax.Call]) -> Node:
+    def _selected(self, per_expert: PerExpert, calls: Sequence[relax.Call]) -> Node:
         """What is computed for those alone that chose an expert."""
         if self._kind == "choices" or any(self.graph.constant(call.args[2]) != 0 for call in calls):
             raise Unlike
         for number, call in enumerate(calls):
             condition = call.args[0]
             dims = shape(condition)
-            if len(dims) != len(shape(front.values[0])) or static(dims[-1]) != 1:
+            if len(dims) != len(shape(per_expert.values[0])) or static(dims[-1]) != 1:
                 raise Unlike
-            if not self._is_count(self._rows(Front((condition,), front.axis)), self.tokens):
+            if not self._is_count(self._rows(PerExpert((condition,), per_expert.axis)), self.tokens):
                 raise Unlike
-            index, token, expert = self._place(condition, front.axis)
+            index, token, expert = self._place(condition, per_expert.axis)
             found = self._routings.chosen(condition, index, token)
             expected = int64(number) if expert is None else expert
             if found is None or not self._routings.space.equal(found.expert, expected):
                 raise Unlike
             self.choose(found)
-        operand = self._operand(front, calls, 1)
+        operand = self._operand(per_expert, calls, 1)
         if isinstance(operand, relax.Expr):
             raise Unlike
         return Where(operand)
@@ -196,11 +199,11 @@ class Reader(Fronts):
             raise Unlike
         return self._listed(parts.fields)
 
-    def _stacked(self, front: Front, call: relax.Call) -> Node:
+    def _stacked(self, per_expert: PerExpert, call: relax.Call) -> Node:
         """Experts' results in one tensor."""
         parts = self.graph.value(call.args[0])
         axis = None if call.attrs.axis is None else int(call.attrs.axis) % len(shape(call))
-        if not isinstance(parts, relax.Tuple) or axis != front.axis or len(parts.fields) != self.num_experts:
+        if not isinstance(parts, relax.Tuple) or axis != per_expert.axis or len(parts.fields) != self.num_experts:
             raise Unlike
         if axis is None or any(static(shape(part)[axis]) != 1 for part in parts.fields):
             raise Unlike
@@ -209,15 +212,15 @@ class Reader(Fronts):
     def _listed(self, parts: Sequence[relax.Expr]) -> Node:
         inner = Reader(self._routings, "experts", self.tokens, self.num_experts, self.top_k)
         inner.indices = self.indices
-        found = inner.node(Front(tuple(parts)))
+        found = inner.node(PerExpert(tuple(parts)))
         self.dtypes |= inner.dtypes
         if inner.indices is not None:
             self.indices, self.top_k = inner.indices, inner.top_k
         return found
 
-    def _viewed(self, front: Front, calls: Sequence[relax.Call]) -> Node:
+    def _viewed(self, per_expert: PerExpert, calls: Sequence[relax.Call]) -> Node:
         """Rows with other axes, the channels last as before; or products whose matrices lie side by side."""
-        paths = [self._path(front, value) for value in front.values]
+        paths = [self._path(per_expert, value) for value in per_expert.values]
         if (first := paths[0]) and all(len(path) == len(first) for path in paths):
             for step in range(len(first) - 1, -1, -1):  # the farthest source first
                 steps = [path[step] for path in paths]
@@ -228,8 +231,8 @@ class Reader(Fronts):
                         if len(places) == 1 or all(self.graph.same(places[0][0], each) for each, _ in places):
                             return Rows(places[0][0])
                         continue
-                    return self.node(Front(tuple(each for each, _ in places), place))
-        if front.axis is None and self._kind == "experts":
+                    return self.node(PerExpert(tuple(each for each, _ in places), place))
+        if per_expert.axis is None and self._kind == "experts":
             raise Unlike
         return self._folded(calls[0], calls[0].args[0], shape(calls[0]))
 
@@ -247,11 +250,11 @@ class Reader(Fronts):
         matmul = self.graph.call(flat, "relax.matmul")
         columns = static(dims[-1])
         if matmul is None or columns is None:
-            return self._leaf(Front((call,)))
+            return self._leaf(PerExpert((call,)))
         if self._kind == "choices" and static(shape(matmul)[-1]) == 1:
             return self._weights_first(matmul)
         if not self.graph.equal(shape(matmul)[-1], dims[-2] * dims[-1]):
-            return self._leaf(Front((call,)))
+            return self._leaf(PerExpert((call,)))
         a, b = matmul.args
         left = self._of_tokens(a, shape(a))
         if left is None:
@@ -268,7 +271,7 @@ class Reader(Fronts):
         weight, layout = self._gathered(b, place, token * dims[-2] + choice, k, n)
         return self._product(left, (weight,), layout, columns, call)
 
-    def _multiplied(self, front: Front, calls: Sequence[relax.Call]) -> Node:
+    def _multiplied(self, per_expert: PerExpert, calls: Sequence[relax.Call]) -> Node:
         """Products of experts' weights with rows."""
         call = calls[0]
         columns, (a, b) = static(shape(call)[-1]), call.args
@@ -277,21 +280,21 @@ class Reader(Fronts):
         if self._kind == "experts":
             if len(shape(b)) != 2 or len(shape(a)) != len(shape(call)):
                 raise Unlike
-            left = self.node(Front(tuple(each.args[0] for each in calls)))
+            left = self.node(PerExpert(tuple(each.args[0] for each in calls)))
             sources, layout = self._matrices.of_each([each.args[1] for each in calls])
-            return self._product(left, sources, layout, columns, *front.values)
+            return self._product(left, sources, layout, columns, *per_expert.values)
         if self._kind == "axis":
             rank = len(shape(call))
-            if front.axis != rank - 3 or len(shape(b)) != 3 or static(shape(b)[0]) != self.num_experts:
+            if per_expert.axis != rank - 3 or len(shape(b)) != 3 or static(shape(b)[0]) != self.num_experts:
                 raise Unlike
-            axis = front.axis - (rank - len(shape(a)))
-            rows = self.node(Front((a,), axis)) if axis >= 0 else self._of_tokens(a, shape(a))
+            axis = per_expert.axis - (rank - len(shape(a)))
+            rows = self.node(PerExpert((a,), axis)) if axis >= 0 else self._of_tokens(a, shape(a))
             if rows is None:
                 raise Unlike
             return self._product(rows, (b,), "gkn", columns, call)
         if static(shape(a)[-2]) != 1 or len(shape(b)) != len(shape(call)):
             return self._weights_first(call)
-        left = self.node(Front((a,)))
+        left = self.node(PerExpert((a,)))
         dims = shape(b)
         index = tuple(self._routings.space.variable(f"w{axis}", dim) for axis, dim in enumerate(dims))
         weight, layout = self._gathered(b, index, flattened(index[:-2], dims[:-2]), index[-2], index[-1])
@@ -309,7 +312,7 @@ class Reader(Fronts):
         if source is None or not self.graph.equal(shape(source.args[0])[-1], shape(b)[-2]):
             raise Unlike
         inner = source.args[0]
-        left = self._of_tokens(inner, shape(inner)) or self.node(Front((inner,)))
+        left = self._of_tokens(inner, shape(inner)) or self.node(PerExpert((inner,)))
         return self._product(left, (weight,), layout, columns, call)
 
     def _gathered(

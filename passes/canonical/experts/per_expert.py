@@ -1,8 +1,8 @@
 """What is computed alike for all experts, or for all choices of a token: its rows, and what they are of.
 
-A front is a value for each expert: as many expressions, or one with an axis for experts. Or it is one expression with a
-row for each choice of each token. Here is what shows without its operator: that it is the same for all experts, that it
-is the weights of chosen experts, and what it is a view of. :mod:`.front_reader` reads what is computed.
+A per-expert value is as many expressions as there are experts, or one with an axis for experts, or one with a row for
+each choice of each token. Here is what shows without its operator: that it is the same for all experts, that it
+is the weights of chosen experts, and what it is a view of. :mod:`.per_expert_reader` reads what is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tkc.passes.graph.layout import product
 from tkc.passes.graph.views import flattened, int64, view_source
 
 Kind = Literal["experts", "axis", "choices"]
-"""Of a front: a value for each expert, one with an axis for experts, or one with a row for each choice."""
+"""Of per-expert values: one for each expert, one with an axis for experts, or one with a row for each choice."""
 
 
 class Unlike(Exception):
@@ -29,15 +29,15 @@ class Unlike(Exception):
 
 
 @dataclass(frozen=True)
-class Front:
+class PerExpert:
     """``values`` of experts, or one with an ``axis`` for them; without it, with a row for each choice."""
 
     values: tuple[relax.Expr, ...]
     axis: int | None = None
 
 
-class Fronts:
-    """Fronts of one kind, of ``tokens`` tokens, each with ``top_k`` of ``num_experts`` experts.
+class PerExpertValues:
+    """Per-expert values of one kind, of ``tokens`` tokens, each with ``top_k`` of ``num_experts`` experts.
 
     ``indices`` are the choices; where they are not known before, the first routing that is found tells them.
     """
@@ -64,9 +64,9 @@ class Fronts:
         if not self.graph.same(self.indices, found.indices):
             raise Unlike
 
-    def _leaf(self, front: Front) -> Node:
+    def _leaf(self, per_expert: PerExpert) -> Node:
         """In the order of choices, any rows can be read."""
-        value = front.values[0]
+        value = per_expert.values[0]
         dims = shape(value)
         if self._kind == "choices" and len(dims) > 1 and self._is_count(dims[:-1], self._copies):
             return Weighted(value) if static(dims[-1]) == 1 else Copies(value)
@@ -79,23 +79,23 @@ class Fronts:
     def _is_count(self, dims: Sequence[tirx.PrimExpr], count: tirx.PrimExpr) -> bool:
         return self.graph.equal(product(dims), count)
 
-    def _rows(self, front: Front) -> tuple[tirx.PrimExpr, ...]:
+    def _rows(self, per_expert: PerExpert) -> tuple[tirx.PrimExpr, ...]:
         """The axes for rows, without that for experts; a list has no other."""
-        dims = shape(front.values[0])
-        if front.axis is not None:
-            dims = (*dims[: front.axis], *dims[front.axis + 1 :])
+        dims = shape(per_expert.values[0])
+        if per_expert.axis is not None:
+            dims = (*dims[: per_expert.axis], *dims[per_expert.axis + 1 :])
         return tuple(dims) if len(dims) == 1 else tuple(dims[:-1])
 
-    def _routing(self, front: Front) -> Node | None:
+    def _routing(self, per_expert: PerExpert) -> Node | None:
         """The weights of chosen experts."""
-        dims = shape(front.values[0])
+        dims = shape(per_expert.values[0])
         if self._kind == "choices" or (len(dims) > 1 and static(dims[-1]) != 1) or not dims:
             return None
-        if not self._is_count(self._rows(front), self.tokens):
+        if not self._is_count(self._rows(per_expert), self.tokens):
             return None
         found = None
-        for number, value in enumerate(front.values):
-            index, token, expert = self._place(value, front.axis)
+        for number, value in enumerate(per_expert.values):
+            index, token, expert = self._place(value, per_expert.axis)
             found = self._routings.element(value, index, token)
             expected = int64(number) if expert is None else expert
             if found is None or found.weights is None or not self._routings.space.equal(found.expert, expected):
@@ -113,14 +113,14 @@ class Fronts:
         token = flattened([index[place] for place in rows], [dims[place] for place in rows])
         return index, token, None if axis is None else index[axis]
 
-    def _independent(self, front: Front) -> Node | None:
+    def _independent(self, per_expert: PerExpert) -> Node | None:
         """What is the same for all experts."""
-        value, dims = front.values[0], shape(front.values[0])
-        if front.axis is not None:
-            if static(dims[front.axis]) != 1:
+        value, dims = per_expert.values[0], shape(per_expert.values[0])
+        if per_expert.axis is not None:
+            if static(dims[per_expert.axis]) != 1:
                 return None
-            dims = (*dims[: front.axis], *dims[front.axis + 1 :])
-        elif not all(self.graph.same(value, other) for other in front.values):
+            dims = (*dims[: per_expert.axis], *dims[per_expert.axis + 1 :])
+        elif not all(self.graph.same(value, other) for other in per_expert.values):
             return None
         elif self._kind == "choices" and not self._is_count(dims[:-1], self.tokens):
             return self._shared(value, dims)
@@ -139,15 +139,17 @@ class Fronts:
             return Rows(value) if self.graph.equal(dims[0], self.tokens) else None
         return Rows(value) if self._is_count(dims[:-1], self.tokens) else None
 
-    def _path(self, front: Front, value: relax.Expr) -> list[tuple[relax.Expr, int | Literal["tokens"] | None] | None]:
+    def _path(
+        self, per_expert: PerExpert, value: relax.Expr
+    ) -> list[tuple[relax.Expr, int | Literal["tokens"] | None] | None]:
         """What ``value`` is a view of, step by step, with the axis for experts there, or ``tokens`` if it has rows for
         tokens alone; ``None`` where rows or channels are not whole.
         """
         space, dims = self._routings.space, shape(value)
         index = tuple(space.variable(f"p{axis}", dim) for axis, dim in enumerate(dims))
-        expert = None if front.axis is None else index[front.axis]
-        is_column = static(dims[-1]) == 1 or len(self._rows(front)) == len(dims) - (front.axis is not None)
-        lead = [axis for axis in range(len(dims) if is_column else len(dims) - 1) if axis != front.axis]
+        expert = None if per_expert.axis is None else index[per_expert.axis]
+        is_column = static(dims[-1]) == 1 or len(self._rows(per_expert)) == len(dims) - (per_expert.axis is not None)
+        lead = [axis for axis in range(len(dims) if is_column else len(dims) - 1) if axis != per_expert.axis]
         row = flattened([index[axis] for axis in lead], [dims[axis] for axis in lead])
         path: list[tuple[relax.Expr, int | Literal["tokens"] | None] | None] = []
         expr, place = value, index
