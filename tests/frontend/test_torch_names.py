@@ -72,4 +72,4 @@ def test_names_of_functions() -> None:
     """CUDA code compiles, and what the caller says of the inputs are their own names."""
     inputs = tuple(torch.rand(8, dtype=torch.float64) for _ in range(3))
     exe = tkc.compile(NamedAsFunctions(), inputs, target="cuda:sm_90a", database=False)
-    assert list(exe.signature.input_names) == ["x", "exp", "log"]
+    assert [spec.name for spec in exe.signature.inputs] == ["x", "exp", "log"]
