@@ -9,6 +9,7 @@ from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph.branches import has_branches
+from tkc.passes.graph.memory import checked
 from tkc.passes.graph.rewriting import rewritten
 
 
@@ -19,8 +20,8 @@ class PlanMemory:
     It reuses memory that one branch allocates in the other branch, where it is never allocated: the program writes to
     whatever address it finds. Without a plan, each tensor has memory of its own, which is freed after its last use.
 
-    And it does not know that the result of a ``match_cast`` is its argument: it gave away the memory of a tensor after
-    the last use of its first name. What follows reads the first name, therefore.
+    And it does not know that the result of a ``match_cast``, or of a check of the runtime, is its argument: it gave
+    away the memory of a tensor after the last use of its first name. What follows reads the first name, therefore.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -38,3 +39,9 @@ class _FirstNames(PyExprMutator):
         value = self.visit_expr(binding.value)
         if isinstance(value, relax.Var):
             self.set_var_remap(binding.var.vid, value)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        value = checked(binding.value)
+        if isinstance(value, relax.Var):
+            self.set_var_remap(binding.var.vid, self.visit_expr(value))
