@@ -89,16 +89,12 @@ class DataSizes:
         return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
 
     def mixes_sizes(self, node: fx.Node) -> bool:
-        """Whether the node takes tensors of several sizes that only the data decides.
+        """Whether the node takes several tensors with different sizes that only the data decides.
 
         PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
         """
         found = [symbols & self._of_data for each in node.all_input_nodes if (symbols := _sizes_of(each))]
-        return len(set().union(*found)) > 1
-
-    def has_operand_of_several(self, node: fx.Node) -> bool:
-        """Whether a tensor that the node takes has several of these sizes, or one that is computed from several."""
-        return any(len(_sizes_of(each) & self._of_data) > 1 for each in node.all_input_nodes)
+        return len(set().union(*found)) > 1 and sum(map(bool, found)) > 1
 
     def _bounds(self, symbol: sympy.Expr) -> tuple[int | None, int | None]:
         """The least and the largest integer that the model was exported for."""
