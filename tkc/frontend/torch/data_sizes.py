@@ -16,7 +16,7 @@ from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
-from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.torch.converters.symbols import Size, signed_number
 from tkc.frontend.torch.least_sizes import conditions_of_operators
 
 
@@ -114,10 +114,13 @@ class DataSizes:
             f"a number that the model reads out of a tensor ({source_of(node)}) is {{number}}; "
             f"it was exported for {bounds}"
         )
-        limits = (-_ANY if least is None else least, _ANY if most is None else most)
-        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
         number = self._emitter.symbols.expression(symbol)
         self.note_asserted(node, message, relax.PrimValue(tirx.IntImm("int64", 1)), number)
+        return self._within(shape, message, (-_ANY if least is None else least, _ANY if most is None else most))
+
+    def _within(self, shape: relax.Expr, message: str, limits: tuple[int, int]) -> relax.Var:
+        """``shape`` of one number between ``limits``; else the call fails with ``message``."""
+        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
         return self._emitter.builder.emit(
             relax.call_pure_packed(CHECK_BOUNDS, *arguments, sinfo_args=[shape.struct_info])
         )
@@ -133,10 +136,16 @@ class DataSizes:
             shape = self._in_bounds(shape, symbol, node)
         return self.settled(shape, value, node)
 
-    def counted(self, count: relax.Expr, expected: Any) -> Size:
-        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+    def counted(self, count: relax.Expr, expected: Any, what: str | None = None) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it.
+
+        Where it may be negative, as no size is, the error says of ``what``.
+        """
         emitter = self._emitter
         shape = emitter.emit(relax.op.tensor_to_shape(count))
+        if what is not None:
+            message = f"{emitter.node.target} ({source_of(emitter.node)}): {what} would be negative: {{number}}"
+            shape = self._within(shape, message, (0, _ANY))
         if symbols_of(expected) - self._defined:
             return self.settled(shape, expected, emitter.node)
         size = tirx.SizeVar(f"{emitter.node.name}_count", "int64")
@@ -148,6 +157,15 @@ class DataSizes:
         checked = self.checking(message, shape, relax.PrimValue(tirx.Cast("int64", _equal(size, wanted))))
         emitter.builder.match_cast(checked, relax.ShapeStructInfo([wanted]))
         return wanted
+
+    def computed(self, size: Size) -> Size:
+        """A variable that is ``size``, which is not negative: a result has it that PyTorch gives a name of its own."""
+        if isinstance(size, int | tirx.IntImm | tirx.Var):
+            return size
+        emitter = self._emitter
+        variable = tirx.SizeVar(f"{emitter.node.name}_size", "int64")
+        emitter.builder.match_cast(emitter.held(size), relax.ShapeStructInfo([variable]))
+        return variable
 
     def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
         """``value`` as one of ``shape``; a call in which it is of another shape fails.
@@ -219,7 +237,7 @@ class DataSizes:
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
         the model asserts. A call in which it has the other fails."""
-        builder, number = self._emitter.builder, tirx.Var(node.name, "int64")
+        builder, number = self._emitter.builder, signed_number(node.name)
         builder.match_cast(value, relax.ShapeStructInfo([number]))
         message = f"the model asserts that {source_of(node)} reads {known}, which does not hold in this call"
         holds = relax.PrimValue(tirx.Cast("int64", number == int(known)))
@@ -254,7 +272,7 @@ class DataSizes:
         conditions = self.checks(new)
         if conditions:
             # The sizes are those of what was checked, so that nothing is computed from others.
-            unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
+            unchecked = {symbols.expression(symbol): signed_number(f"{symbol.name}_unchecked") for symbol in new}
             builder.match_cast(value, _substituted(sinfo(), unchecked))
             for message, holds in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))

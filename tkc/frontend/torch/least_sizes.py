@@ -147,8 +147,12 @@ def _normed(call: _Call) -> Iterator[tuple[Any, int]]:
 
 
 def _ranked(call: _Call) -> Iterator[tuple[Any, int]]:
+    size, least = call.shape("self")[call["dim"]], 1 if "kthvalue" in str(call.node.target) else 0
     if isinstance(call["k"], int):
-        yield call.shape("self")[call["dim"]], max(call["k"], 1) if "kthvalue" in str(call.node.target) else call["k"]
+        yield size, max(call["k"], least)
+    elif isinstance(call["k"], torch.SymInt):
+        yield call["k"], least
+        yield _formula(size) - _formula(call["k"]), 0
 
 
 def _indexed(call: _Call, size: Any, index: Any) -> Iterator[tuple[Any, int]]:

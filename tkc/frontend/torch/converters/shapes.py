@@ -44,11 +44,29 @@ def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | 
     The end is taken from the length that PyTorch found, so that no bound needs clamping.
     """
     dim %= x.struct_info.ndim
+    if b.data_sizes.defines_sizes(b.node):
+        return _data_slice(b, x, dim, start, end, step)
     length = b.shape[dim]
     if b.equal(length, x.struct_info.shape[dim]) and step == 1:
         return x
     start = _clamped(b, 0 if start is None else start, x.struct_info.shape[dim])
     return _strided(b, x, dim, start, start + (length - 1) * step + 1, step)
+
+
+def _data_slice(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | None, step: Size) -> relax.Expr:
+    """The same where data decides the start or the end, and PyTorch has a new name for the length: both are clamped."""
+    size = x.struct_info.shape[dim]
+
+    def place(index: Size | None, otherwise: Size) -> Size:
+        if index is None:
+            return otherwise
+        number = tirx.IntImm("int64", index) if isinstance(index, int) else index
+        first = number if b.symbols.is_positive(number + 1) else tirx.Select(number < 0, number + size, number)
+        return b.data_sizes.computed(b.simplified(tirx.max(tirx.min(first, size), 0)))
+
+    first, last = place(start, 0), place(end, size)
+    length = b.data_sizes.computed(b.simplified(tirx.max(tirx.floordiv(last - first + step - 1, step), 0)))
+    return _strided(b, x, dim, first, first + (length - 1) * step + 1, step)
 
 
 def _clamped(b: Emitter, index: Size, size: Size) -> Size:
