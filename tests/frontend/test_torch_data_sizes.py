@@ -61,9 +61,9 @@ def _experts_split(x: torch.Tensor) -> Any:
     """As JetMoe and GraniteMoe have them: rows in order of their experts, split by their counts."""
     chosen = _expert(x)
     order, counts = chosen.argsort(stable=True), _counts(chosen).tolist()
+    y = x[order]
     for weights in (UP, DOWN):
-        parts = (x if weights is UP else y).new_zeros(0, H), *(x[order] if weights is UP else y).split(counts)
-        y = torch.cat([part @ weight for part, weight in zip(parts[1:], weights, strict=True)]).relu()
+        y = torch.cat([part @ weight for part, weight in zip(y.split(counts), weights, strict=True)]).relu()
     return torch.zeros_like(x).index_add(0, order, y * x[order, 0, None]) + 1
 
 
