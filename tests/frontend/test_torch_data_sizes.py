@@ -173,6 +173,7 @@ _PLACES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "each second": lambda x, n: x[n::2] * 1,
     "each third up to": lambda x, n: x[:n:3] * 1,
     "narrowed": lambda x, n: x.narrow(0, n, 2) * 1,
+    "padded or cut": lambda x, n: F.pad(x, (0, 0, n, 1)),
     "rolled": lambda x, n: x.roll(n, 0),
     "magnitude": lambda x, n: torch.arange(abs(n)) + x.shape[0],
 }

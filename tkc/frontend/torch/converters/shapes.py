@@ -230,10 +230,10 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
     pairs = [(0, 0)] * (rank - len(padding) // 2) + list(zip(padding[::2], padding[1::2], strict=True))[::-1]
     for dim, (before, after) in enumerate(pairs):
         size = x.struct_info.shape[dim]
-        cuts = [-p if isinstance(p, int) and p < 0 else 0 for p in (before, after)]
-        if any(cuts):
+        cuts = [_at_least_0(b, -p) for p in (before, after)]
+        if not all(b.equal(cut, 0) for cut in cuts):
             x = b.emit(_strided(b, x, dim, cuts[0], size - cuts[1]))
-    widths = [max(p, 0) if isinstance(p, int) else p for pair in pairs for p in pair]
+    widths = [_at_least_0(b, p) for pair in pairs for p in pair]
     if all(isinstance(width, int) and width == 0 for width in widths):
         return x
     value = as_element(value, b.dtype)
@@ -243,6 +243,14 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
         before, after = widths[2 * dim : 2 * dim + 2]
         x = _padded(b, x, dim, before, after, value)
     return x
+
+
+def _at_least_0(b: Emitter, width: Size) -> Size:
+    if isinstance(width, int):
+        return max(width, 0)
+    if b.symbols.is_positive(width + 1):
+        return width
+    return 0 if b.symbols.is_positive(1 - width) else tirx.max(width, 0)
 
 
 def _is_float64(value: float) -> bool:
