@@ -163,6 +163,31 @@ def test_what_is_checked_keeps_its_memory() -> None:
         same(exe(*inputs), function(*inputs), 1e-6)
 
 
+class _Counting(torch.nn.Module):
+    """Returns what its buffer was before it adds to it, and asserts something of a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4, 8))
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum before ``x``, and the first numbers of the sum with it."""
+        torch._check(n.item() < 3)
+        before = self.total.clone()
+        self.total.add_(x)
+        return before.view(8, 4), self.total[:, 0] + 1
+
+
+def test_what_is_checked_is_not_overwritten() -> None:
+    """A result that is checked, and lies in the memory of state, is what the state was: it changed with the state."""
+    exe, model, kept = tkc.compile(_Counting(), (torch.ones(4, 8), torch.tensor(1)), target="cpu"), _Counting(), []
+    for n in range(3):
+        inputs = torch.randn(4, 8), torch.tensor(n)
+        kept.append((exe(*inputs), model(*inputs)))
+    for found, expected in kept:
+        same(found, expected, 1e-6)
+
+
 _PLACES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "row": lambda x, n: x[n] * 1,
     "row before": lambda x, n: x[n - 1] * 1,
