@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import AWAIT, CALL_OPERATOR, CONTROL_FLOW, LIBRARY_CALLS, MAIN
+from tkc.contracts import AWAIT, CALL_OPERATOR, CHECK, CONTROL_FLOW, LIBRARY_CALLS, MAIN
 from tkc.runtime.activations import ActivationPlan
 
 _ALLOC_STORAGE = Op.get("relax.memory.alloc_storage")
@@ -67,7 +67,7 @@ class _Walk:
         elif isinstance(value, relax.Call) and value.op in _KILLS:
             for world in self._worlds:
                 world.pop(value.args[0], None)
-        elif not isinstance(value, relax.Call) or value.op in _SHARES or _symbol(value) == AWAIT:
+        elif not isinstance(value, relax.Call) or value.op in _SHARES or _symbol(value) in (AWAIT, CHECK):
             self._keep(variable, value)
         else:
             self._call(value)

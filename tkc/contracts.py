@@ -130,6 +130,10 @@ CHECK_BOUNDS: Final = "tkc_check_bounds"
 """``control_flow.cc`` exports it: ``(message, number, least, most)`` to ``number``, a shape of one, or an error with
 ``message``, in which ``{number}`` stands for it. TVM takes what is in a shape for 0 or more in conditions."""
 
+SIGNED: Final = "_signed"
+"""Ends the name of a symbolic number that may be negative, as one that the model reads out of a tensor. All others are
+sizes, which passes simplify as what is not negative."""
+
 RUNTIME_CHECKS: Final = (CHECK, CHECK_BOUNDS)
 """The functions of the runtime that return what they are handed, or raise."""
 

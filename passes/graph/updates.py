@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from tkc.contracts import NUM_INPUT, UPDATES
+from tkc.passes.graph.memory import named
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def overwritten(function: relax.Function) -> Iterator[str]:
         for read in _read(value, written):
             if read in overwritten_by:
                 yield f"{var.name_hint} reads {read.name_hint} after {overwritten_by[read].name_hint} overwrote it"
-        source = _viewed(value) if written is None else written
+        source = named(value) if written is None else written
         memory[var] = memory.get(source, var)
         if written is not None:
             overwritten_by.update({other: var for other, held in memory.items() if held.same_as(memory[var])})
@@ -99,9 +100,3 @@ def _read(value: relax.Expr, written: relax.Var | None) -> list[relax.Var]:
         return list(relax.analysis.free_vars(value))
     arguments = list(value.args[1].fields)
     return arguments[:-1] if arguments[-1].same_as(written) else arguments
-
-
-def _viewed(value: relax.Expr) -> relax.Expr | None:
-    """What ``value`` is another name or a view of, if it is."""
-    is_view = isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.reshape"
-    return value.args[0] if is_view else value if isinstance(value, relax.Var) else None

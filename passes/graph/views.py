@@ -9,6 +9,7 @@ from operator import mul
 from tvm import arith, relax, tirx
 from tvm.ir import Range
 
+from tkc.contracts import SIGNED
 from tkc.passes.graph.bindings import Graph, known_dims, permuted_axes, shape, static
 
 Index = tuple[tirx.PrimExpr, ...]
@@ -22,7 +23,8 @@ class IndexSpace:
     def __init__(self, sizes: Iterable[tirx.Var]) -> None:
         self.analyzer = arith.Analyzer()
         for size in sizes:
-            self.assume_natural(size)
+            if not size.name.endswith(SIGNED):
+                self.assume_natural(size)
 
     @classmethod
     def of(cls, graph: Graph) -> IndexSpace:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar, IRModule, Op
+from tvm.ir import GlobalVar, IRModule
 from tvm.ir.transform import PassContext
 
 from tkc.contracts import CONTROL_FLOW, GLOBAL_SYMBOL, MAIN
 from tkc.passes.graph.copies import copy_of
+from tkc.passes.graph.memory import named
 
 
 @tvm.transform.module_pass(opt_level=0, name="OwnResults")
@@ -97,11 +98,9 @@ def _memory(value: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Exp
     """The variable that computed what ``value`` names or views; a parameter, or a constant, is itself."""
     while isinstance(value, relax.Var) and value in values:
         source = values[value]
-        if isinstance(source, relax.Call):
-            if not (isinstance(source.op, Op) and source.op.name == "relax.reshape"):
+        if isinstance(source, relax.Call | relax.TupleGetItem):
+            source = named(source)
+            if source is None:
                 return value
-            source = source.args[0]
-        elif isinstance(source, relax.TupleGetItem):
-            return value
         value = source
     return value

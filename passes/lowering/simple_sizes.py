@@ -10,6 +10,7 @@ from tvm.relax.expr import _update_struct_info
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
+from tkc.contracts import SIGNED
 from tkc.passes.graph.rewriting import rewritten
 
 
@@ -56,14 +57,16 @@ def with_simple_sizes(call: relax.Call) -> relax.Call:
 
 
 def simplest(sizes: list[tirx.PrimExpr]) -> list[tirx.PrimExpr] | None:
-    """``sizes``, of variables that are not negative, in their simplest form; ``None`` where they have it already.
+    """``sizes`` in their simplest form; ``None`` where they have it already.
 
-    So ``max(n, 0)``, which TVM infers for a slice, is the ``n`` that other operators have.
+    Variables are not negative but for those that are named so. So ``max(n, 0)``, which TVM infers for a slice, is the
+    ``n`` that other operators have.
     """
     if all(isinstance(size, tirx.IntImm | tirx.Var) for size in sizes):
         return None
     analyzer = arith.Analyzer()
     for variable in {variable for size in sizes for variable in tirx.analysis.undefined_vars(size)}:
-        analyzer.update(variable, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
+        if not variable.name.endswith(SIGNED):
+            analyzer.update(variable, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
     simple = [analyzer.simplify(size) for size in sizes]
     return None if all(map(structural_equal, simple, sizes)) else simple

@@ -9,6 +9,7 @@ from tvm.ir.transform import PassContext
 from tvm_ffi import structural_equal
 
 from tkc.passes.graph.copies import copy_of
+from tkc.passes.graph.memory import named
 from tkc.passes.graph.updates import returned, updates
 
 
@@ -71,7 +72,7 @@ class _Updater:
             casts: list[relax.Binding] = []
             into = _into(value, self._shaped(target, value.sinfo_args[0], casts))
             return [*casts, relax.VarBinding(binding.var, into)]
-        source = value.args[0] if _is_call(value, "relax.reshape") else value
+        source = named(value)
         if isinstance(source, relax.Var) and source in self._memory:
             self._memory[binding.var] = self._memory[source]
         return [binding]
@@ -94,7 +95,7 @@ class _Updater:
         for place, binding in enumerate(self._order):
             if not names.isdisjoint(relax.analysis.free_vars(binding.value)):
                 last = place
-                if isinstance(binding.value, relax.Var) or _is_call(binding.value, *_KEEP_MEMORY):
+                if named(binding.value) in names or _is_call(binding.value, "relax.call_tir_inplace"):
                     names.add(binding.var)
         return last
 
@@ -158,9 +159,6 @@ class _Updater:
         copy = relax.DataflowVar("copy", value.struct_info)
         bindings.append(relax.VarBinding(copy, copy_of(self._builder, value)))
         return copy
-
-
-_KEEP_MEMORY = ("relax.reshape", "relax.call_tir_inplace")
 
 
 def _computes_tensor(value: relax.Expr) -> bool:

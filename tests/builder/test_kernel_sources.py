@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +105,16 @@ def test_what_cannot_be_followed_is_an_error(kernels: Path) -> None:
         file.write("\nfrom . import spec\n")
     with pytest.raises(ValueError, match="relative imports"):
         _digests()
+
+
+def test_a_file_that_other_threads_spoil_is_parsed_again(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 raises where they parse at the same time."""
+    before, parse, failures = _digests(), ast.parse, [1, 1]
+
+    def spoiled(text: str) -> ast.Module:
+        if failures and failures.pop():
+            raise SystemError("AST constructor recursion depth mismatch")
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", spoiled)
+    assert _digests() == before and not failures

@@ -316,6 +316,19 @@ def test_sizes_of_formulas_are_compared() -> None:
             call(one, sizes, np.array(other), k)
 
 
+def test_slices_up_to_every_element() -> None:
+    """As converters from TensorFlow write them, ends of 1000000000, of a tensor whose sizes data decides."""
+    graph = """g (float[a, b] x, int64[2] ends) => (float[c, d] y)
+        <int64[2] zeros = {0, 0}, int64[2] first = {0, 1000000000}, int64[2] last = {1000000000, -1000000000},
+         int64[2] axes = {0, 1}, int64[2] steps = {1, -1}> {
+        part = Slice(x, zeros, ends, axes)
+        turned = Slice(part, first, last, axes, steps)
+        y = Mul(turned, turned)
+    }"""
+    x = normal(5, 7)
+    agrees(graph, (x, [10**9, 4]), (x, [3, 10**9]), (x, [10**9, 10**9]), (x, [-1, -2]), (x, [0, 3]))
+
+
 _FOUND = """g (float[n, m] x) => (float[k] y, int64[2, c] at, float[k, l] both) {
     y = Unique(x)
     at = NonZero(x)

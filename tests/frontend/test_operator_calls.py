@@ -63,7 +63,7 @@ def test_one_compilation_serves_every_count(name: str) -> None:
     """None among them, and all, at several sizes of the input."""
     function = DATA_DECIDES_SIZES[name]
     executable = compiled(function, X, dynamic_shapes=(({0: ROWS},),))
-    assert bool(called(executable)) == any(part in name for part in ("unique", "bincount", "repeat", "one behind"))
+    assert bool(called(executable)) == ("unique" in name)
     for x in (X, torch.randn(9, 4), torch.rand(2, 4) + 0.1, -torch.rand(5, 4) - 0.1, torch.zeros(3, 4)):
         check(executable, function, x)
 
@@ -111,7 +111,7 @@ def test_results_are_pytorchs(name: str) -> None:
     """Random ones with PyTorch's own generator."""
     function, inputs = SAME_SIZES[name]
     executable = compiled(function, *inputs)
-    assert called(executable) or name == "no elements"
+    assert called(executable) or name in ("no elements", "bfloat16")  # whose nextafter is compiled
     check(executable, function, *inputs)
     check(executable, function, *(x.flip(0) for x in inputs))
 

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 
 from .graph import Input, Node
 from .operators import Operator
 from .table import OPERATORS
 from .tensors import READ_ONLY, type_of
-from .types import InvalidError, Sizes, Type, limited, require, symbol, union
+from .types import Chosen, InvalidError, Sizes, Type, limited, require, symbol, union
 
 _SAME_ELEMENTS = ("add_", "sub_", "mul_")
 _MOST_ELEMENTS = 1 << 18
@@ -86,6 +87,13 @@ def _symbols(value: Any) -> set[Any]:
     return set(getattr(value, "free_symbols", ()))
 
 
+def _is_of_data(value: Any) -> bool:
+    """Whether a size in an attribute is one that only the data decides, which has no name in the source."""
+    if isinstance(value, tuple):
+        return any(map(_is_of_data, value))
+    return isinstance(value, sympy.Expr) and bool(value.has(Chosen))
+
+
 def infer(program: Program) -> dict[int, Type]:
     """The types of all values when the graph has run; :class:`InvalidError` if it is none that may be run.
 
@@ -117,6 +125,7 @@ class State:
 
     def add_input(self, given: Input) -> None:
         """Make an input known."""
+        require(not any(dim.has(Chosen) for dim in given.shape))  # no input says how many these are
         require(self.sizes.elements(given.shape) <= _MOST_ELEMENTS)
         self.types[given.id] = type_of(given)
         self.memory[given.id] = given.id if given.same is None else self.memory[given.same]
@@ -125,6 +134,7 @@ class State:
 
     def apply(self, operator: Operator, node: Node) -> None:
         """Make a node's results known."""
+        require(not any(_is_of_data(value) for _, value in node.attributes))
         types = operator.infer(self.sizes, [self.types[arg] for arg in node.args], dict(node.attributes))
         require(operator.statement or len(types) == len(node.results))
         for each in types:

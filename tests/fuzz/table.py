@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import elementwise, indexing, layers, motifs, moving, reducing, updating, viewing
+from . import elementwise, indexing, layers, motifs, moving, reducing, selecting, updating, viewing
 from .operators import Operator
 
 OPERATORS: dict[str, Operator] = {
@@ -12,6 +12,7 @@ OPERATORS: dict[str, Operator] = {
     **moving.OPERATORS,
     **layers.OPERATORS,
     **indexing.OPERATORS,
+    **selecting.OPERATORS,
     **updating.OPERATORS,
     **motifs.OPERATORS,
 }

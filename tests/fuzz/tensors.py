@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .graph import Input
-from .types import DTYPES, Type, symbol
+from .types import DTYPES, Type, chosen, symbol
 
 LAYOUTS = ("contiguous", "permuted", "strided", "offset", "expanded", "overlapping")
 READ_ONLY = frozenset({"expanded", "overlapping"})
@@ -62,7 +62,7 @@ def _range(given: Input) -> tuple[float, float, float, bool]:
             return 0, given.bound - 1, 1, False
         case "signed below":
             return -given.bound, given.bound - 1, 1, False
-        case "flags":
+        case "flags" | "chosen":
             return 0, 1, 1, False
     raise AssertionError(given.values)
 
@@ -78,6 +78,9 @@ def make(given: Input, sizes: Mapping[str, int], device: str = "cpu", seed: int 
         order = numbers.argsort(-1)[..., : shape[-1]]
         flat = torch.zeros(length, dtype=DTYPES[given.dtype])
         flat.as_strided(shape, stride, offset).copy_(order)
+    elif given.values == "chosen":  # as many as are known to be
+        order = torch.rand(shape, generator=generator, dtype=torch.float32).argsort()
+        flat = order < chosen(given.bound, shape[0])
     else:
         flat = _elements(given, length, generator)
     return flat.to(device).as_strided(shape, stride, offset)

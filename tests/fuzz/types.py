@@ -34,6 +34,33 @@ class InvalidError(Exception):
     """An operator that cannot be applied to these arguments, or not without false alarms."""
 
 
+KINDS = 5
+"""The kinds of :class:`Chosen` numbers."""
+
+
+class Chosen(sympy.Function):  # type: ignore[misc]  # sympy has no types
+    """``Chosen(tag, kind, rows)``: how many of so many rows a mask selects, none and all among the kinds' numbers.
+
+    Those of different tags are different sizes to PyTorch.
+    """
+
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, _: sympy.Expr, kind: sympy.Expr, rows: sympy.Expr) -> sympy.Expr | None:
+        """The number, where that of the rows is known."""
+        if not rows.is_Integer:
+            return None
+        return sympy.Integer(chosen(int(kind), int(rows)))
+
+
+def chosen(kind: int, rows: int) -> int:
+    """How many of ``rows`` a mask of this kind selects."""
+    numbers = (0, rows // 2, rows, rows - rows // 3, min(rows, 1))
+    return numbers[(kind + rows) % KINDS]
+
+
 @dataclass(frozen=True)
 class Type:
     """A value's shape over the graph's sizes, its dtype, and what holds of its elements.

@@ -51,6 +51,7 @@ def _arithmetic(name: str, weight: float) -> Operator:
         return [first, draw.value(fits)], {}
 
     def infer(sizes: Sizes, types: list[Type], attributes: dict[str, Any]) -> list[Type]:
+        require(name != "sub" or all(t.dtype != "bool" for t in types))  # PyTorch has no differences of bool
         (new,) = base.infer(sizes, types, attributes)
         require(torch_can_cast(new.dtype, types[0].dtype))
         return [_kept(types[0], new)]

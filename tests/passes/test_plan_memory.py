@@ -42,3 +42,17 @@ def test_a_tensor_with_another_name_keeps_its_memory(names: tuple[int, ...], vie
         first, second, third = ((factor * x).softmax(-1).reshape(-1 if view else x.shape) for factor in factors)
         expected = first.cumsum(0) + second.cumsum(0) * third.cumsum(0) + first + second
         torch.testing.assert_close(run(x), expected.reshape(-1) if view else expected)
+
+
+def test_a_slice_up_to_every_element_takes_what_there_is() -> None:
+    """And not what its end, which bounds its size, would take: calls failed for want of memory."""
+    bounded = tirx.min(ROWS, tirx.const(2**40, "int64"))
+
+    def body(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        part = b.emit(op.strided_slice(x, [0], [0], [bounded], assume_inbound=True))
+        return op.add(b.emit(op.cumsum(part, 0)), b.emit(op.nn.softmax(part)))
+
+    run, _ = on_cpu(graph([((ROWS, 5), "float32")], body))
+    for rows in (1, 40):
+        x = random((rows, 5))
+        torch.testing.assert_close(run(x), x.cumsum(0) + x.softmax(-1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _SHAPELESS = {
     "toolchain.py",
     "worker.py",
 }
+
+_TRIES = 5
 
 _PACKAGE = "tkc.kernels"
 # What says of kernels which there are, how they are asked for, and what they are compared with: it shapes none.
@@ -79,8 +82,17 @@ def _file(module: str) -> Path:
 @cache
 def _imported(path: Path) -> tuple[str, ...]:
     """The modules of ``tkc.kernels`` that a file imports anywhere, but for those that shape no kernel."""
-    names = _modules(ast.parse(path.read_text()))
+    names = _modules(_parsed(path))
     return tuple(dict.fromkeys(name for name in names if name.rpartition(".")[2] not in _NOT_FOLLOWED))
+
+
+def _parsed(path: Path) -> ast.Module:
+    """The syntax of a file. CPython 3.11 counts how deep all threads are that parse, and fails what has been parsed
+    where another thread began or ended meanwhile."""
+    for _ in range(_TRIES - 1):
+        with suppress(SystemError):
+            return ast.parse(path.read_text())
+    return ast.parse(path.read_text())
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:
@@ -103,7 +115,7 @@ def _named(module: str, name: str) -> Iterator[str]:
         yield module
         return
     (folder,) = map(Path, tkc.kernels.__path__)
-    for node in ast.parse((folder / "__init__.py").read_text()).body:
+    for node in _parsed(folder / "__init__.py").body:
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
             assert node.module is not None
             yield node.module

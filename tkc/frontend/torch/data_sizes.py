@@ -16,7 +16,7 @@ from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
-from tkc.frontend.torch.converters.symbols import Size
+from tkc.frontend.torch.converters.symbols import Size, signed_number
 from tkc.frontend.torch.least_sizes import conditions_of_operators
 
 
@@ -89,16 +89,12 @@ class DataSizes:
         return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
 
     def mixes_sizes(self, node: fx.Node) -> bool:
-        """Whether the node takes tensors of several sizes that only the data decides.
+        """Whether the node takes several tensors with different sizes that only the data decides.
 
         PyTorch checks in each call that they fit each other; of a compiled function's operands that is known before.
         """
         found = [symbols & self._of_data for each in node.all_input_nodes if (symbols := _sizes_of(each))]
-        return len(set().union(*found)) > 1
-
-    def has_operand_of_several(self, node: fx.Node) -> bool:
-        """Whether a tensor that the node takes has several of these sizes, or one that is computed from several."""
-        return any(len(_sizes_of(each) & self._of_data) > 1 for each in node.all_input_nodes)
+        return len(set().union(*found)) > 1 and sum(map(bool, found)) > 1
 
     def _bounds(self, symbol: sympy.Expr) -> tuple[int | None, int | None]:
         """The least and the largest integer that the model was exported for."""
@@ -118,10 +114,13 @@ class DataSizes:
             f"a number that the model reads out of a tensor ({source_of(node)}) is {{number}}; "
             f"it was exported for {bounds}"
         )
-        limits = (-_ANY if least is None else least, _ANY if most is None else most)
-        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
         number = self._emitter.symbols.expression(symbol)
         self.note_asserted(node, message, relax.PrimValue(tirx.IntImm("int64", 1)), number)
+        return self._within(shape, message, (-_ANY if least is None else least, _ANY if most is None else most))
+
+    def _within(self, shape: relax.Expr, message: str, limits: tuple[int, int]) -> relax.Var:
+        """``shape`` of one number between ``limits``; else the call fails with ``message``."""
+        arguments = [relax.StringImm(message), shape, *(relax.PrimValue(tirx.IntImm("int64", each)) for each in limits)]
         return self._emitter.builder.emit(
             relax.call_pure_packed(CHECK_BOUNDS, *arguments, sinfo_args=[shape.struct_info])
         )
@@ -137,10 +136,16 @@ class DataSizes:
             shape = self._in_bounds(shape, symbol, node)
         return self.settled(shape, value, node)
 
-    def counted(self, count: relax.Expr, expected: Any) -> Size:
-        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+    def counted(self, count: relax.Expr, expected: Any, what: str | None = None) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it.
+
+        Where it may be negative, as no size is, the error says of ``what``.
+        """
         emitter = self._emitter
         shape = emitter.emit(relax.op.tensor_to_shape(count))
+        if what is not None:
+            message = f"{emitter.node.target} ({source_of(emitter.node)}): {what} would be negative: {{number}}"
+            shape = self._within(shape, message, (0, _ANY))
         if symbols_of(expected) - self._defined:
             return self.settled(shape, expected, emitter.node)
         size = tirx.SizeVar(f"{emitter.node.name}_count", "int64")
@@ -152,6 +157,15 @@ class DataSizes:
         checked = self.checking(message, shape, relax.PrimValue(tirx.Cast("int64", _equal(size, wanted))))
         emitter.builder.match_cast(checked, relax.ShapeStructInfo([wanted]))
         return wanted
+
+    def computed(self, size: Size) -> Size:
+        """A variable that is ``size``, which is not negative: a result has it that PyTorch gives a name of its own."""
+        if isinstance(size, int | tirx.IntImm | tirx.Var):
+            return size
+        emitter = self._emitter
+        variable = tirx.SizeVar(f"{emitter.node.name}_size", "int64")
+        emitter.builder.match_cast(emitter.held(size), relax.ShapeStructInfo([variable]))
+        return variable
 
     def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
         """``value`` as one of ``shape``; a call in which it is of another shape fails.
@@ -223,7 +237,7 @@ class DataSizes:
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
         the model asserts. A call in which it has the other fails."""
-        builder, number = self._emitter.builder, tirx.Var(node.name, "int64")
+        builder, number = self._emitter.builder, signed_number(node.name)
         builder.match_cast(value, relax.ShapeStructInfo([number]))
         message = f"the model asserts that {source_of(node)} reads {known}, which does not hold in this call"
         holds = relax.PrimValue(tirx.Cast("int64", number == int(known)))
@@ -258,7 +272,7 @@ class DataSizes:
         conditions = self.checks(new)
         if conditions:
             # The sizes are those of what was checked, so that nothing is computed from others.
-            unchecked = {symbols.expression(symbol): tirx.Var(f"{symbol.name}_unchecked", "int64") for symbol in new}
+            unchecked = {symbols.expression(symbol): signed_number(f"{symbol.name}_unchecked") for symbol in new}
             builder.match_cast(value, _substituted(sinfo(), unchecked))
             for message, holds in conditions:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))

@@ -45,6 +45,11 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
     return [each for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
 
 
+def _given(node: fx.Node) -> list[fx.Node]:
+    """The tensors that the node takes by position, one that it takes twice as well."""
+    return [each for each in node.args if isinstance(each, fx.Node) and isinstance(each.meta.get("val"), torch.Tensor)]
+
+
 def _shape(emitter: Emitter, node: Any) -> list[Size]:
     return list(emitter.env[node].struct_info.shape.values)
 
@@ -80,10 +85,40 @@ def _stacked(emitter: Emitter, node: fx.Node) -> _Shapes:
 
 
 def _product(emitter: Emitter, node: fx.Node) -> _Shapes:
-    """The second matrix, or each of a batch, with as many rows as the first has columns."""
-    left, right = _tensors(node) if len(_tensors(node)) == 2 else _tensors(node) * 2
+    """The second matrix with as many rows as the first has columns, and the axes of a batch as the result's."""
+    left, right = _given(node)
     first, second = _shape(emitter, left), _shape(emitter, right)
-    return [(right, [*first[:-2], first[-1], second[-1]])]
+    result = emitter.sizes(node.meta["val"].shape)
+    batch = result[: len(result) - (len(first) > 1) - (len(second) > 1)]
+    second[-2:] = [first[-1], *second[-1:]] if len(second) > 1 else [first[-1]]
+    return [(left, _in_batch(emitter, first, batch)), (right, _in_batch(emitter, second, batch))]
+
+
+def _in_batch(emitter: Emitter, own: list[Size], batch: list[Size]) -> list[Size]:
+    """``own``, whose axes before the last two are those of ``batch``, but for axes of 1."""
+    axes = own[:-2]
+    pairs = zip(axes, batch[len(batch) - len(axes) :], strict=True)
+    return [*(size if emitter.equal(size, 1) else other for size, other in pairs), *own[-2:]]
+
+
+def _added_product(emitter: Emitter, node: fx.Node) -> _Shapes:
+    """The same of ``addmm``, with what is added as the result, but for axes of 1."""
+    added, left, right = _given(node)
+    result, own = emitter.sizes(node.meta["val"].shape), _shape(emitter, added)
+    first, second = _shape(emitter, left), _shape(emitter, right)
+    pairs = zip(own, result[len(result) - len(own) :], strict=True)
+    return [
+        (added, [size if emitter.equal(size, 1) else other for size, other in pairs]),
+        (left, [*result[:-2], *first[-2:]]),
+        (right, [*result[:-2], first[-1], second[-1]]),
+    ]
+
+
+def _linear(emitter: Emitter, node: fx.Node) -> _Shapes:
+    """A weight as wide as the rows, and a bias for each of its rows."""
+    rows, weight, *bias = _given(node)
+    outputs = _shape(emitter, weight)[:-1]
+    return [(weight, [*outputs, _shape(emitter, rows)[-1]]), *((each, outputs) for each in bias)]
 
 
 def _anything(emitter: Emitter, node: fx.Node) -> _Shapes:
@@ -100,15 +135,17 @@ _RULES: dict[str, _Rule] = {
             (("bitwise_and", "bitwise_or", "bitwise_xor"), ()),
             (("where",), ("self", "ScalarSelf", "ScalarOther", "Scalar")),
             (("masked_fill",), ("Scalar",)),
-            (("expand_as",), ("default",)),
+            (("expand_as", "copy"), ("default",)),
+            (("logaddexp", "hypot", "copysign", "rsub", "lerp", "clamp", "addcmul", "addcdiv"), ()),
         )
         for name in names
         for overload in overloads or ("Tensor", "default", "Tensor_Tensor", "Tensor_mode")
     },
     "aten.cat.default": _side_by_side,
     "aten.stack.default": _stacked,
-    "aten.bmm.default": _product,
-    "aten.mm.default": _product,
+    **{f"aten.{name}.default": _product for name in ("matmul", "bmm", "mm", "mv", "dot")},
+    **{f"aten.{name}.default": _added_product for name in ("addmm", "baddbmm")},
+    "aten.linear.default": _linear,
     **dict.fromkeys(
         (
             "aten.index.Tensor",

@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.subgraphs import placeholders, used_symbols
 from tkc.passes.lowering.row_writes import Element, Write
@@ -129,7 +130,7 @@ class Part:
         """One more parameter, for what is like the (fake) tensor or the integer ``like``, and its value."""
         if isinstance(like, torch.Tensor):
             return self.state_of(relax.TensorStructInfo(self._emitter.sizes(like.shape), dtype_name(like.dtype)))
-        number = tirx.Var("state", "int64")
+        number = signed_number("state")
         self.state_of(relax.ShapeStructInfo([number]))
         return number
 

@@ -147,8 +147,12 @@ def _normed(call: _Call) -> Iterator[tuple[Any, int]]:
 
 
 def _ranked(call: _Call) -> Iterator[tuple[Any, int]]:
+    size, least = call.shape("self")[call["dim"]], 1 if "kthvalue" in str(call.node.target) else 0
     if isinstance(call["k"], int):
-        yield call.shape("self")[call["dim"]], max(call["k"], 1) if "kthvalue" in str(call.node.target) else call["k"]
+        yield size, max(call["k"], least)
+    elif isinstance(call["k"], torch.SymInt):
+        yield call["k"], least
+        yield _formula(size) - _formula(call["k"]), 0
 
 
 def _indexed(call: _Call, size: Any, index: Any) -> Iterator[tuple[Any, int]]:
@@ -221,16 +225,24 @@ def _repeated(call: _Call) -> Iterator[tuple[Any, int]]:
 def _pad(call: _Call) -> Iterator[tuple[Any, int]]:
     least = {"reflect": 1, "circular": 0, "replicate": None}
     mode = call["mode"]
-    if mode in least:
+    if mode == "constant" or "constant" in str(call.node.target):
+        for size, widths in zip(call.shape("self")[::-1], _pairs(call["pad"]), strict=False):
+            if not all(isinstance(width, int) for width in widths):  # which may cut off more than there is
+                yield _formula(size) + sympy.Add(*(sympy.Min(_formula(width), 0) for width in widths)), 0
+    elif mode in least:
         for size, pad in _padded(call, call["pad"]):
             more = least[mode]
             yield size, 1 if more is None else pad + more
 
 
+def _pairs(padding: Any) -> list[tuple[Any, Any]]:
+    return list(zip(padding[::2], padding[1::2], strict=True))
+
+
 def _padded(call: _Call, padding: Any) -> Iterator[tuple[Any, int]]:
     """Each padded axis's size, and the larger of what is put before and behind."""
     shape = call.shape("self")
-    for axis, (before, behind) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
+    for axis, (before, behind) in enumerate(_pairs(padding)):
         if isinstance(before, int) and isinstance(behind, int):
             yield shape[-1 - axis], max(before, behind)
 
@@ -292,7 +304,7 @@ _RULES: dict[str, _Rule] = {
     "embedding": _rows,
     **dict.fromkeys((f"reflection_pad{rank}d" for rank in (1, 2, 3)), _mirrored),
     **dict.fromkeys((f"replication_pad{rank}d" for rank in (1, 2, 3)), _repeated),
-    "pad": _pad,
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
     **dict.fromkeys((f"adaptive_{kind}_pool{rank}d" for kind in ("avg", "max") for rank in (1, 2, 3)), _adaptive),
     **dict.fromkeys((f"_adaptive_avg_pool{rank}d" for rank in (2, 3)), _adaptive),
     **dict.fromkeys(("batch_norm", "instance_norm"), _normalized),

@@ -21,6 +21,7 @@ from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.callable_operators import can_be_called, functional_operator, written_by
 from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.data_sizes import DataSizes
 from tkc.frontend.torch.mutation import functional_name
 from tkc.frontend.torch.pair_calls import CALL_ON_PAIRS
@@ -183,7 +184,7 @@ class OperatorCalls:
         value = node.meta["val"]
         with emitter.converting(node):
             number = emitter.emit(emitter.reshape(emitter.tensor(emitter.symbols.size(value), "int64"), [1]))
-            variable = tirx.Var(node.name, "int64")
+            variable = signed_number(node.name)
             shape = emitter.emit(relax.op.tensor_to_shape(number))
             emitter.builder.match_cast(shape, relax.ShapeStructInfo([variable]))
             emitter.symbols.replace(value.node.expr, variable)

@@ -118,8 +118,6 @@ def _convert(emitter: Emitter, calls: OperatorCalls, node: fx.Node) -> None:
         calls.emit(node, "one of its numbers is read out of a tensor, which it cannot be; hand it the tensor")
     elif calls.sizes.defines_sizes(node) and functional_name(node) not in DEFINE_SIZES:
         calls.emit(node, "the size of its result depends on data")
-    elif calls.sizes.has_operand_of_several(node):
-        calls.emit(node, "an operand has several sizes that depend on data")
     elif calls.sizes.mixes_sizes(node):
         with fitting_operands(emitter, node) as do_fit:
             if do_fit:

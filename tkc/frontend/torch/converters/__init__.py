@@ -17,6 +17,7 @@ from tkc.frontend.torch.converters import (
     products,
     recurrent,
     reductions,
+    repeats,
     resampling,
     shapes,
     sorting,
@@ -42,6 +43,7 @@ CONVERTERS: dict[str, Converter] = {
     **creation.CONVERTERS,
     **indexing.CONVERTERS,
     **masks.CONVERTERS,
+    **repeats.CONVERTERS,
     **sorting.CONVERTERS,
     **special.CONVERTERS,
     **reductions.CONVERTERS,
@@ -52,7 +54,7 @@ CONVERTERS: dict[str, Converter] = {
 }
 """The converter of each operator, by the name ``str(node.target)`` gives."""
 
-DEFINE_SIZES = frozenset({"aten.index.Tensor", *masks.CONVERTERS})
+DEFINE_SIZES = frozenset({"aten.index.Tensor", "aten.slice.Tensor", *masks.CONVERTERS, *repeats.CONVERTERS})
 """Operators whose converters make results of sizes that only the data decides."""
 
 KEPT = frozenset(

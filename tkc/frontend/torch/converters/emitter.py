@@ -15,7 +15,7 @@ from tvm import DataType, arith, relax, te, tirx
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.converters.symbols import Size, Symbols
+from tkc.frontend.torch.converters.symbols import Size, Symbols, signed_number
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
 Converter = Callable[..., Any]
@@ -26,8 +26,14 @@ their Relax values, sizes by PrimExprs); returns the value, or a list of them wh
 class DefinedSizes(Protocol):
     """The sizes that only the data decides, which results of converters define."""
 
-    def counted(self, count: relax.Expr, expected: Any) -> Size:
-        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it."""
+    def counted(self, count: relax.Expr, expected: Any, what: str | None = None) -> Size:
+        """The size that ``count``, ``int64 [1]``, holds, which PyTorch calls ``expected`` if it has a name for it.
+
+        Where it may be negative, as no size is, the error says of ``what``.
+        """
+
+    def computed(self, size: Size) -> Size:
+        """A variable that is ``size``, which is not negative: a result has it that PyTorch gives a name of its own."""
 
     def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
         """``value`` as one of ``shape``; a call in which it is of another shape fails."""
@@ -310,11 +316,14 @@ class Emitter:
         """
         if self.depends_on_read_float(value):
             return value
-        unknown = relax.ShapeStructInfo(ndim=1)
-        shape = self.builder.emit(relax.call_pure_packed(_AS_IT_IS, relax.ShapeExpr([value]), sinfo_args=[unknown]))
-        variable = tirx.Var("number", "int64")
-        self.builder.match_cast(shape, relax.ShapeStructInfo([variable]))
+        variable = signed_number("number")
+        self.builder.match_cast(self.held(value), relax.ShapeStructInfo([variable]))
         return variable
+
+    def held(self, value: tirx.PrimExpr) -> relax.Var:
+        """A shape of the one number ``value``, which no pass takes for it."""
+        unknown = relax.ShapeStructInfo(ndim=1)
+        return self.builder.emit(relax.call_pure_packed(_AS_IT_IS, relax.ShapeExpr([value]), sinfo_args=[unknown]))
 
     def _name_source(self, source: str) -> None:
         """What the builder notes for the variables that it binds from now on."""

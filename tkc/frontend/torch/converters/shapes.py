@@ -44,11 +44,29 @@ def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | 
     The end is taken from the length that PyTorch found, so that no bound needs clamping.
     """
     dim %= x.struct_info.ndim
+    if b.data_sizes.defines_sizes(b.node):
+        return _data_slice(b, x, dim, start, end, step)
     length = b.shape[dim]
     if b.equal(length, x.struct_info.shape[dim]) and step == 1:
         return x
     start = _clamped(b, 0 if start is None else start, x.struct_info.shape[dim])
     return _strided(b, x, dim, start, start + (length - 1) * step + 1, step)
+
+
+def _data_slice(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | None, step: Size) -> relax.Expr:
+    """The same where data decides the start or the end, and PyTorch has a new name for the length: both are clamped."""
+    size = x.struct_info.shape[dim]
+
+    def place(index: Size | None, otherwise: Size) -> Size:
+        if index is None:
+            return otherwise
+        number = tirx.IntImm("int64", index) if isinstance(index, int) else index
+        first = number if b.symbols.is_positive(number + 1) else tirx.Select(number < 0, number + size, number)
+        return b.data_sizes.computed(b.simplified(tirx.max(tirx.min(first, size), 0)))
+
+    first, last = place(start, 0), place(end, size)
+    length = b.data_sizes.computed(b.simplified(tirx.max(tirx.floordiv(last - first + step - 1, step), 0)))
+    return _strided(b, x, dim, first, first + (length - 1) * step + 1, step)
 
 
 def _clamped(b: Emitter, index: Size, size: Size) -> Size:
@@ -212,10 +230,10 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
     pairs = [(0, 0)] * (rank - len(padding) // 2) + list(zip(padding[::2], padding[1::2], strict=True))[::-1]
     for dim, (before, after) in enumerate(pairs):
         size = x.struct_info.shape[dim]
-        cuts = [-p if isinstance(p, int) and p < 0 else 0 for p in (before, after)]
-        if any(cuts):
+        cuts = [_at_least_0(b, -p) for p in (before, after)]
+        if not all(b.equal(cut, 0) for cut in cuts):
             x = b.emit(_strided(b, x, dim, cuts[0], size - cuts[1]))
-    widths = [max(p, 0) if isinstance(p, int) else p for pair in pairs for p in pair]
+    widths = [_at_least_0(b, p) for pair in pairs for p in pair]
     if all(isinstance(width, int) and width == 0 for width in widths):
         return x
     value = as_element(value, b.dtype)
@@ -225,6 +243,14 @@ def constant_pad(b: Emitter, x: relax.Expr, padding: list[Size], value: Any = 0)
         before, after = widths[2 * dim : 2 * dim + 2]
         x = _padded(b, x, dim, before, after, value)
     return x
+
+
+def _at_least_0(b: Emitter, width: Size) -> Size:
+    if isinstance(width, int):
+        return max(width, 0)
+    if b.symbols.is_positive(width + 1):
+        return width
+    return 0 if b.symbols.is_positive(1 - width) else tirx.max(width, 0)
 
 
 def _is_float64(value: float) -> bool:

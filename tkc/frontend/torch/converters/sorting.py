@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.converters.vectors import as_vectors
 
 
@@ -27,12 +28,17 @@ def argsort(b: Emitter, x: relax.Expr, dim: int = -1, descending: bool = False) 
     return b.emit(op.argsort(b.wide(x), dim % x.struct_info.ndim, descending, "int64"))
 
 
-def topk(b: Emitter, x: relax.Expr, k: int, dim: int = -1, largest: bool = True, _: bool = True) -> list[relax.Expr]:
-    """The ``k`` largest (or smallest) elements along ``dim``, always sorted, and their positions."""
-    if not isinstance(k, int):
-        raise b.unsupported("a number of elements that depends on sizes is not supported. Give k as a number.")
-    pair = b.emit(op.topk(b.wide(x), k, dim % x.struct_info.ndim, "both", largest, "int64"))
-    return [b.emit(relax.TupleGetItem(pair, i)) for i in range(2)]
+def topk(b: Emitter, x: relax.Expr, k: Size, dim: int = -1, largest: bool = True, _: bool = True) -> list[relax.Expr]:
+    """The ``k`` largest (or smallest) elements along ``dim``, always sorted, and their positions.
+
+    All are sorted where ``k`` depends on sizes.
+    """
+    axis, every = dim % x.struct_info.ndim, not isinstance(k, int)  # TVM takes a number that is known
+    pair = b.emit(op.topk(b.wide(x), -1 if every else k, axis, "both", largest, "int64"))
+    found = [b.emit(relax.TupleGetItem(pair, i)) for i in range(2)]
+    if not every:
+        return found
+    return [b.emit(op.strided_slice(each, [axis], [0], [k], assume_inbound=True)) for each in found]
 
 
 CONVERTERS: dict[str, Converter] = {

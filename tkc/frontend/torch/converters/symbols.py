@@ -12,6 +12,7 @@ import sympy
 import torch
 from tvm import arith, tirx
 
+from tkc.contracts import SIGNED
 from tkc.errors import UnsupportedModelError
 
 Size: TypeAlias = "int | tirx.PrimExpr"
@@ -66,6 +67,7 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "Mod": operator.mod,
     "PythonMod": operator.mod,
     "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
+    "Abs": lambda a: abs(a) if isinstance(a, int | float) else tirx.max(a, -a),
     "Max": _either_real(lambda left, right: _extreme(max, tirx.max, left, right)),
     "Min": _either_real(lambda left, right: _extreme(min, tirx.min, left, right)),
     "ToFloat": _real,
@@ -118,6 +120,11 @@ def _selected(condition: tirx.PrimExpr, holds: Size, otherwise: Size) -> tirx.Pr
     return tirx.Select(condition, *values)
 
 
+def signed_number(name: str) -> tirx.Var:
+    """A variable of a number that may be negative, as no size is."""
+    return tirx.Var(f"{name}{SIGNED}", "int64")
+
+
 class Symbols:
     """The TVM expression of each sympy symbol; a symbol that is met for the first time (the size of a result that
     depends on data) gets a variable of its own name."""
@@ -144,7 +151,7 @@ class Symbols:
         least: dict[tirx.Var, int] = {}
         for symbol, size in given.items():
             minimum = self._analyzer.const_int_bound(size).min_value
-            own[symbol] = (tirx.SizeVar if minimum >= 0 else tirx.Var)(symbol.name, "int64")
+            own[symbol] = tirx.SizeVar(symbol.name, "int64") if minimum >= 0 else signed_number(symbol.name)
             if minimum > 0:
                 least[own[symbol]] = minimum
         return Symbols({**found, **own}, least), {own[symbol]: size for symbol, size in given.items()}
@@ -155,8 +162,8 @@ class Symbols:
 
     def define(self, symbol: sympy.Symbol, *, nonnegative: bool) -> None:
         """Give ``symbol``, unless it has one, a variable of its own name, of any number or of one that is a size."""
-        kind = tirx.SizeVar if nonnegative else tirx.Var
-        self._known.setdefault(symbol, kind(symbol.name, "int64"))
+        variable = tirx.SizeVar(symbol.name, "int64") if nonnegative else signed_number(symbol.name)
+        self._known.setdefault(symbol, variable)
 
     def define_float(self, symbol: sympy.Symbol) -> tirx.Var:
         """The variable of ``symbol``, a float that is read out of a tensor."""
