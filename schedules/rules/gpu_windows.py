@@ -1,0 +1,430 @@
+"""Sums over the windows of images of any size, channels last, on the GPU: a thread a vector of channels, at several
+positions.
+
+TVM's primitives cannot size the registers of such a schedule: what positions along a row of unknown length read
+together has a length that is not known. So the loops are written out here, from the blocks that TVM has inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import gcd
+
+from tvm import arith, s_tir, tirx
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.target import Target
+from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.stmt_functor import ir_transform, substitute
+from tvm_ffi import structural_equal
+
+from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, nodes, static
+from tkc.schedules.rules.gpu_vector_reduction import padding_of, reads_vectors, takes_each
+from tkc.schedules.rules.thread_code import divided, in_turn, index, kernel, move, register, sequence
+
+_THREADS = 128
+_LEAST_LANES, _MOST_LANES = 2, 8
+_POSITIONS = 4
+_MOST_UNROLLED = 16
+
+
+def schedule_gpu_windows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    """Schedule what :func:`schedule_gpu_vector_reduction` does where an image has sizes known only at run time.
+
+    ``None`` for anything else. A thread reduces 16 bytes of neighbouring outputs at four positions along the axis
+    before, which in a convolution share the weight, and most of what they read. Positions beyond the end of the axis
+    sum zeros, and are not stored.
+    """
+    sch = s_tir.Schedule(func)
+    if normalize_prim_func(sch) is None:
+        return None
+    reductions = [block for block in child_blocks(sch) if is_reduction(sch.get(block))]
+    if len(reductions) != 1 or not _is_of_any_size(sch.get(reductions[0])):
+        return None
+    (reduction,) = reductions
+    padding = padding_of(sch, reduction)
+    kept = {sch.get(block).name_hint for block in padding}
+    inline_injective(sch, [block for block in child_blocks(sch) if sch.get(block).name_hint not in kept], merged=False)
+    if len(padding) > 1 or not reads_vectors(sch.get(reduction)):
+        return None
+    if not sch.get_consumers(reduction):
+        sch.cache_write(reduction, 0, "local")
+    consumers = [sch.get(block) for block in sch.get_consumers(reduction)]
+    if len(child_blocks(sch)) != 2 + len(padding) or not takes_each(consumers[0], sch.get(reduction)):
+        return None
+    sums = _read(sch.get(reduction), consumers[0], sch.get(padding[0]) if padding else None)
+    return None if sums is None else _Threads(sums).schedule(func)
+
+
+def _is_of_any_size(reduction: tirx.SBlock) -> bool:
+    """Whether more than the size of the batch is only known at run time; not how many numbers make a sum, though."""
+    spatial, reducing = _iterators(reduction)
+    sizes = [static(iterator.dom.extent) for iterator in spatial]
+    known = all(static(iterator.dom.extent) is not None for iterator in reducing)
+    return known and len(sizes) > 1 and sizes[-1] is not None and None in (sizes[1:] if len(sizes) > 2 else sizes)
+
+
+def _iterators(reduction: tirx.SBlock) -> tuple[list[tirx.IterVar], list[tirx.IterVar]]:
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    spatial, reducing = ([i for i in reduction.iter_vars if i.iter_type == kind] for kind in kinds)
+    return spatial, reducing
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """What the reduction reads by vectors: ``load``, along channels, or, if ``grouped``, along those of a group.
+
+    All channels of a vector read the same of a group.
+    """
+
+    load: tirx.BufferLoad
+    grouped: bool
+
+    def varies_with(self, variable: tirx.Var) -> bool:
+        return any(variable in undefined_vars(place) for place in self.load.indices)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """One reduction over ``rows``, a ``window`` of a row, and ``among`` the channels of a group; and what follows.
+
+    ``reduction`` has the iterators of ``result`` in place of its own. ``window`` is the iterator over what positions
+    share, if it is short. ``padding`` is the block that surrounds operands with zeros.
+    """
+
+    reduction: tirx.BufferStore
+    initial: tirx.PrimExpr
+    result: tirx.SBlock
+    padding: tirx.SBlock | None
+    operands: list[_Operand]
+    rows: list[tirx.IterVar]
+    window: tirx.IterVar | None
+    among: tirx.IterVar | None
+    lanes: int
+    group: int
+    """How many channels of a group are read at a time."""
+
+
+def _read(block: tirx.SBlock, result: tirx.SBlock, padding: tirx.SBlock | None) -> _Sums | None:
+    """What is to be written out; ``None`` where the blocks are of other forms."""
+    spatial, reducing = _iterators(block)
+    buffer = block.writes[0].buffer
+    (taken,) = (read for read in result.reads if read.buffer.same_as(buffer))
+    own = dict(zip(block.body.indices, (part.min for part in taken.region), strict=True))
+    if set(own) != {iterator.var for iterator in spatial} or block.init is None:
+        return None
+    body, initial = substitute(block.body, own), substitute(block.init, own).value
+    *_, along, last = [iterator.var for iterator in result.iter_vars]
+    if last.dtype != "int64" or (padding is not None and _surrounded(padding) is None):
+        return None
+    operands = _operands(body.value, buffer, last, reducing[-1].var)
+    if operands is None:
+        return None
+    among = reducing.pop() if any(operand.grouped for operand in operands) else None
+    short = bool(reducing) and (static(reducing[-1].dom.extent) or 0) <= _MOST_UNROLLED
+    window = reducing.pop() if short else None
+    lanes = _lanes(operands, result, padding, last)
+    group = 1 if among is None else gcd(_MOST_LANES, int(among.dom.extent))
+    for operand in operands:
+        if operand.grouped:
+            group = gcd(group, static(operand.load.buffer.shape[-1]) or 1)
+        elif among is not None and operand.varies_with(along) and operand.varies_with(among.var):
+            return None
+    if lanes < _LEAST_LANES:
+        return None
+    return _Sums(body, initial, result, padding, operands, reducing, window, among, lanes, group)
+
+
+def _operands(
+    value: tirx.PrimExpr, result: tirx.Buffer, last: tirx.Var, among: tirx.Var
+) -> list[_Operand] | None:
+    """What ``value`` loads but for ``result``; ``None`` where that is no vectors."""
+    found: list[_Operand] = []
+    for load in _loads(value):
+        if load.buffer.same_as(result):
+            continue
+        *outer, inner = load.indices
+        if last in undefined_vars(tirx.tvm_tuple(*outer)) or _loads(tirx.tvm_tuple(*load.indices)):
+            return None
+        first = arith.Analyzer().simplify(inner - among)
+        if not inner.same_as(last) and (among in undefined_vars(first) or _channels_together(first, last) is None):
+            return None
+        if not any(structural_equal(load, other.load) for other in found):
+            found.append(_Operand(load, grouped=not inner.same_as(last)))
+    return found
+
+
+def _loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
+    return [node for node in nodes(tirx.Evaluate(value)) if isinstance(node, tirx.BufferLoad)]
+
+
+def _channels_together(place: tirx.PrimExpr, last: tirx.Var) -> int | None:
+    """How many channels that follow each other have the same ``place``; ``None`` where it is not known."""
+    quotients = [node for node in nodes(tirx.Evaluate(place)) if isinstance(node, tirx.FloorDiv)]
+    divisors = [static(node.b) or 1 for node in quotients if node.a.same_as(last)]
+    return None if last in undefined_vars(_for_vector(place, last, last, 1)) or not divisors else gcd(*divisors)
+
+
+def _for_vector(place: tirx.PrimExpr, last: tirx.Var, vector: tirx.Var, lanes: int) -> tirx.PrimExpr:
+    """``place``, the same for all channels of a vector, by the number of that."""
+
+    def divided_by(node: tirx.FloorDiv) -> tirx.PrimExpr | None:
+        return tirx.truncdiv(vector, index(int(node.b) // lanes)) if node.a.same_as(last) else None
+
+    if vector.same_as(last):
+        vector = tirx.Var("vector", last.dtype)
+    return ir_transform(tirx.Evaluate(place), None, divided_by, ["tirx.FloorDiv"]).value
+
+
+def _surrounded(padding: tirx.SBlock) -> tuple[tirx.PrimExpr, tirx.PrimExpr] | None:
+    """Where ``padding`` has an image, as a condition, and that; ``None`` for any other block."""
+    store = padding.body
+    variables = [iterator.var for iterator in padding.iter_vars]
+    value = store.value
+    if not all(map(tirx.Var.same_as, variables, store.indices)) or not isinstance(value, tirx.Select):
+        return None
+    is_zero = isinstance(value.false_value, tirx.FloatImm) and value.false_value.value == 0
+    loads = _loads(value.true_value)
+    if not is_zero or _loads(value.condition) or variables[-1] in undefined_vars(value.condition):
+        return None
+    return (value.condition, value.true_value) if all(_runs_along(load, variables[-1]) for load in loads) else None
+
+
+def _runs_along(load: tirx.BufferLoad, last: tirx.Var) -> bool:
+    return load.indices[-1].same_as(last) and last not in undefined_vars(tirx.tvm_tuple(*load.indices[:-1]))
+
+
+def _lanes(operands: list[_Operand], result: tirx.SBlock, padding: tirx.SBlock | None, last: tirx.Var) -> int:
+    """How many channels a vector has: all that is moved by vectors has rows of whole ones."""
+    moved = [result.body, *(load for load in _loads(result.body.value) if _runs_along(load, last))]
+    moved += [operand.load for operand in operands if not operand.grouped]
+    moved += [] if padding is None else _loads(padding.body.value)
+    lanes = gcd(_MOST_LANES, *((static(access.buffer.shape[-1]) or 1) for access in moved))
+    for operand in operands:
+        lanes = gcd(lanes, _channels_together(operand.load.indices[-1], last) or 1) if operand.grouped else lanes
+    return lanes if _runs_along(result.body, last) else 1
+
+
+class _Threads:
+    """The code of one thread, for its vector of channels at its positions."""
+
+    def __init__(self, sums: _Sums) -> None:
+        self.sums = sums
+        self.registers: list[tirx.Buffer] = []
+        self.results = self._register("sums", (_POSITIONS, sums.lanes), sums.reduction.buffer.dtype)
+        *self.outer, self.along, self.last = [iterator.var for iterator in sums.result.iter_vars]
+        self.first, self.vector = tirx.Var("first", "int64"), tirx.Var("vector", "int64")
+
+    def schedule(self, func: tirx.PrimFunc) -> s_tir.Schedule:
+        """``func`` computed by such threads."""
+        *outer, positions, channels = [iterator.dom.extent for iterator in self.sums.result.iter_vars]
+        along = tirx.floordiv(positions + (_POSITIONS - 1), index(_POSITIONS))
+        extents = [*outer, along, tirx.floordiv(channels, index(self.sums.lanes))]
+        total = index(1)
+        for extent in extents:
+            total = total * extent
+
+        def body(number: tirx.Var) -> list[tirx.Stmt]:
+            names = [*(variable.name for variable in self.outer), "positions", "vector"]
+            places, bindings = divided(number, extents, names)
+            *batch, first, vector = places
+            bound = dict(zip([*self.outer, self.first, self.vector], [*batch, first * _POSITIONS, vector], strict=True))
+            code = sequence([self._initialized(), self._reduced(), *self._finished()])
+            return [*bindings, substitute(code, bound)]
+
+        return kernel(func, _THREADS, total, body, self.registers)
+
+    def _initialized(self) -> tirx.Stmt:
+        def element(position: tirx.PrimExpr, lane: tirx.PrimExpr) -> tirx.Stmt:
+            return tirx.BufferStore(self.results, self.sums.initial, [position, lane])
+
+        return in_turn(_POSITIONS, lambda position: in_turn(self.sums.lanes, lambda lane: element(position, lane)))
+
+    def _reduced(self) -> tirx.Stmt:
+        """Loops over rows, and what a thread reads of one in registers."""
+        among, group = self.sums.among, self.sums.group
+        loops = [(iterator.var, int(iterator.dom.extent)) for iterator in self.sums.rows]
+        part = tirx.Var("part", "int64")
+        if among is not None:
+            loops.append((part, int(among.dom.extent) // group))
+        shared = [operand for operand in self.sums.operands if operand.varies_with(self.along)]
+        statements: list[tirx.Stmt] = []
+        held: dict[int, tuple[tirx.Buffer, dict[tuple[int, int], int]]] = {}
+        for number, operand in enumerate(self.sums.operands):
+            if operand in shared:
+                held[number], loads = self._held(operand, part * group)
+                statements += loads
+        for step in range(self._window):
+            for channel in range(group):
+                statements += self._products(held, step, part * group + channel, channel)
+        body = sequence(statements)
+        for variable, extent in reversed(loops):
+            body = tirx.For(variable, index(0), index(extent), tirx.ForKind.SERIAL, body)
+        return body
+
+    @property
+    def _window(self) -> int:
+        return 1 if self.sums.window is None else int(self.sums.window.dom.extent)
+
+    def _held(
+        self, operand: _Operand, among: tirx.PrimExpr
+    ) -> tuple[tuple[tirx.Buffer, dict[tuple[int, int], int]], list[tirx.Stmt]]:
+        """Registers of what all positions read of ``operand`` in a row, the number of the vector there that one reads
+        at each step of its window, and the loads."""
+        lanes = self.sums.group if operand.grouped else self.sums.lanes
+        steps = list(product(range(_POSITIONS), range(self._window)))
+        places = {step: self._place(operand, *step, among) for step in steps}
+        distances = {step: _distance(places[step], places[steps[0]]) or (step,) for step in steps}
+        distinct = list(dict.fromkeys(distances[step] for step in steps))
+        numbers = {step: distinct.index(distances[step]) for step in steps}
+        memory = self._register("held", (len(distinct), lanes), operand.load.dtype)
+        loads: list[tirx.Stmt] = []
+        for number in range(len(distinct)):
+            step = next(step for step in steps if numbers[step] == number)
+            loads += self._load(operand, places[step], memory, number, lanes)
+        return (memory, numbers), loads
+
+    def _place(
+        self, operand: _Operand, position: int, step: int, among: tirx.PrimExpr
+    ) -> list[tirx.PrimExpr]:
+        values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
+        if self.sums.window is not None:
+            values[self.sums.window.var] = index(step)
+        if self.sums.among is not None:
+            values[self.sums.among.var] = among
+        places = operand.load.indices
+        if operand.grouped:
+            places = [_for_vector(place, self.last, self.vector, self.sums.lanes) for place in places]
+        simplify = arith.Analyzer().simplify
+        return [simplify(substitute(place, values)) for place in places]
+
+    def _load(
+        self, operand: _Operand, place: list[tirx.PrimExpr], memory: tirx.Buffer, number: int, lanes: int
+    ) -> list[tirx.Stmt]:
+        """Vector ``number`` of ``memory``, from ``place``; zeros where that is beyond the end of an axis."""
+        buffer, at = operand.load.buffer, [index(number), index(0)]
+        inside = [
+            own < size
+            for own, size, axis in zip(place, buffer.shape, operand.load.indices, strict=True)
+            if self.along in undefined_vars(axis)
+        ]
+        padding = self.sums.padding
+        if padding is None or not padding.writes[0].buffer.same_as(buffer):
+            moved = move(memory, at, buffer, place, lanes)
+        else:
+            condition, value = _surrounded(padding) or (None, None)
+            own = {iterator.var: where for iterator, where in zip(padding.iter_vars, place, strict=True)}
+            inside = [substitute(condition, own), *inside]
+            moved = self._computed(value, own, padding.iter_vars[-1].var, memory, at, lanes)
+        if not inside:
+            return moved
+        return [tirx.IfThenElse(tirx.all(*inside), sequence(moved), sequence(move(memory, at, None, [], lanes)))]
+
+    def _computed(
+        self,
+        value: tirx.PrimExpr,
+        values: dict[tirx.Var, tirx.PrimExpr],
+        last: tirx.Var,
+        memory: tirx.Buffer,
+        at: Sequence[tirx.PrimExpr],
+        lanes: int,
+    ) -> list[tirx.Stmt]:
+        """``value`` for each lane stored to ``memory`` from ``at``; loads along ``last`` are moved by vectors."""
+        if isinstance(value, tirx.BufferLoad) and _runs_along(value, last) and value.dtype == memory.dtype:
+            return move(memory, at, value.buffer, [substitute(place, values) for place in value.indices], lanes)
+        copies: list[tuple[tirx.BufferLoad, tirx.Buffer]] = []
+        statements: list[tirx.Stmt] = []
+        for load in _loads(value):
+            if load.buffer.scope() == "global" and _runs_along(load, last):
+                copy = self._register("copied", (lanes,), load.dtype)
+                copies.append((load, copy))
+                place = [substitute(own, values) for own in load.indices]
+                statements += move(copy, [index(0)], load.buffer, place, lanes)
+
+        def element(lane: tirx.PrimExpr) -> tirx.Stmt:
+            def copied(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
+                memory = next((copy for own, copy in copies if structural_equal(own, load)), None)
+                return None if memory is None else tirx.BufferLoad(memory, [lane])
+
+            moved = ir_transform(tirx.Evaluate(value), None, copied, ["tirx.BufferLoad"]).value
+            own = {**values, last: values[last] + lane}
+            return tirx.BufferStore(memory, substitute(moved, own), [*at[:-1], at[-1] + lane])
+
+        return [*statements, in_turn(lanes, element)]
+
+    def _products(
+        self,
+        held: dict[int, tuple[tirx.Buffer, dict[tuple[int, int], int]]],
+        step: int,
+        among: tirx.PrimExpr,
+        channel: int,
+    ) -> list[tirx.Stmt]:
+        """What one element of each window adds to the sums of all positions."""
+        statements: list[tirx.Stmt] = []
+        own: dict[int, tirx.Buffer] = {}
+        for number, operand in enumerate(self.sums.operands):
+            if number not in held:
+                lanes = 1 if operand.grouped else self.sums.lanes
+                own[number] = self._register("read", (1, lanes), operand.load.dtype)
+                statements += self._load(operand, self._place(operand, 0, step, among), own[number], 0, lanes)
+
+        def element(position: int, lane: tirx.PrimExpr) -> tirx.Stmt:
+            def read(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
+                if load.buffer.same_as(self.sums.reduction.buffer):
+                    return tirx.BufferLoad(self.results, [index(position), lane])
+                number, operand = next(
+                    (number, operand)
+                    for number, operand in enumerate(self.sums.operands)
+                    if structural_equal(operand.load, load)
+                )
+                if number in held:
+                    memory, numbers = held[number]
+                    where = [index(numbers[position, step]), index(channel) if operand.grouped else lane]
+                    return tirx.BufferLoad(memory, where)
+                return tirx.BufferLoad(own[number], [index(0), index(0) if operand.grouped else lane])
+
+            value = ir_transform(tirx.Evaluate(self.sums.reduction.value), None, read, ["tirx.BufferLoad"]).value
+            values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes + lane}
+            if self.sums.window is not None:
+                values[self.sums.window.var] = index(step)
+            if self.sums.among is not None:
+                values[self.sums.among.var] = among
+            return tirx.BufferStore(self.results, substitute(value, values), [index(position), lane])
+
+        for position in range(_POSITIONS):
+            statements.append(in_turn(self.sums.lanes, lambda lane, position=position: element(position, lane)))
+        return statements
+
+    def _finished(self) -> list[tirx.Stmt]:
+        """What follows of the sums of each position, stored by vectors."""
+        store = self.sums.result.body
+        extent = self.sums.result.iter_vars[-2].dom.extent
+        finished = self._register("finished", (self.sums.lanes,), store.buffer.dtype)
+        statements = []
+        for position in range(_POSITIONS):
+
+            def summed(load: tirx.BufferLoad, position: int = position) -> tirx.BufferLoad | None:
+                if not load.buffer.same_as(self.sums.reduction.buffer):
+                    return None
+                return tirx.BufferLoad(self.results, [index(position), self.last - self.vector * self.sums.lanes])
+
+            value = ir_transform(tirx.Evaluate(store.value), None, summed, ["tirx.BufferLoad"]).value
+            values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
+            computed = self._computed(value, values, self.last, finished, [index(0)], self.sums.lanes)
+            place = [substitute(own, values) for own in store.indices]
+            code = [*computed, *move(store.buffer, place, finished, [index(0)], self.sums.lanes)]
+            statements.append(tirx.IfThenElse(self.first + position < extent, sequence(code), None))
+        return statements
+
+    def _register(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
+        memory = register(name, shape, dtype)
+        self.registers.append(memory)
+        return memory
+
+
+def _distance(place: Sequence[tirx.PrimExpr], other: Sequence[tirx.PrimExpr]) -> tuple[int, ...] | None:
+    """How far ``place`` is from ``other`` along each axis, where that is known."""
+    simplify = arith.Analyzer().simplify
+    found = [static(simplify(a - b)) for a, b in zip(place, other, strict=True)]
+    return None if None in found else tuple(number for number in found if number is not None)
