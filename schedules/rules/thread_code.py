@@ -26,6 +26,8 @@ def kernel(
     """
     block, thread, number = (tirx.Var(name, _INDEX) for name in ("block", "thread", "number"))
     inside = tirx.IfThenElse(number < total, tirx.SeqStmt([*body(number)]), None)
+    # nvcc writes loops out: TVM's passes would take seconds for what they are then.
+    inside = tirx.AttrStmt(number, "pragma_unroll_explicit", tirx.IntImm("int32", 0), inside)
     named = tirx.SeqStmt([tirx.Bind(number, block * threads + thread), inside])
     inner = _launched(thread, tirx.IntImm(_INDEX, threads), named, "threadIdx.x")
     outer = _launched(block, tirx.floordiv(total + (threads - 1), threads), inner, "blockIdx.x")
