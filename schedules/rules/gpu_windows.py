@@ -15,9 +15,8 @@ from math import gcd
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
-from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.analysis import expr_deep_equal, undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
-from tvm_ffi import structural_equal
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, nodes, static
 from tkc.schedules.rules.gpu_vector_reduction import padding_of, reads_vectors, takes_each
@@ -150,13 +149,18 @@ def _operands(
         first = arith.Analyzer().simplify(inner - among)
         if not inner.same_as(last) and (among in undefined_vars(first) or _channels_together(first, last) is None):
             return None
-        if not any(structural_equal(load, other.load) for other in found):
+        if not any(_same(load, other.load) for other in found):
             found.append(_Operand(load, grouped=not inner.same_as(last)))
     return found
 
 
 def _loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
     return [node for node in nodes(tirx.Evaluate(value)) if isinstance(node, tirx.BufferLoad)]
+
+
+def _same(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
+    """Whether both load one place. (To ``structural_equal``, buffers of one shape and dtype are one.)"""
+    return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
 
 
 def _channels_together(place: tirx.PrimExpr, last: tirx.Var) -> int | None:
@@ -204,6 +208,10 @@ def _lanes(operands: list[_Operand], result: tirx.SBlock, padding: tirx.SBlock |
     for operand in operands:
         lanes = gcd(lanes, _channels_together(operand.load.indices[-1], last) or 1) if operand.grouped else lanes
     return lanes if _runs_along(result.body, last) else 1
+
+
+_Copy = tuple[tirx.BufferLoad, tirx.Buffer]
+"""A load, and the registers that hold the vector that it is from."""
 
 
 class _Threads:
@@ -329,22 +337,19 @@ class _Threads:
         memory: tirx.Buffer,
         at: Sequence[tirx.PrimExpr],
         lanes: int,
+        copies: Sequence[_Copy] = (),
     ) -> list[tirx.Stmt]:
-        """``value`` for each lane stored to ``memory`` from ``at``; loads along ``last`` are moved by vectors."""
+        """``value`` for each lane stored to ``memory`` from ``at``; loads along ``last`` are moved by vectors, but for
+        those of which there are ``copies``."""
         if isinstance(value, tirx.BufferLoad) and _runs_along(value, last) and value.dtype == memory.dtype:
             return move(memory, at, value.buffer, [substitute(place, values) for place in value.indices], lanes)
-        copies: list[tuple[tirx.BufferLoad, tirx.Buffer]] = []
-        statements: list[tirx.Stmt] = []
-        for load in _loads(value):
-            if load.buffer.scope() == "global" and _runs_along(load, last):
-                copy = self._register("copied", (lanes,), load.dtype)
-                copies.append((load, copy))
-                place = [substitute(own, values) for own in load.indices]
-                statements += move(copy, [index(0)], load.buffer, place, lanes)
+        missing = [load for load in _loads(value) if not any(_same(own, load) for own, _ in copies)]
+        added, statements = self._copied(missing, values, last, lanes)
+        copies = [*copies, *added]
 
         def element(lane: tirx.PrimExpr) -> tirx.Stmt:
             def copied(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
-                memory = next((copy for own, copy in copies if structural_equal(own, load)), None)
+                memory = next((copy for own, copy in copies if _same(own, load)), None)
                 return None if memory is None else tirx.BufferLoad(memory, [lane])
 
             moved = ir_transform(tirx.Evaluate(value), None, copied, ["tirx.BufferLoad"]).value
@@ -352,6 +357,21 @@ class _Threads:
             return tirx.BufferStore(memory, substitute(moved, own), [*at[:-1], at[-1] + lane])
 
         return [*statements, in_turn(lanes, element)]
+
+    def _copied(
+        self, loads: Sequence[tirx.BufferLoad], values: dict[tirx.Var, tirx.PrimExpr], last: tirx.Var, lanes: int
+    ) -> tuple[list[_Copy], list[tirx.Stmt]]:
+        """Registers for those of ``loads`` that run along ``last``, and what moves them there."""
+        copies: list[_Copy] = []
+        statements: list[tirx.Stmt] = []
+        for load in loads:
+            is_copied = any(_same(own, load) for own, _ in copies)
+            if load.buffer.scope() == "global" and _runs_along(load, last) and not is_copied:
+                copy = self._register("copied", (lanes,), load.dtype)
+                copies.append((load, copy))
+                place = [substitute(own, values) for own in load.indices]
+                statements += move(copy, [index(0)], load.buffer, place, lanes)
+        return copies, statements
 
     def _products(
         self,
@@ -376,7 +396,7 @@ class _Threads:
                 number, operand = next(
                     (number, operand)
                     for number, operand in enumerate(self.sums.operands)
-                    if structural_equal(operand.load, load)
+                    if _same(operand.load, load)
                 )
                 if number in held:
                     memory, numbers = held[number]
@@ -401,7 +421,13 @@ class _Threads:
         store = self.sums.result.body
         extent = self.sums.result.iter_vars[-2].dom.extent
         finished = self._register("finished", (self.sums.lanes,), store.buffer.dtype)
-        statements = []
+        of_all = [
+            load
+            for load in _loads(store.value)
+            if not any(self.along in undefined_vars(place) for place in load.indices)
+        ]
+        values = {self.last: self.vector * self.sums.lanes}
+        shared, statements = self._copied(of_all, values, self.last, self.sums.lanes)
         for position in range(_POSITIONS):
 
             def summed(load: tirx.BufferLoad, position: int = position) -> tirx.BufferLoad | None:
@@ -411,7 +437,7 @@ class _Threads:
 
             value = ir_transform(tirx.Evaluate(store.value), None, summed, ["tirx.BufferLoad"]).value
             values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
-            computed = self._computed(value, values, self.last, finished, [index(0)], self.sums.lanes)
+            computed = self._computed(value, values, self.last, finished, [index(0)], self.sums.lanes, shared)
             place = [substitute(own, values) for own in store.indices]
             code = [*computed, *move(store.buffer, place, finished, [index(0)], self.sums.lanes)]
             statements.append(tirx.IfThenElse(self.first + position < extent, sequence(code), None))

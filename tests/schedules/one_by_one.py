@@ -34,6 +34,6 @@ def run_scheduled(func: tirx.PrimFunc, inputs: Sequence[torch.Tensor], shape: Se
 
 
 def _serial(loop: tirx.For) -> tirx.For | None:
-    if loop.kind != tirx.ForKind.THREAD_BINDING:
+    if loop.kind not in (tirx.ForKind.THREAD_BINDING, tirx.ForKind.UNROLLED):
         return None
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
