@@ -10,7 +10,7 @@ from tvm.ir import Op
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.analysis.common_analysis import get_sblockrealize
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.analysis import expr_deep_equal, undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
 
 from tkc.contracts import PARTITIONED, THREAD_EXTENT
@@ -128,6 +128,16 @@ def doubles_when_inlined(func: tirx.PrimFunc) -> bool:
         if sum(taken) > _MOST_READS and max(taken) > 1:
             return True
     return False
+
+
+def loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
+    """What ``value`` is loaded from, each as often as it is."""
+    return [node for node in nodes(tirx.Evaluate(value)) if isinstance(node, tirx.BufferLoad)]
+
+
+def same_load(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
+    """Whether both load one element: to ``structural_equal``, buffers of one shape and dtype are one."""
+    return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
 
 
 def _loads(block: tirx.SBlock) -> list[tirx.BufferLoad]:

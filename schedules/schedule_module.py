@@ -24,6 +24,7 @@ from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_m
 from tkc.schedules.rules.empty import schedule_empty
 from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
+from tkc.schedules.rules.gpu_rows import schedule_gpu_rows
 from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
 from tkc.schedules.rules.gpu_vector_reduction import schedule_gpu_vector_reduction
 from tkc.schedules.rules.gpu_windows import schedule_gpu_windows
@@ -101,6 +102,7 @@ GPU_RULES = (
     Rule("gpu-elementwise", schedule_gpu_elementwise),
     Rule("gpu-windows", schedule_gpu_windows),
     Rule("gpu-vector-reduction", schedule_gpu_vector_reduction),
+    Rule("gpu-rows", schedule_gpu_rows),
     Rule("gpu-strided-reduction", schedule_gpu_strided_reduction),
     _dlight("dlight-reduction", dlight.gpu.Reduction()),
     _dlight("dlight-general-reduction", dlight.gpu.GeneralReduction()),

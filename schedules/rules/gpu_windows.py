@@ -7,20 +7,20 @@ together has a length that is not known. So the loops are written out here, from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import gcd
 
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.target import Target
-from tvm.tirx.analysis import expr_deep_equal, undefined_vars
+from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, nodes, static
+from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, loads, nodes, same_load, static
 from tkc.schedules.rules.gpu_vector_reduction import padding_of, reads_vectors, takes_each
-from tkc.schedules.rules.thread_code import divided, in_turn, index, kernel, move, register, sequence
+from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move, register, sequence
 
 _THREADS = 128
 _LEAST_LANES, _MOST_LANES = 2, 8
@@ -140,27 +140,18 @@ def _operands(
 ) -> list[_Operand] | None:
     """What ``value`` loads but for ``result``; ``None`` where that is no vectors."""
     found: list[_Operand] = []
-    for load in _loads(value):
+    for load in loads(value):
         if load.buffer.same_as(result):
             continue
         *outer, inner = load.indices
-        if last in undefined_vars(tirx.tvm_tuple(*outer)) or _loads(tirx.tvm_tuple(*load.indices)):
+        if last in undefined_vars(tirx.tvm_tuple(*outer)) or loads(tirx.tvm_tuple(*load.indices)):
             return None
         first = arith.Analyzer().simplify(inner - among)
         if not inner.same_as(last) and (among in undefined_vars(first) or _channels_together(first, last) is None):
             return None
-        if not any(_same(load, other.load) for other in found):
+        if not any(same_load(load, other.load) for other in found):
             found.append(_Operand(load, grouped=not inner.same_as(last)))
     return found
-
-
-def _loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
-    return [node for node in nodes(tirx.Evaluate(value)) if isinstance(node, tirx.BufferLoad)]
-
-
-def _same(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
-    """Whether both load one place. (To ``structural_equal``, buffers of one shape and dtype are one.)"""
-    return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
 
 
 def _channels_together(place: tirx.PrimExpr, last: tirx.Var) -> int | None:
@@ -189,10 +180,10 @@ def _surrounded(padding: tirx.SBlock) -> tuple[tirx.PrimExpr, tirx.PrimExpr] | N
     if not all(map(tirx.Var.same_as, variables, store.indices)) or not isinstance(value, tirx.Select):
         return None
     is_zero = isinstance(value.false_value, tirx.FloatImm) and value.false_value.value == 0
-    loads = _loads(value.true_value)
-    if not is_zero or _loads(value.condition) or variables[-1] in undefined_vars(value.condition):
+    read = loads(value.true_value)
+    if not is_zero or loads(value.condition) or variables[-1] in undefined_vars(value.condition):
         return None
-    return (value.condition, value.true_value) if all(_runs_along(load, variables[-1]) for load in loads) else None
+    return (value.condition, value.true_value) if all(_runs_along(load, variables[-1]) for load in read) else None
 
 
 def _runs_along(load: tirx.BufferLoad, last: tirx.Var) -> bool:
@@ -201,9 +192,9 @@ def _runs_along(load: tirx.BufferLoad, last: tirx.Var) -> bool:
 
 def _lanes(operands: list[_Operand], result: tirx.SBlock, padding: tirx.SBlock | None, last: tirx.Var) -> int:
     """How many channels a vector has: all that is moved by vectors has rows of whole ones."""
-    moved = [result.body, *(load for load in _loads(result.body.value) if _runs_along(load, last))]
+    moved = [result.body, *(load for load in loads(result.body.value) if _runs_along(load, last))]
     moved += [operand.load for operand in operands if not operand.grouped]
-    moved += [] if padding is None else _loads(padding.body.value)
+    moved += [] if padding is None else loads(padding.body.value)
     lanes = gcd(_MOST_LANES, *((static(access.buffer.shape[-1]) or 1) for access in moved))
     for operand in operands:
         lanes = gcd(lanes, _channels_together(operand.load.indices[-1], last) or 1) if operand.grouped else lanes
@@ -233,15 +224,17 @@ class _Threads:
         for extent in extents:
             total = total * extent
 
+        code = sequence([self._initialized(), self._reduced(), *self._finished()])
+
         def body(number: tirx.Var) -> list[tirx.Stmt]:
             names = [*(variable.name for variable in self.outer), "positions", "vector"]
             places, bindings = divided(number, extents, names)
             *batch, first, vector = places
             bound = dict(zip([*self.outer, self.first, self.vector], [*batch, first * _POSITIONS, vector], strict=True))
-            code = sequence([self._initialized(), self._reduced(), *self._finished()])
-            return [*bindings, substitute(code, bound)]
+            return [guarded(number < total, [*bindings, substitute(code, bound)])]
 
-        return kernel(func, _THREADS, total, body, self.registers)
+        blocks = tirx.floordiv(total + (_THREADS - 1), index(_THREADS))
+        return launched(func, [(None, Launch(_THREADS, blocks, body, registers=self.registers))])
 
     def _initialized(self) -> tirx.Stmt:
         def element(position: tirx.PrimExpr, lane: tirx.PrimExpr) -> tirx.Stmt:
@@ -261,8 +254,8 @@ class _Threads:
         held: dict[int, tuple[tirx.Buffer, dict[tuple[int, int], int]]] = {}
         for number, operand in enumerate(self.sums.operands):
             if operand in shared:
-                held[number], loads = self._held(operand, part * group)
-                statements += loads
+                held[number], moves = self._held(operand, part * group)
+                statements += moves
         for step in range(self._window):
             for channel in range(group):
                 statements += self._products(held, step, part * group + channel, channel)
@@ -287,11 +280,11 @@ class _Threads:
         distinct = list(dict.fromkeys(distances[step] for step in steps))
         numbers = {step: distinct.index(distances[step]) for step in steps}
         memory = self._register("held", (len(distinct), lanes), operand.load.dtype)
-        loads: list[tirx.Stmt] = []
+        moves: list[tirx.Stmt] = []
         for number in range(len(distinct)):
             step = next(step for step in steps if numbers[step] == number)
-            loads += self._load(operand, places[step], memory, number, lanes)
-        return (memory, numbers), loads
+            moves += self._load(operand, places[step], memory, number, lanes)
+        return (memory, numbers), moves
 
     def _place(
         self, operand: _Operand, position: int, step: int, among: tirx.PrimExpr
@@ -343,13 +336,13 @@ class _Threads:
         those of which there are ``copies``."""
         if isinstance(value, tirx.BufferLoad) and _runs_along(value, last) and value.dtype == memory.dtype:
             return move(memory, at, value.buffer, [substitute(place, values) for place in value.indices], lanes)
-        missing = [load for load in _loads(value) if not any(_same(own, load) for own, _ in copies)]
+        missing = [load for load in loads(value) if not any(same_load(own, load) for own, _ in copies)]
         added, statements = self._copied(missing, values, last, lanes)
         copies = [*copies, *added]
 
         def element(lane: tirx.PrimExpr) -> tirx.Stmt:
             def copied(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
-                memory = next((copy for own, copy in copies if _same(own, load)), None)
+                memory = next((copy for own, copy in copies if same_load(own, load)), None)
                 return None if memory is None else tirx.BufferLoad(memory, [lane])
 
             moved = ir_transform(tirx.Evaluate(value), None, copied, ["tirx.BufferLoad"]).value
@@ -359,13 +352,13 @@ class _Threads:
         return [*statements, in_turn(lanes, element)]
 
     def _copied(
-        self, loads: Sequence[tirx.BufferLoad], values: dict[tirx.Var, tirx.PrimExpr], last: tirx.Var, lanes: int
+        self, read: Sequence[tirx.BufferLoad], values: dict[tirx.Var, tirx.PrimExpr], last: tirx.Var, lanes: int
     ) -> tuple[list[_Copy], list[tirx.Stmt]]:
-        """Registers for those of ``loads`` that run along ``last``, and what moves them there."""
+        """Registers for what of ``read`` runs along ``last``, and what moves them there."""
         copies: list[_Copy] = []
         statements: list[tirx.Stmt] = []
-        for load in loads:
-            is_copied = any(_same(own, load) for own, _ in copies)
+        for load in read:
+            is_copied = any(same_load(own, load) for own, _ in copies)
             if load.buffer.scope() == "global" and _runs_along(load, last) and not is_copied:
                 copy = self._register("copied", (lanes,), load.dtype)
                 copies.append((load, copy))
@@ -396,7 +389,7 @@ class _Threads:
                 number, operand = next(
                     (number, operand)
                     for number, operand in enumerate(self.sums.operands)
-                    if _same(operand.load, load)
+                    if same_load(operand.load, load)
                 )
                 if number in held:
                     memory, numbers = held[number]
@@ -423,7 +416,7 @@ class _Threads:
         finished = self._register("finished", (self.sums.lanes,), store.buffer.dtype)
         of_all = [
             load
-            for load in _loads(store.value)
+            for load in loads(store.value)
             if not any(self.along in undefined_vars(place) for place in load.indices)
         ]
         values = {self.last: self.vector * self.sums.lanes}
@@ -440,7 +433,7 @@ class _Threads:
             computed = self._computed(value, values, self.last, finished, [index(0)], self.sums.lanes, shared)
             place = [substitute(own, values) for own in store.indices]
             code = [*computed, *move(store.buffer, place, finished, [index(0)], self.sums.lanes)]
-            statements.append(tirx.IfThenElse(self.first + position < extent, sequence(code), None))
+            statements.append(guarded(self.first + position < extent, code))
         return statements
 
     def _register(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
