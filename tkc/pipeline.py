@@ -58,6 +58,7 @@ from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
 from tkc.passes.lowering.update_in_place import UpdateInPlace
 from tkc.passes.lowering.widen_products import WidenProducts
+from tkc.passes.lowering.widened_softmax import WidenedSoftmax
 from tkc.passes.lowering.write_rows import WriteRows
 from tkc.passes.rules.table import PRODUCT_RULES, RULES
 from tkc.passes.substitute_kernels import (
@@ -177,7 +178,7 @@ def fusion_stages() -> list[PassStage]:
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage(
             "lower operators",
-            (WidenProducts(), LowerFloat8Casts(), ExpandFunctions()),
+            (WidenProducts(), WidenedSoftmax(), LowerFloat8Casts(), ExpandFunctions()),
             holds=_KERNEL_GRAPH,
         ),
         # Operators become TensorIR functions, neighbours one function each.
