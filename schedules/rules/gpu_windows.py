@@ -20,7 +20,8 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, loads, nodes, same_load, static
 from tkc.schedules.rules.gpu_vector_reduction import padding_of, reads_vectors, takes_each
-from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move, register, sequence
+from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move, sequence
+from tkc.schedules.rules.thread_vectors import Vectors, runs_along
 
 _THREADS = 128
 _LEAST_LANES, _MOST_LANES = 2, 8
@@ -183,26 +184,18 @@ def _surrounded(padding: tirx.SBlock) -> tuple[tirx.PrimExpr, tirx.PrimExpr] | N
     read = loads(value.true_value)
     if not is_zero or loads(value.condition) or variables[-1] in undefined_vars(value.condition):
         return None
-    return (value.condition, value.true_value) if all(_runs_along(load, variables[-1]) for load in read) else None
-
-
-def _runs_along(load: tirx.BufferLoad, last: tirx.Var) -> bool:
-    return load.indices[-1].same_as(last) and last not in undefined_vars(tirx.tvm_tuple(*load.indices[:-1]))
+    return (value.condition, value.true_value) if all(runs_along(load, variables[-1]) for load in read) else None
 
 
 def _lanes(operands: list[_Operand], result: tirx.SBlock, padding: tirx.SBlock | None, last: tirx.Var) -> int:
     """How many channels a vector has: all that is moved by vectors has rows of whole ones."""
-    moved = [result.body, *(load for load in loads(result.body.value) if _runs_along(load, last))]
+    moved = [result.body, *(load for load in loads(result.body.value) if runs_along(load, last))]
     moved += [operand.load for operand in operands if not operand.grouped]
     moved += [] if padding is None else loads(padding.body.value)
     lanes = gcd(_MOST_LANES, *((static(access.buffer.shape[-1]) or 1) for access in moved))
     for operand in operands:
         lanes = gcd(lanes, _channels_together(operand.load.indices[-1], last) or 1) if operand.grouped else lanes
-    return lanes if _runs_along(result.body, last) else 1
-
-
-_Copy = tuple[tirx.BufferLoad, tirx.Buffer]
-"""A load, and the registers that hold the vector that it is from."""
+    return lanes if runs_along(result.body, last) else 1
 
 
 class _Threads:
@@ -210,8 +203,8 @@ class _Threads:
 
     def __init__(self, sums: _Sums) -> None:
         self.sums = sums
-        self.registers: list[tirx.Buffer] = []
-        self.results = self._register("sums", (_POSITIONS, sums.lanes), sums.reduction.buffer.dtype)
+        self.vectors = Vectors()
+        self.results = self.vectors.register("sums", (_POSITIONS, sums.lanes), sums.reduction.buffer.dtype)
         *self.outer, self.along, self.last = [iterator.var for iterator in sums.result.iter_vars]
         self.first, self.vector = tirx.Var("first", "int64"), tirx.Var("vector", "int64")
 
@@ -234,7 +227,7 @@ class _Threads:
             return [guarded(number < total, [*bindings, substitute(code, bound)])]
 
         blocks = tirx.floordiv(total + (_THREADS - 1), index(_THREADS))
-        return launched(func, [(None, Launch(_THREADS, blocks, body, registers=self.registers))])
+        return launched(func, [(None, Launch(_THREADS, blocks, body, registers=self.vectors.registers))])
 
     def _initialized(self) -> tirx.Stmt:
         def element(position: tirx.PrimExpr, lane: tirx.PrimExpr) -> tirx.Stmt:
@@ -279,7 +272,7 @@ class _Threads:
         distances = {step: _distance(places[step], places[steps[0]]) or (step,) for step in steps}
         distinct = list(dict.fromkeys(distances[step] for step in steps))
         numbers = {step: distinct.index(distances[step]) for step in steps}
-        memory = self._register("held", (len(distinct), lanes), operand.load.dtype)
+        memory = self.vectors.register("held", (len(distinct), lanes), operand.load.dtype)
         moves: list[tirx.Stmt] = []
         for number in range(len(distinct)):
             step = next(step for step in steps if numbers[step] == number)
@@ -317,54 +310,10 @@ class _Threads:
             condition, value = _surrounded(padding) or (None, None)
             own = {iterator.var: where for iterator, where in zip(padding.iter_vars, place, strict=True)}
             inside = [substitute(condition, own), *inside]
-            moved = self._computed(value, own, padding.iter_vars[-1].var, memory, at, lanes)
+            moved = self.vectors.computed(value, own, padding.iter_vars[-1].var, (memory, at), lanes)
         if not inside:
             return moved
         return [tirx.IfThenElse(tirx.all(*inside), sequence(moved), sequence(move(memory, at, None, [], lanes)))]
-
-    def _computed(
-        self,
-        value: tirx.PrimExpr,
-        values: dict[tirx.Var, tirx.PrimExpr],
-        last: tirx.Var,
-        memory: tirx.Buffer,
-        at: Sequence[tirx.PrimExpr],
-        lanes: int,
-        copies: Sequence[_Copy] = (),
-    ) -> list[tirx.Stmt]:
-        """``value`` for each lane stored to ``memory`` from ``at``; loads along ``last`` are moved by vectors, but for
-        those of which there are ``copies``."""
-        if isinstance(value, tirx.BufferLoad) and _runs_along(value, last) and value.dtype == memory.dtype:
-            return move(memory, at, value.buffer, [substitute(place, values) for place in value.indices], lanes)
-        missing = [load for load in loads(value) if not any(same_load(own, load) for own, _ in copies)]
-        added, statements = self._copied(missing, values, last, lanes)
-        copies = [*copies, *added]
-
-        def element(lane: tirx.PrimExpr) -> tirx.Stmt:
-            def copied(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
-                memory = next((copy for own, copy in copies if same_load(own, load)), None)
-                return None if memory is None else tirx.BufferLoad(memory, [lane])
-
-            moved = ir_transform(tirx.Evaluate(value), None, copied, ["tirx.BufferLoad"]).value
-            own = {**values, last: values[last] + lane}
-            return tirx.BufferStore(memory, substitute(moved, own), [*at[:-1], at[-1] + lane])
-
-        return [*statements, in_turn(lanes, element)]
-
-    def _copied(
-        self, read: Sequence[tirx.BufferLoad], values: dict[tirx.Var, tirx.PrimExpr], last: tirx.Var, lanes: int
-    ) -> tuple[list[_Copy], list[tirx.Stmt]]:
-        """Registers for what of ``read`` runs along ``last``, and what moves them there."""
-        copies: list[_Copy] = []
-        statements: list[tirx.Stmt] = []
-        for load in read:
-            is_copied = any(same_load(own, load) for own, _ in copies)
-            if load.buffer.scope() == "global" and _runs_along(load, last) and not is_copied:
-                copy = self._register("copied", (lanes,), load.dtype)
-                copies.append((load, copy))
-                place = [substitute(own, values) for own in load.indices]
-                statements += move(copy, [index(0)], load.buffer, place, lanes)
-        return copies, statements
 
     def _products(
         self,
@@ -379,7 +328,7 @@ class _Threads:
         for number, operand in enumerate(self.sums.operands):
             if number not in held:
                 lanes = 1 if operand.grouped else self.sums.lanes
-                own[number] = self._register("read", (1, lanes), operand.load.dtype)
+                own[number] = self.vectors.register("read", (1, lanes), operand.load.dtype)
                 statements += self._load(operand, self._place(operand, 0, step, among), own[number], 0, lanes)
 
         def element(position: int, lane: tirx.PrimExpr) -> tirx.Stmt:
@@ -413,14 +362,14 @@ class _Threads:
         """What follows of the sums of each position, stored by vectors."""
         store = self.sums.result.body
         extent = self.sums.result.iter_vars[-2].dom.extent
-        finished = self._register("finished", (self.sums.lanes,), store.buffer.dtype)
+        finished = self.vectors.register("finished", (self.sums.lanes,), store.buffer.dtype)
         of_all = [
             load
             for load in loads(store.value)
             if not any(self.along in undefined_vars(place) for place in load.indices)
         ]
         values = {self.last: self.vector * self.sums.lanes}
-        shared, statements = self._copied(of_all, values, self.last, self.sums.lanes)
+        shared, statements = self.vectors.copied(of_all, values, self.last, self.sums.lanes)
         for position in range(_POSITIONS):
 
             def summed(load: tirx.BufferLoad, position: int = position) -> tirx.BufferLoad | None:
@@ -430,16 +379,11 @@ class _Threads:
 
             value = ir_transform(tirx.Evaluate(store.value), None, summed, ["tirx.BufferLoad"]).value
             values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
-            computed = self._computed(value, values, self.last, finished, [index(0)], self.sums.lanes, shared)
+            computed = self.vectors.computed(value, values, self.last, (finished, [index(0)]), self.sums.lanes, shared)
             place = [substitute(own, values) for own in store.indices]
             code = [*computed, *move(store.buffer, place, finished, [index(0)], self.sums.lanes)]
             statements.append(guarded(self.first + position < extent, code))
         return statements
-
-    def _register(self, name: str, shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
-        memory = register(name, shape, dtype)
-        self.registers.append(memory)
-        return memory
 
 
 def _distance(place: Sequence[tirx.PrimExpr], other: Sequence[tirx.PrimExpr]) -> tuple[int, ...] | None:
