@@ -47,7 +47,7 @@ from tkc.passes.lowering.partial_reads import MarkPartialReads
 from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.read_regions import ReadRegions
-from tkc.passes.lowering.reshape_views import ReshapeViews
+from tkc.passes.lowering.reshape_views import ReshapeViews, legalize_reshape
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
 from tkc.passes.lowering.short_scans import ShortScans
@@ -195,7 +195,7 @@ def fusion_stages() -> list[PassStage]:
                 PlannedViews(),
                 TransposedProducts(),
                 SimpleSizes(),
-                transform.LegalizeOps(with_simple_functions(LEGALIZATIONS)),
+                transform.LegalizeOps(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape})),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 MarkPartialReads(),
