@@ -1,4 +1,4 @@
-"""Softmax of 16-bit numbers that the model widens, over rows of any length: one function, which widens what it reads."""
+"""Softmax of 16-bit numbers that the model widens, over rows of any length, as functions that widen what they read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Rewriting(PyExprMutator):
             return call
         axis = int(call.attrs.axis) % call.struct_info.ndim
         wide = self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
-        if static(shape(call)[axis]) is not None or not _is(wide, "relax.astype"):
+        if wide is None or static(shape(call)[axis]) is not None or not _is(wide, "relax.astype"):
             return call
         narrow = wide.args[0]
         if narrow.struct_info.dtype not in _NARROW or not has_known_shape(narrow):
@@ -49,5 +49,5 @@ class _Rewriting(PyExprMutator):
         return self.builder_.call_te(softmax, narrow, primfunc_name_hint="softmax", primfunc_attrs=attributes)
 
 
-def _is(value: relax.Expr | None, name: str) -> bool:
+def _is(value: relax.Expr, name: str) -> bool:
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name

@@ -36,12 +36,11 @@ from tkc.schedules.rules.thread_code import (
     launched,
     reduced_together,
     register,
-    sequence,
 )
 
 _THREADS = 128
 _WARP = 32
-_REDUCED = ("float32", "float64", "int32", "int64")  # what warps exchange
+_REDUCED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")  # what warps exchange
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,7 @@ def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | N
     if not reductions or any(not _is_of_any_length(sch.get(block)) for block in reductions):
         return None
     # What takes time is computed once: threads hold it.
-    cheap = [
-        block
-        for block in child_blocks(sch)
-        if not is_costly(sch.get(block)) or len(sch.get_consumers(block)) < 2
-    ]
+    cheap = [block for block in child_blocks(sch) if not is_costly(sch.get(block)) or len(sch.get_consumers(block)) < 2]
     inline_injective(sch, cheap, merged=False)
     rows = _rows([sch.get(block) for block in child_blocks(sch)], set(func.buffer_map.values()))
     if rows is None:
@@ -263,8 +258,8 @@ class _Threads:
         for step in self.rows.steps:
             own: list[tirx.BufferLoad] = []
             for load in loads(step.store.value):
-                runs = self.rows.column in undefined_vars(load) and load.buffer not in inner and not _is_chosen(step, load)
-                if runs and not any(same_load(load, other) for other in own):
+                is_of_row = self.rows.column in undefined_vars(load) and load.buffer not in inner
+                if is_of_row and not _is_chosen(step, load) and not any(same_load(load, other) for other in own):
                     own.append(load)
             for load in own:
                 number = next((number for number, (other, _) in enumerate(found) if same_load(load, other)), None)
@@ -274,12 +269,11 @@ class _Threads:
                     found[number] = (found[number][0], found[number][1] + 1)
         shared = [load for load, times in found if times > 1]
         held = [(load, self._register(load.buffer, self.variant.held)) for load in shared]
-        statements = [
-            self._over_row(lambda step, column, load=load, memory=memory: tirx.BufferStore(memory, self._at(load, column), [step]))
-            for load, memory in held
-        ]
         self.inputs = held
-        return statements
+        return [self._loaded(load, memory) for load, memory in held]
+
+    def _loaded(self, load: tirx.BufferLoad, memory: tirx.Buffer) -> tirx.Stmt:
+        return self._over_row(lambda number, column: tirx.BufferStore(memory, self._at(load, column), [number]))
 
     def _step(self, step: _Step) -> list[tirx.Stmt]:
         buffer = step.store.buffer
@@ -346,9 +340,7 @@ class _Threads:
 
         return in_turn(self.variant.held, one)
 
-    def _value(
-        self, value: tirx.PrimExpr, number: tirx.PrimExpr | None, column: tirx.PrimExpr | None
-    ) -> tirx.PrimExpr:
+    def _value(self, value: tirx.PrimExpr, number: tirx.PrimExpr | None, column: tirx.PrimExpr | None) -> tirx.PrimExpr:
         """``value`` for the element ``number`` of a thread, in ``column``."""
         steps = {step.store.buffer: step for step in self.rows.steps}
 

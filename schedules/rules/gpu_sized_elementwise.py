@@ -10,9 +10,9 @@ from math import gcd
 
 from tvm import DataType, s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
-from tvm.tirx.stmt_functor import substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import loads, nodes, static
+from tkc.schedules.blocks import loads, static
 from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move
 from tkc.schedules.rules.thread_vectors import Vectors, runs_along
 
@@ -49,13 +49,13 @@ def _is_flat(block: tirx.SBlock) -> bool:
     return all(
         len(access.indices) == len(places) and all(a.same_as(b) for a, b in zip(access.indices, places, strict=True))
         for access in accesses
-    ) and not any(variable in undefined_vars(value) for variable in places for value in _without_loads(block))
+    ) and not {*places} & {*undefined_vars(_without_loads(block.body.value))}
 
 
-def _without_loads(block: tirx.SBlock) -> list[tirx.PrimExpr]:
-    """What of the block's value is not loaded: indices as data, and conditions of them."""
-    inside = {id(part) for load in loads(block.body.value) for index in load.indices for part in nodes(tirx.Evaluate(index))}
-    return [node for node in nodes(tirx.Evaluate(block.body.value)) if isinstance(node, tirx.Var) and id(node) not in inside]
+def _without_loads(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``value`` as it would be of constants: what of it are places alone."""
+    constant = ir_transform(tirx.Evaluate(value), None, lambda load: tirx.const(0, load.dtype), ["tirx.BufferLoad"])
+    return constant.value
 
 
 def _total(extents: list[tirx.PrimExpr]) -> tirx.PrimExpr:

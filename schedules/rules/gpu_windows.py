@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import gcd
 
@@ -136,9 +137,7 @@ def _read(block: tirx.SBlock, result: tirx.SBlock, padding: tirx.SBlock | None) 
     return _Sums(body, initial, result, padding, operands, reducing, window, among, lanes, group)
 
 
-def _operands(
-    value: tirx.PrimExpr, result: tirx.Buffer, last: tirx.Var, among: tirx.Var
-) -> list[_Operand] | None:
+def _operands(value: tirx.PrimExpr, result: tirx.Buffer, last: tirx.Var, among: tirx.Var) -> list[_Operand] | None:
     """What ``value`` loads but for ``result``; ``None`` where that is no vectors."""
     found: list[_Operand] = []
     for load in loads(value):
@@ -279,9 +278,7 @@ class _Threads:
             moves += self._load(operand, places[step], memory, number, lanes)
         return (memory, numbers), moves
 
-    def _place(
-        self, operand: _Operand, position: int, step: int, among: tirx.PrimExpr
-    ) -> list[tirx.PrimExpr]:
+    def _place(self, operand: _Operand, position: int, step: int, among: tirx.PrimExpr) -> list[tirx.PrimExpr]:
         values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
         if self.sums.window is not None:
             values[self.sums.window.var] = index(step)
@@ -355,7 +352,7 @@ class _Threads:
             return tirx.BufferStore(self.results, substitute(value, values), [index(position), lane])
 
         for position in range(_POSITIONS):
-            statements.append(in_turn(self.sums.lanes, lambda lane, position=position: element(position, lane)))
+            statements.append(in_turn(self.sums.lanes, partial(element, position)))
         return statements
 
     def _finished(self) -> list[tirx.Stmt]:

@@ -1,4 +1,4 @@
-"""Loops of GPU threads, written out: what rules use that TVM's primitives cannot follow, as where sizes are symbolic."""
+"""Loops of GPU threads, written out, for rules that TVM's primitives cannot follow, as where sizes are symbolic."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WARP = 32
 class Launch:
     """``blocks`` blocks of so many ``threads``, and what one of them does; all numbers are ``int64``.
 
-    Either ``of_number`` says it by the thread's number among all, or ``of_row_and_lane`` by those of the block and of the
-    thread in it. ``registers`` are the buffers of a thread, of the scope ``local``, and of a block, ``shared``.
+    Either ``of_number`` says it by the thread's number among all, or ``of_row_and_lane`` by those of the block and of
+    the thread in it. ``registers`` are the buffers of a thread, of the scope ``local``, and of a block, ``shared``.
     """
 
     threads: int
@@ -118,18 +118,20 @@ def reduced_together(
     lane: tirx.PrimExpr,
     threads: int,
 ) -> tuple[list[tirx.Stmt], list[tirx.Buffer]]:
-    """What makes the first element of ``memory``, a register of each of ``threads``, that of them all combined, for each.
+    """What combines the first elements of ``memory``, a register, of ``threads``, and gives each of them the result.
 
     ``threads`` are a warp, whose numbers are ``lane``, or a block of warps; all must come here. With the buffers that
     warps exchange it by.
     """
     own = tirx.BufferLoad(memory, [index(0)])
     everyone = tirx.const(0xFFFFFFFF, "uint32")
+    exchanged = "float32" if memory.dtype in ("float16", "bfloat16") else memory.dtype
     statements: list[tirx.Stmt] = []
     for distance in (16, 8, 4, 2, 1):
+        numbers = (tirx.const(number, "int32") for number in (distance, _WARP, _WARP))
         other = tirx.call_intrin(
-            memory.dtype, "tirx.tvm_warp_shuffle_xor", everyone, own, *(tirx.const(n, "int32") for n in (distance, 32, 32))
-        )
+            exchanged, "tirx.tvm_warp_shuffle_xor", everyone, own.astype(exchanged), *numbers
+        ).astype(memory.dtype)
         statements.append(tirx.BufferStore(memory, combine(own, other), [index(0)]))
     if threads == _WARP:
         return statements, []

@@ -162,7 +162,7 @@ CASES = (
         lambda t: [((BATCH, 4, LENGTH, LENGTH), t)],
         lambda b, x: op.nn.softmax(x, -1),
         lambda x: x.softmax(-1),
-        "dlight-general-reduction",
+        "gpu-rows",
     ),
     Case(
         "max pool",

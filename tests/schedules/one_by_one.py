@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from tests.schedules.gpu_cases import HOPPER
-from tests.schedules.graphs import Input, fused
+from tests.schedules.graphs import fused
 from tkc.schedules.schedule_module import schedule_by_rules
 from tkc.schedules.target import tvm_target
 
