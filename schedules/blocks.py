@@ -140,6 +140,48 @@ def same_load(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
     return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
 
 
+def conditional_loads(value: tirx.PrimExpr) -> list[tuple[tirx.BufferLoad, tirx.PrimExpr | None]]:
+    """What ``value`` is loaded from, each as often as it is, and the condition under which it is, if there is one.
+
+    Under others, there may be no such element: a selection's condition simplifies the indices in its branches.
+    """
+    found: list[tuple[tirx.BufferLoad, tirx.PrimExpr | None]] = []
+
+    def visit(node: tirx.PrimExpr, condition: tirx.PrimExpr | None) -> None:
+        parts = _selected(node)
+        if parts is None:
+            if isinstance(node, tirx.BufferLoad):
+                found.append((node, condition))
+            for operand in _operands(node):
+                visit(operand, condition)
+            return
+        decided, one, other = parts
+        visit(decided, condition)
+        visit(one, decided if condition is None else tirx.And(condition, decided))
+        visit(other, tirx.Not(decided) if condition is None else tirx.And(condition, tirx.Not(decided)))
+
+    visit(value, None)
+    return found
+
+
+def _selected(node: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr] | None:
+    """The condition and both branches of a selection."""
+    if isinstance(node, tirx.Select):
+        return node.condition, node.true_value, node.false_value
+    if isinstance(node, tirx.Call) and getattr(node.op, "name", "") == "tirx.if_then_else":
+        return node.args[0], node.args[1], node.args[2]
+    return None
+
+
+def _operands(node: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    if isinstance(node, tirx.BufferLoad):
+        return list(node.indices)
+    if isinstance(node, tirx.Call):
+        return [argument for argument in node.args if isinstance(argument, tirx.PrimExpr)]
+    parts = (getattr(node, name, None) for name in ("a", "b", "value", "body"))
+    return [part for part in parts if isinstance(part, tirx.PrimExpr)]
+
+
 def _loads(block: tirx.SBlock) -> list[tirx.BufferLoad]:
     return [node for node in nodes(block.body) if isinstance(node, tirx.BufferLoad)]
 

@@ -17,6 +17,7 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import (
     child_blocks,
+    conditional_loads,
     inline_injective,
     is_costly,
     is_injective,
@@ -257,9 +258,9 @@ class _Threads:
         inner = {step.store.buffer for step in self.rows.steps}
         for step in self.rows.steps:
             own: list[tirx.BufferLoad] = []
-            for load in loads(step.store.value):
+            for load, condition in conditional_loads(step.store.value):
                 is_of_row = self.rows.column in undefined_vars(load) and load.buffer not in inner
-                if is_of_row and not _is_chosen(step, load) and not any(same_load(load, other) for other in own):
+                if is_of_row and condition is None and not any(same_load(load, other) for other in own):
                     own.append(load)
             for load in own:
                 number = next((number for number, (other, _) in enumerate(found) if same_load(load, other)), None)
@@ -364,15 +365,3 @@ class _Threads:
         memory = register(buffer.name, (size,), buffer.dtype)
         self.registers.append(memory)
         return memory
-
-
-def _is_chosen(step: _Step, load: tirx.BufferLoad) -> bool:
-    """Whether ``step`` reads ``load`` under a condition, without which there may be no such element."""
-    found: list[bool] = []
-
-    def visit(node: tirx.PrimExpr) -> None:
-        if isinstance(node, tirx.Call) and getattr(node.op, "name", "") == "tirx.if_then_else":
-            found.extend(same_load(load, other) for branch in node.args[1:] for other in loads(branch))
-
-    tirx.stmt_functor.post_order_visit(tirx.Evaluate(step.store.value), visit)
-    return any(found)

@@ -35,10 +35,10 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     if len(reductions) != 1:
         return None
     (reduction,) = reductions
-    padding = padding_of(sch, reduction)
+    padding = _padding(sch, reduction)
     kept = {sch.get(block).name_hint for block in padding}
     inline_injective(sch, [block for block in child_blocks(sch) if sch.get(block).name_hint not in kept], merged=False)
-    if not reads_vectors(sch.get(reduction)):
+    if not _reads_vectors(sch.get(reduction)):
         return None
     if not sch.get_consumers(reduction):
         sch.cache_write(reduction, 0, "local")
@@ -49,7 +49,7 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     *outer, along, across = sch.get_loops(consumer)
     elements = prod(static(sch.get(loop).extent) or _UNKNOWN for loop in (*outer, along, across))
     each = elements // _LEAST_THREADS
-    moved = [region for block in (*padding, reduction, consumer) for region in moved_along(sch.get(block))]
+    moved = [region for block in (*padding, reduction, consumer) for region in _moved(sch.get(block))]
     lanes = aligned_lanes(_divisor(sch, across, min(each, _MOST_LANES)), moved)
     if lanes < _LEAST_LANES:
         return None
@@ -65,7 +65,7 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     return sch
 
 
-def moved_along(block: tirx.SBlock) -> list[tirx.BufferRegion]:
+def _moved(block: tirx.SBlock) -> list[tirx.BufferRegion]:
     """What ``block`` reads and writes along its last axis."""
     return [block.reads[index] for index in contiguous_reads(block, _spatial(block)[-1])] + list(block.writes)
 
@@ -74,7 +74,7 @@ def _spatial(block: tirx.SBlock) -> list[tirx.Var]:
     return [iterator.var for iterator in block.iter_vars if iterator.iter_type == tirx.IterVar.DataPar]
 
 
-def padding_of(sch: s_tir.Schedule, reduction: SBlockRV) -> list[SBlockRV]:
+def _padding(sch: s_tir.Schedule, reduction: SBlockRV) -> list[SBlockRV]:
     """The block that surrounds with zeros what ``reduction`` reads along its last axis, if there is one.
 
     It is computed in registers: where it is inlined, what is read is bounded by conditions, and TVM would address
@@ -96,7 +96,7 @@ def _is_conditional(block: tirx.SBlock) -> bool:
     return any(isinstance(node, tirx.Select) for node in nodes(block.body))
 
 
-def reads_vectors(block: tirx.SBlock) -> bool:
+def _reads_vectors(block: tirx.SBlock) -> bool:
     """Whether ``block`` reduces into one buffer what it reads, at least in part, along the last axis of its outputs.
 
     What it reads so must be read in any case.

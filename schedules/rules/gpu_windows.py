@@ -8,7 +8,7 @@ together has a length that is not known. So the loops are written out here, from
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from math import gcd
@@ -19,8 +19,18 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import child_blocks, inline_injective, is_reduction, loads, nodes, same_load, static
-from tkc.schedules.rules.gpu_vector_reduction import padding_of, reads_vectors, takes_each
+from tkc.schedules.blocks import (
+    child_blocks,
+    conditional_loads,
+    inline_injective,
+    is_injective,
+    is_reduction,
+    loads,
+    nodes,
+    same_load,
+    static,
+)
+from tkc.schedules.rules.gpu_vector_reduction import takes_each
 from tkc.schedules.rules.thread_code import Launch, divided, guarded, in_turn, index, launched, move, sequence
 from tkc.schedules.rules.thread_vectors import Vectors, runs_along
 
@@ -44,10 +54,10 @@ def schedule_gpu_windows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule 
     if len(reductions) != 1 or not _is_of_any_size(sch.get(reductions[0])):
         return None
     (reduction,) = reductions
-    padding = padding_of(sch, reduction)
+    padding = [block for block in sch.get_producers(reduction) if _surrounded(sch.get(block)) is not None]
     kept = {sch.get(block).name_hint for block in padding}
     inline_injective(sch, [block for block in child_blocks(sch) if sch.get(block).name_hint not in kept], merged=False)
-    if len(padding) > 1 or not reads_vectors(sch.get(reduction)):
+    if len(padding) > 1 or len(sch.get(reduction).writes) != 1:
         return None
     if not sch.get_consumers(reduction):
         sch.cache_write(reduction, 0, "local")
@@ -140,7 +150,9 @@ def _read(block: tirx.SBlock, result: tirx.SBlock, padding: tirx.SBlock | None) 
 def _operands(value: tirx.PrimExpr, result: tirx.Buffer, last: tirx.Var, among: tirx.Var) -> list[_Operand] | None:
     """What ``value`` loads but for ``result``; ``None`` where that is no vectors."""
     found: list[_Operand] = []
-    for load in loads(value):
+    for load, condition in conditional_loads(value):
+        if condition is not None:
+            return None
         if load.buffer.same_as(result):
             continue
         *outer, inner = load.indices
@@ -175,6 +187,8 @@ def _for_vector(place: tirx.PrimExpr, last: tirx.Var, vector: tirx.Var, lanes: i
 def _surrounded(padding: tirx.SBlock) -> tuple[tirx.PrimExpr, tirx.PrimExpr] | None:
     """Where ``padding`` has an image, as a condition, and that; ``None`` for any other block."""
     store = padding.body
+    if not is_injective(padding):
+        return None
     variables = [iterator.var for iterator in padding.iter_vars]
     value = store.value
     if not all(map(tirx.Var.same_as, variables, store.indices)) or not isinstance(value, tirx.Select):
@@ -195,6 +209,55 @@ def _lanes(operands: list[_Operand], result: tirx.SBlock, padding: tirx.SBlock |
     for operand in operands:
         lanes = gcd(lanes, _channels_together(operand.load.indices[-1], last) or 1) if operand.grouped else lanes
     return lanes if runs_along(result.body, last) else 1
+
+
+@dataclass
+class _Held:
+    """Vectors of an operand in registers: ``memory`` as they are, ``wide`` as they are multiplied.
+
+    ``numbers`` tell which of them a position reads at a step of its window. ``converted`` are those that are wide.
+    """
+
+    memory: tirx.Buffer
+    wide: tirx.Buffer | None
+    numbers: dict[tuple[int, int], int]
+    converted: set[int] = field(default_factory=set)
+
+    def widened(self, number: int) -> list[tirx.Stmt]:
+        """What converts vector ``number``, if nothing before did: nvcc does not merge conversions of 16 bits."""
+        wide = self.wide
+        if wide is None or number in self.converted:
+            return []
+        self.converted.add(number)
+
+        def element(lane: tirx.PrimExpr) -> tirx.Stmt:
+            place = [index(number), lane]
+            return tirx.BufferStore(wide, tirx.BufferLoad(self.memory, place).astype(wide.dtype), place)
+
+        return [in_turn(int(wide.shape[-1]), element)]
+
+
+def _is_load_of(value: tirx.PrimExpr, operand: _Operand) -> bool:
+    return isinstance(value, tirx.BufferLoad) and same_load(value, operand.load)
+
+
+def _unclamped(value: tirx.PrimExpr, condition: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``value`` without the bounds of its places that hold wherever ``condition`` does: it is read only there."""
+    analyzer = arith.Analyzer()
+
+    def lesser(node: tirx.Min) -> tirx.PrimExpr | None:
+        return node.a if analyzer.can_prove(node.a <= node.b) else None
+
+    def greater(node: tirx.Max) -> tirx.PrimExpr | None:
+        return node.a if analyzer.can_prove(node.a >= node.b) else None
+
+    def place(load: tirx.BufferLoad) -> tirx.BufferLoad:
+        found = tirx.Evaluate(tirx.tvm_tuple(*load.indices))
+        found = ir_transform(ir_transform(found, None, lesser, ["tirx.Min"]), None, greater, ["tirx.Max"])
+        return tirx.BufferLoad(load.buffer, list(found.value.args))
+
+    with analyzer.constraint_scope(condition):
+        return ir_transform(tirx.Evaluate(value), None, place, ["tirx.BufferLoad"]).value
 
 
 class _Threads:
@@ -235,17 +298,16 @@ class _Threads:
         return in_turn(_POSITIONS, lambda position: in_turn(self.sums.lanes, lambda lane: element(position, lane)))
 
     def _reduced(self) -> tirx.Stmt:
-        """Loops over rows, and what a thread reads of one in registers."""
+        """Loops over rows; what all positions read of one is loaded first."""
         among, group = self.sums.among, self.sums.group
         loops = [(iterator.var, int(iterator.dom.extent)) for iterator in self.sums.rows]
         part = tirx.Var("part", "int64")
         if among is not None:
             loops.append((part, int(among.dom.extent) // group))
-        shared = [operand for operand in self.sums.operands if operand.varies_with(self.along)]
         statements: list[tirx.Stmt] = []
-        held: dict[int, tuple[tirx.Buffer, dict[tuple[int, int], int]]] = {}
+        held: dict[int, _Held] = {}
         for number, operand in enumerate(self.sums.operands):
-            if operand in shared:
+            if operand.varies_with(self.along):
                 held[number], moves = self._held(operand, part * group)
                 statements += moves
         for step in range(self._window):
@@ -260,23 +322,30 @@ class _Threads:
     def _window(self) -> int:
         return 1 if self.sums.window is None else int(self.sums.window.dom.extent)
 
-    def _held(
-        self, operand: _Operand, among: tirx.PrimExpr
-    ) -> tuple[tuple[tirx.Buffer, dict[tuple[int, int], int]], list[tirx.Stmt]]:
-        """Registers of what all positions read of ``operand`` in a row, the number of the vector there that one reads
-        at each step of its window, and the loads."""
+    def _held(self, operand: _Operand, among: tirx.PrimExpr) -> tuple[_Held, list[tirx.Stmt]]:
+        """Registers of what all positions read of ``operand`` in a row, and the loads."""
         lanes = self.sums.group if operand.grouped else self.sums.lanes
         steps = list(product(range(_POSITIONS), range(self._window)))
         places = {step: self._place(operand, *step, among) for step in steps}
         distances = {step: _distance(places[step], places[steps[0]]) or (step,) for step in steps}
         distinct = list(dict.fromkeys(distances[step] for step in steps))
-        numbers = {step: distinct.index(distances[step]) for step in steps}
-        memory = self.vectors.register("held", (len(distinct), lanes), operand.load.dtype)
+        held = _Held(
+            self.vectors.register("held", (len(distinct), lanes), operand.load.dtype),
+            self._wide(operand, (len(distinct), lanes)),
+            {step: distinct.index(distances[step]) for step in steps},
+        )
         moves: list[tirx.Stmt] = []
         for number in range(len(distinct)):
-            step = next(step for step in steps if numbers[step] == number)
-            moves += self._load(operand, places[step], memory, number, lanes)
-        return (memory, numbers), moves
+            step = next(step for step in steps if held.numbers[step] == number)
+            moves += self._load(operand, places[step], held.memory, number, lanes)
+        return held, moves
+
+    def _wide(self, operand: _Operand, shape: tuple[int, int]) -> tirx.Buffer | None:
+        """Registers for the numbers of ``operand`` as the sums take them, if they are converted for that."""
+        casts = [node for node in nodes(tirx.Evaluate(self.sums.reduction.value)) if isinstance(node, tirx.Cast)]
+        own = [node.dtype for node in casts if _is_load_of(node.value, operand)]
+        every = [load for load in loads(self.sums.reduction.value) if same_load(load, operand.load)]
+        return self.vectors.register("wide", shape, own[0]) if len(own) == len(every) and len({*own}) == 1 else None
 
     def _place(self, operand: _Operand, position: int, step: int, among: tirx.PrimExpr) -> list[tirx.PrimExpr]:
         values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes}
@@ -306,54 +375,72 @@ class _Threads:
         else:
             condition, value = _surrounded(padding) or (None, None)
             own = {iterator.var: where for iterator, where in zip(padding.iter_vars, place, strict=True)}
-            inside = [substitute(condition, own), *inside]
+            within = substitute(condition, own)
+            analyzer = arith.Analyzer()
+            with analyzer.constraint_scope(within):
+                inside = [bound for bound in inside if not analyzer.can_prove(bound)]
+            inside.insert(0, within)
+            value = _unclamped(value, condition)
             moved = self.vectors.computed(value, own, padding.iter_vars[-1].var, (memory, at), lanes)
         if not inside:
             return moved
-        return [tirx.IfThenElse(tirx.all(*inside), sequence(moved), sequence(move(memory, at, None, [], lanes)))]
+        return [*move(memory, at, None, [], lanes), guarded(tirx.all(*inside), moved)]
 
-    def _products(
-        self,
-        held: dict[int, tuple[tirx.Buffer, dict[tuple[int, int], int]]],
-        step: int,
-        among: tirx.PrimExpr,
-        channel: int,
-    ) -> list[tirx.Stmt]:
+    def _products(self, held: dict[int, _Held], step: int, among: tirx.PrimExpr, channel: int) -> list[tirx.Stmt]:
         """What one element of each window adds to the sums of all positions."""
         statements: list[tirx.Stmt] = []
-        own: dict[int, tirx.Buffer] = {}
+        read: dict[int, _Held] = dict(held)
         for number, operand in enumerate(self.sums.operands):
             if number not in held:
                 lanes = 1 if operand.grouped else self.sums.lanes
-                own[number] = self.vectors.register("read", (1, lanes), operand.load.dtype)
-                statements += self._load(operand, self._place(operand, 0, step, among), own[number], 0, lanes)
-
-        def element(position: int, lane: tirx.PrimExpr) -> tirx.Stmt:
-            def read(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
-                if load.buffer.same_as(self.sums.reduction.buffer):
-                    return tirx.BufferLoad(self.results, [index(position), lane])
-                number, operand = next(
-                    (number, operand)
-                    for number, operand in enumerate(self.sums.operands)
-                    if same_load(operand.load, load)
-                )
-                if number in held:
-                    memory, numbers = held[number]
-                    where = [index(numbers[position, step]), index(channel) if operand.grouped else lane]
-                    return tirx.BufferLoad(memory, where)
-                return tirx.BufferLoad(own[number], [index(0), index(0) if operand.grouped else lane])
-
-            value = ir_transform(tirx.Evaluate(self.sums.reduction.value), None, read, ["tirx.BufferLoad"]).value
-            values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes + lane}
-            if self.sums.window is not None:
-                values[self.sums.window.var] = index(step)
-            if self.sums.among is not None:
-                values[self.sums.among.var] = among
-            return tirx.BufferStore(self.results, substitute(value, values), [index(position), lane])
-
+                memory = self.vectors.register("read", (1, lanes), operand.load.dtype)
+                read[number] = _Held(memory, self._wide(operand, (1, lanes)), {})
+                statements += self._load(operand, self._place(operand, 0, step, among), memory, 0, lanes)
         for position in range(_POSITIONS):
-            statements.append(in_turn(self.sums.lanes, partial(element, position)))
+            for own in read.values():
+                statements += own.widened(own.numbers.get((position, step), 0))
+            element = partial(self._product, read, (position, step), among, channel)
+            statements.append(in_turn(self.sums.lanes, element))
         return statements
+
+    def _product(
+        self,
+        read: dict[int, _Held],
+        at: tuple[int, int],
+        among: tirx.PrimExpr,
+        channel: int,
+        lane: tirx.PrimExpr,
+    ) -> tirx.Stmt:
+        position, step = at
+
+        def place(number: int, operand: _Operand) -> list[tirx.PrimExpr]:
+            inner = lane if not operand.grouped else index(channel if read[number].numbers else 0)
+            return [index(read[number].numbers.get(at, 0)), inner]
+
+        def own(value: tirx.PrimExpr) -> tuple[int, _Operand] | None:
+            return next(
+                ((number, each) for number, each in enumerate(self.sums.operands) if _is_load_of(value, each)), None
+            )
+
+        def wide(cast: tirx.Cast) -> tirx.BufferLoad | None:
+            found = own(cast.value)
+            memory = None if found is None else read[found[0]].wide
+            return None if memory is None or found is None else tirx.BufferLoad(memory, place(*found))
+
+        def loaded(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
+            if load.buffer.same_as(self.sums.reduction.buffer):
+                return tirx.BufferLoad(self.results, [index(position), lane])
+            found = own(load)
+            return None if found is None else tirx.BufferLoad(read[found[0]].memory, place(*found))
+
+        value = ir_transform(tirx.Evaluate(self.sums.reduction.value), None, wide, ["tirx.Cast"])
+        value = ir_transform(value, None, loaded, ["tirx.BufferLoad"]).value
+        values = {self.along: self.first + position, self.last: self.vector * self.sums.lanes + lane}
+        if self.sums.window is not None:
+            values[self.sums.window.var] = index(step)
+        if self.sums.among is not None:
+            values[self.sums.among.var] = among
+        return tirx.BufferStore(self.results, substitute(value, values), [index(position), lane])
 
     def _finished(self) -> list[tirx.Stmt]:
         """What follows of the sums of each position, stored by vectors."""
@@ -361,9 +448,10 @@ class _Threads:
         extent = self.sums.result.iter_vars[-2].dom.extent
         finished = self.vectors.register("finished", (self.sums.lanes,), store.buffer.dtype)
         of_all = [
-            load
-            for load in loads(store.value)
-            if not any(self.along in undefined_vars(place) for place in load.indices)
+            (load, condition)
+            for load, condition in conditional_loads(store.value)
+            if self.along
+            not in undefined_vars(tirx.tvm_tuple(*load.indices, *([] if condition is None else [condition])))
         ]
         values = {self.last: self.vector * self.sums.lanes}
         shared, statements = self.vectors.copied(of_all, values, self.last, self.sums.lanes)

@@ -8,11 +8,14 @@ from tvm import tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import loads, same_load
-from tkc.schedules.rules.thread_code import in_turn, index, move, register
+from tkc.schedules.blocks import conditional_loads, loads, same_load
+from tkc.schedules.rules.thread_code import guarded, in_turn, index, move, register
 
 Copy = tuple[tirx.BufferLoad, tirx.Buffer]
 """A load, and the registers that hold the vector which it is from."""
+
+ConditionalLoad = tuple[tirx.BufferLoad, tirx.PrimExpr | None]
+"""A load, and the condition under which it is read, if there is one."""
 
 Place = tuple[tirx.Buffer, Sequence[tirx.PrimExpr]]
 """A buffer, and where in it a vector begins."""
@@ -52,13 +55,18 @@ class Vectors:
         memory, at = target
         if isinstance(value, tirx.BufferLoad) and runs_along(value, last) and value.dtype == memory.dtype:
             return move(memory, at, value.buffer, [substitute(place, values) for place in value.indices], lanes)
-        missing = [load for load in loads(value) if not any(same_load(own, load) for own, _ in copies)]
+        known = [load for load, _ in copies]
+        missing = [
+            (load, condition)
+            for load, condition in conditional_loads(value)
+            if not any(same_load(own, load) for own in known)
+        ]
         added, statements = self.copied(missing, values, last, lanes)
-        known = [*copies, *added]
+        held_in = [*copies, *added]
 
         def element(lane: tirx.PrimExpr) -> tirx.Stmt:
             def held(load: tirx.BufferLoad) -> tirx.BufferLoad | None:
-                copy = next((copy for own, copy in known if same_load(own, load)), None)
+                copy = next((copy for own, copy in held_in if same_load(own, load)), None)
                 return None if copy is None else tirx.BufferLoad(copy, [lane])
 
             found = ir_transform(tirx.Evaluate(value), None, held, ["tirx.BufferLoad"]).value
@@ -69,19 +77,28 @@ class Vectors:
 
     def copied(
         self,
-        read: Sequence[tirx.BufferLoad],
+        read: Sequence[ConditionalLoad],
         values: Mapping[tirx.Var, tirx.PrimExpr],
         last: tirx.Var,
         lanes: int,
     ) -> tuple[list[Copy], list[tirx.Stmt]]:
-        """Registers for what of ``read`` runs along ``last``, and what moves it there."""
+        """Registers for what of ``read`` runs along ``last``, and what moves it there.
+
+        What is read under a condition that all lanes share is moved under it, and only what is so in one place.
+        """
         copies: list[Copy] = []
         statements: list[tirx.Stmt] = []
-        for load in read:
+        for load in [load for load, _ in read]:
             known = any(same_load(own, load) for own, _ in copies)
-            if load.buffer.scope() == "global" and runs_along(load, last) and not known:
-                copy = self.register("copied", (lanes,), load.dtype)
-                copies.append((load, copy))
-                place = [substitute(own, values) for own in load.indices]
-                statements += move(copy, [index(0)], load.buffer, place, lanes)
+            if load.buffer.scope() != "global" or not runs_along(load, last) or known:
+                continue
+            conditions = [condition for own, condition in read if same_load(own, load)]
+            always = any(condition is None for condition in conditions)
+            (condition,) = conditions if len(conditions) == 1 else (None,)
+            if not always and (condition is None or last in undefined_vars(condition) or loads(condition)):
+                continue
+            copy = self.register("copied", (lanes,), load.dtype)
+            copies.append((load, copy))
+            moved = move(copy, [index(0)], load.buffer, [substitute(own, values) for own in load.indices], lanes)
+            statements += moved if condition is None else [guarded(substitute(condition, values), moved)]
         return copies, statements
