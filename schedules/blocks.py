@@ -12,6 +12,7 @@ from tvm.s_tir.dlight.analysis.common_analysis import get_sblockrealize
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx.analysis import expr_deep_equal, undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
+from tvm_ffi import structural_equal
 
 from tkc.contracts import PARTITIONED, THREAD_EXTENT
 
@@ -138,6 +139,12 @@ def loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
 def same_load(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
     """Whether both load one element: to ``structural_equal``, buffers of one shape and dtype are one."""
     return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
+
+
+def same_value(one: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
+    """Whether both are written alike, of the same buffers and variables."""
+    read = zip(loads(one), loads(other), strict=False)
+    return bool(structural_equal(one, other)) and all(a.buffer.same_as(b.buffer) for a, b in read)
 
 
 def conditional_loads(value: tirx.PrimExpr) -> list[tuple[tirx.BufferLoad, tirx.PrimExpr | None]]:

@@ -24,8 +24,10 @@ from tkc.schedules.blocks import (
     is_reduction,
     iterator_kinds,
     loads,
+    nodes,
     reads_along,
     same_load,
+    same_value,
     static,
 )
 from tkc.schedules.rules.thread_code import (
@@ -37,11 +39,19 @@ from tkc.schedules.rules.thread_code import (
     launched,
     reduced_together,
     register,
+    sequence,
 )
 
 _THREADS = 128
 _WARP = 32
 _REDUCED = ("float16", "bfloat16", "float32", "float64", "int32", "int64")  # what warps exchange
+
+
+# Outside of these bounds, a reciprocal is infinite, or has lost digits.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
+
+_Element = Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.Stmt]
+"""What is computed of a thread's element of a number, in a column."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,15 @@ class _Variant:
     held: int | None
 
 
-_VARIANTS = (_Variant(32, 4), _Variant(32, 16), _Variant(128, 16), _Variant(256, None))
+_VARIANTS = (
+    _Variant(32, 4),
+    _Variant(32, 8),
+    _Variant(32, 16),
+    _Variant(128, 8),
+    _Variant(256, 8),
+    _Variant(256, 16),
+    _Variant(256, None),
+)
 
 
 def schedule_gpu_rows(func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -216,6 +234,7 @@ class _Threads:
         }
         self.of_columns: dict[tirx.Buffer, tirx.Buffer] = {}
         self.inputs: list[tuple[tirx.BufferLoad, tirx.Buffer]] = []
+        self.reciprocals: list[tuple[tirx.PrimExpr, tirx.Buffer]] = []
 
     def launch(self) -> Launch:
         """Blocks of threads, a row to each, or to each warp."""
@@ -245,13 +264,24 @@ class _Threads:
         return Launch(_THREADS, blocks, of_number=body, registers=self.registers)
 
     def _code(self) -> list[tirx.Stmt]:
-        statements = self._held_inputs()
+        held = self._held_inputs()
+        # Loads are a loop of their own: all of them are on their way before the first is waited for.
+        statements = [self._over_row(held)] if held else []
+        pending: list[_Element] = []  # what is computed of an element alone, in one loop with what reduces it
         for step in self.rows.steps:
-            statements += self._step(step)
-        return statements
+            if step.combine is not None:
+                statements += self._reduction(step, pending)
+                pending = []
+            elif step.of_columns:
+                pending += self._of_column(step)
+            else:
+                value = self._value(step.store.value, None, None)
+                statements.append(tirx.BufferStore(self.of_rows[step.store.buffer], value, [index(0)]))
+                statements += self._stored(step)
+        return [*statements, *self._last(pending)]
 
-    def _held_inputs(self) -> list[tirx.Stmt]:
-        """What several steps read of a row, in registers."""
+    def _held_inputs(self) -> list[_Element]:
+        """What loads to registers what several steps read of a row."""
         if self.variant.held is None:
             return []
         found: list[tuple[tirx.BufferLoad, int]] = []
@@ -273,50 +303,78 @@ class _Threads:
         self.inputs = held
         return [self._loaded(load, memory) for load, memory in held]
 
-    def _loaded(self, load: tirx.BufferLoad, memory: tirx.Buffer) -> tirx.Stmt:
-        return self._over_row(lambda number, column: tirx.BufferStore(memory, self._at(load, column), [number]))
+    def _loaded(self, load: tirx.BufferLoad, memory: tirx.Buffer) -> _Element:
+        return lambda number, column: tirx.BufferStore(memory, self._at(load, column), [number])
 
-    def _step(self, step: _Step) -> list[tirx.Stmt]:
-        buffer = step.store.buffer
-        if step.combine is not None:
-            return self._reduction(step)
-        if not step.of_columns:
-            value = self._value(step.store.value, None, None)
-            store = tirx.BufferStore(self.of_rows[buffer], value, [index(0)])
-            return [store, *self._stored(step)]
+    def _of_column(self, step: _Step) -> list[_Element]:
+        """What computes an element of a row: for the result, or for steps that follow."""
+        buffer, value = step.store.buffer, step.store.value
         if buffer in self.rows.outputs:
-            return [
-                self._over_row(
-                    lambda number, column: tirx.BufferStore(
-                        buffer,
-                        self._value(step.store.value, number, column),
-                        [self._at(place, column) for place in step.store.indices],
-                    )
-                )
-            ]
+
+            def stored(number: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.Stmt:
+                places = [self._at(place, column) for place in step.store.indices]
+                return tirx.BufferStore(buffer, self._value(value, number, column), places)
+
+            return [stored]
         if self.variant.held is None:
             return []  # it is computed where it is read
         memory = self._register(buffer, self.variant.held)
-        statement = self._over_row(
-            lambda number, column: tirx.BufferStore(memory, self._value(step.store.value, number, column), [number])
-        )
         self.of_columns[buffer] = memory
-        return [statement]
+        return [lambda number, column: tirx.BufferStore(memory, self._value(value, number, column), [number])]
 
-    def _reduction(self, step: _Step) -> list[tirx.Stmt]:
-        memory = self.of_rows[step.store.buffer]
+    def _reduction(self, step: _Step, before: Sequence[_Element]) -> list[tirx.Stmt]:
+        memory, combine = self.of_rows[step.store.buffer], step.combine
         so_far = tirx.BufferLoad(memory, [index(0)])
-        combine = step.combine
         assert combine is not None
-        each = self._over_row(
-            lambda number, column: tirx.BufferStore(
-                memory, combine(so_far, self._value(step.store.value, number, column)), [index(0)]
-            )
-        )
+
+        def each(number: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.Stmt:
+            combined = combine(so_far, self._value(step.store.value, number, column))
+            return tirx.BufferStore(memory, combined, [index(0)])
+
         together, shared = reduced_together(memory, combine, self.lane, self.variant.threads)
         self.registers += shared
         initial = tirx.BufferStore(memory, step.initial, [index(0)])
-        return [initial, each, *together, *self._stored(step)]
+        return [initial, self._over_row([*before, each]), *together, *self._stored(step)]
+
+    def _last(self, pending: Sequence[_Element]) -> list[tirx.Stmt]:
+        """The loop that stores results; where they are quotients by a number of the row's, by its reciprocal."""
+        if not pending:
+            return []
+        divisors = self._divisors()
+        slow = self._over_row(pending)
+        if not divisors:
+            return [slow]
+        conditions: list[tirx.PrimExpr] = []
+        statements: list[tirx.Stmt] = []
+        for divisor in divisors:
+            size = tirx.abs(divisor)
+            conditions += [size >= tirx.const(_SMALLEST, divisor.dtype), size <= tirx.const(_LARGEST, divisor.dtype)]
+            reciprocal = register("reciprocal", (1,), divisor.dtype)
+            self.registers.append(reciprocal)
+            self.reciprocals.append((divisor, reciprocal))
+            one = tirx.const(1, divisor.dtype)
+            statements.append(tirx.BufferStore(reciprocal, tirx.Div(one, divisor), [index(0)]))
+        fast = self._over_row(pending)
+        return [*statements, tirx.IfThenElse(tirx.all(*conditions), fast, slow)]
+
+    def _divisors(self) -> list[tirx.PrimExpr]:
+        """What results of 16 bits are divided by that is the same for all elements of a row, in float32.
+
+        A reciprocal is a rounding more, which is too little to see in 16 bits.
+        """
+        found: list[tirx.PrimExpr] = []
+        for step in self.rows.steps:
+            if step.store.buffer not in self.rows.outputs or step.store.buffer.dtype not in ("float16", "bfloat16"):
+                continue
+            for node in nodes(tirx.Evaluate(step.store.value)):
+                if isinstance(node, tirx.Div) and node.dtype == "float32" and self._is_of_row(node.b):
+                    divisor = self._value(node.b, None, None)
+                    if not any(same_value(divisor, other) for other in found):
+                        found.append(divisor)
+        return found
+
+    def _is_of_row(self, value: tirx.PrimExpr) -> bool:
+        return bool(loads(value)) and all(load.buffer in self.of_rows for load in loads(value))
 
     def _stored(self, step: _Step) -> list[tirx.Stmt]:
         """A row's result, where it leaves the function: by one of its threads."""
@@ -326,18 +384,21 @@ class _Threads:
         store = tirx.BufferStore(step.store.buffer, value, step.store.indices)
         return [guarded(self.lane == 0, [store])]
 
-    def _over_row(self, body: Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` of the numbers of a thread's elements, and their columns."""
+    def _over_row(self, bodies: Sequence[_Element]) -> tirx.Stmt:
+        """``bodies`` of the numbers of a thread's elements, and their columns."""
         threads, length = self.variant.threads, self.rows.length
         if self.variant.held is None:
             number = tirx.Var("number", "int64")
             column = number * threads + self.lane
             extent = tirx.truncdiv(tirx.max(length - self.lane, index(0)) + (threads - 1), index(threads))
-            return tirx.For(number, index(0), extent, tirx.ForKind.SERIAL, body(number, column))
+            code = sequence([body(number, column) for body in bodies])
+            return tirx.For(number, index(0), extent, tirx.ForKind.SERIAL, code)
 
         def one(number: tirx.PrimExpr) -> tirx.Stmt:
             column = number * threads + self.lane
-            return guarded(column < length, [body(number, column)])
+            # Of as many elements as threads hold, 32 bits can count: a comparison of 64 takes twice as long.
+            inside = number.astype("int32") * threads + self.lane.astype("int32") < length.astype("int32")
+            return guarded(inside, [body(number, column) for body in bodies])
 
         return in_turn(self.variant.held, one)
 
@@ -355,7 +416,13 @@ class _Threads:
             memory = next((memory for own, memory in self.inputs if same_load(own, load)), None)
             return None if memory is None else tirx.BufferLoad(memory, [number])
 
+        def multiplied(quotient: tirx.Div) -> tirx.PrimExpr | None:
+            inverse = next((memory for own, memory in self.reciprocals if same_value(own, quotient.b)), None)
+            return None if inverse is None else quotient.a * tirx.BufferLoad(inverse, [index(0)])
+
         found = ir_transform(tirx.Evaluate(value), None, held, ["tirx.BufferLoad"]).value
+        if self.reciprocals:
+            found = ir_transform(tirx.Evaluate(found), None, multiplied, ["tirx.Div"]).value
         return found if column is None else self._at(found, column)
 
     def _at(self, value: tirx.PrimExpr, column: tirx.PrimExpr) -> tirx.PrimExpr:

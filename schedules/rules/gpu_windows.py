@@ -450,8 +450,7 @@ class _Threads:
         of_all = [
             (load, condition)
             for load, condition in conditional_loads(store.value)
-            if self.along
-            not in undefined_vars(tirx.tvm_tuple(*load.indices, *([] if condition is None else [condition])))
+            if condition is None and self.along not in undefined_vars(tirx.tvm_tuple(*load.indices))
         ]
         values = {self.last: self.vector * self.sums.lanes}
         shared, statements = self.vectors.copied(of_all, values, self.last, self.sums.lanes)

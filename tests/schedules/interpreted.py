@@ -29,7 +29,7 @@ _OPERATORS = {
     tirx.And: "and",
     tirx.Or: "or",
 }
-_FUNCTIONS = {"tirx.exp": "exp", "tirx.sqrt": "math.sqrt", "tirx.rsqrt": "rsqrt"}
+_FUNCTIONS = {"tirx.exp": "exp", "tirx.sqrt": "math.sqrt", "tirx.rsqrt": "rsqrt", "tirx.fabs": "abs"}
 
 
 def interpret(func: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> None:
@@ -106,19 +106,17 @@ def _launch(blocks: int, threads: int, body: Any) -> None:
 def _together(threads: list[Iterator[Any]]) -> None:
     """Run the threads of one block from exchange to exchange: all, or all of a warp, must come to the same."""
     warps = [threads[first : first + 32] for first in range(0, len(threads), 32)]
-    waiting: list[list[Any] | None] = [[next(thread, None) for thread in warp] for warp in warps]
-    while any(waiting):
+    waiting = [[next(thread, None) for thread in warp] for warp in warps]
+    while True:
         for number, warp in enumerate(warps):
-            while (reached := waiting[number]) is not None and any(
-                at is not None and at[0] == "shuffle" for at in reached
-            ):
+            while any(at is not None and at[0] == "shuffle" for at in waiting[number]):
+                reached = waiting[number]
                 assert all(at is not None and at[0] == "shuffle" and at[2] == reached[0][2] for at in reached)
                 distance = reached[0][2]
                 waiting[number] = [_send(thread, reached[lane ^ distance][1]) for lane, thread in enumerate(warp)]
-        reached_all = [at for warp in waiting if warp is not None for at in warp]
-        if all(at is None for at in reached_all):
+        if all(at is None for reached in waiting for at in reached):
             return
-        assert all(at is not None and at[0] == "wait" for at in reached_all), "not all threads come to the barrier"
+        assert all(at is not None for reached in waiting for at in reached), "not all threads come to the barrier"
         waiting = [[_send(thread, None) for thread in warp] for warp in warps]
 
 
