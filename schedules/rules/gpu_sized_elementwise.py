@@ -131,11 +131,19 @@ def _of_elements(block: tirx.SBlock) -> Launch:
 
 
 def _of_rows(block: tirx.SBlock) -> Launch:
-    """A warp for each part of a row, of some elements for each thread."""
+    """A warp for each part of a row, of some elements for each thread.
+
+    The warps of a block have parts that follow each other; or, where something is read across rows, one part of rows
+    that do, which read neighbours.
+    """
     variables = [iterator.var for iterator in block.iter_vars]
     *outer, length = [iterator.dom.extent for iterator in block.iter_vars]
-    part = _WARP * _EACH
+    part, together = _WARP * _EACH, _THREADS // _WARP
+    across = bool(outer) and _reads_across(block)
     extents = [*outer, tirx.floordiv(length + (part - 1), index(part))]
+    if across:
+        extents[-2] = tirx.floordiv(outer[-1] + (together - 1), index(together))
+        extents.append(index(together))
     total = _total(extents)
 
     def body(number: tirx.Var) -> list[tirx.Stmt]:
@@ -144,13 +152,26 @@ def _of_rows(block: tirx.SBlock) -> Launch:
             tirx.Bind(warp, tirx.truncdiv(number, index(_WARP))),
             tirx.Bind(lane, number - warp * _WARP),
         ]
-        places, divisions = divided(warp, extents, [variable.name for variable in variables])
+        places, divisions = divided(warp, extents, [f"place{axis}" for axis in range(len(extents))])
+        if across:
+            *others, rows, first, own = places
+            places = [*others, rows * together + own, first]
 
         def element(step: tirx.PrimExpr) -> tirx.Stmt:
             column = places[-1] * part + step * _WARP + lane
             own = dict(zip(variables, [*places[:-1], column], strict=True))
             return guarded(column < length, [substitute(block.body, own)])
 
-        return [*bindings, guarded(warp < total, [*divisions, in_turn(_EACH, element)])]
+        code = in_turn(_EACH, element)
+        return [
+            *bindings,
+            guarded(warp < total, [*divisions, guarded(places[-2] < outer[-1], [code]) if across else code]),
+        ]
 
     return Launch(_THREADS, _blocks(total * _WARP), body)
+
+
+def _reads_across(block: tirx.SBlock) -> bool:
+    """Whether neighbours in a row are read from rows of their own."""
+    last = block.iter_vars[-1].var
+    return any(last in undefined_vars(place) for load in loads(block.body.value) for place in load.indices[:-1])

@@ -106,7 +106,7 @@ def _launch(blocks: int, threads: int, body: Any) -> None:
 def _together(threads: list[Iterator[Any]]) -> None:
     """Run the threads of one block from exchange to exchange: all, or all of a warp, must come to the same."""
     warps = [threads[first : first + 32] for first in range(0, len(threads), 32)]
-    waiting = [[next(thread, None) for thread in warp] for warp in warps]
+    waiting: list[list[Any]] = [[next(thread, None) for thread in warp] for warp in warps]
     while True:
         for number, warp in enumerate(warps):
             while any(at is not None and at[0] == "shuffle" for at in waiting[number]):
