@@ -12,7 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+import tvm
 from tvm import tirx
+
+from tests.schedules.gpu_cases import HOPPER
+from tests.schedules.graphs import error
+from tkc.schedules.schedule_module import schedule_by_rules
+from tkc.schedules.target import tvm_target
 
 _OPERATORS = {
     tirx.Add: "+",
@@ -39,7 +46,13 @@ def interpret(func: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> None:
     """
     sizes: dict[str, int] = {}
     names = _Names()
-    space: dict[str, Any] = {"math": math, "exp": _exp, "rsqrt": lambda x: 1 / math.sqrt(x), "quotient": _quotient}
+    space: dict[str, Any] = {
+        "inf": math.inf,
+        "math": math,
+        "exp": _exp,
+        "rsqrt": lambda x: 1 / math.sqrt(x),
+        "quotient": _quotient,
+    }
     for parameter, array in zip(func.params, arrays, strict=True):
         buffer = func.buffer_map[parameter]
         space[names.of(buffer.data)] = _Tensor(array)
@@ -241,3 +254,18 @@ class _Writer:
         if name == "tirx.if_then_else":
             return self._chosen(*call.args)
         return self._cast(f"{_FUNCTIONS[name]}({self._text(call.args[0])})", call.dtype)
+
+
+def run(module: tvm.IRModule, tensors: Sequence[torch.Tensor], expected: torch.Tensor, rule: str) -> float:
+    """The largest difference to ``expected``, relative to the largest number there, of what ``module`` makes of
+    ``tensors``: its one function, scheduled by ``rule``."""
+    (function,) = (func for _, func in module.functions_items() if isinstance(func, tirx.PrimFunc))
+    scheduled = schedule_by_rules(function, HOPPER, tvm_target(HOPPER))
+    assert scheduled.rule == rule, scheduled.reason
+    call = module["main"].body.blocks[0].bindings[-1].value
+    arrays = [tensors[int(str(argument.name_hint)[1:])].numpy() for argument in call.args[1].fields]
+    result = np.full(expected.shape, 77, str(expected.dtype).removeprefix("torch."))
+    interpret(scheduled.scheduled, [*map(np.ascontiguousarray, arrays), result])
+    found = torch.from_numpy(result)
+    assert torch.equal(found.isnan(), expected.isnan())
+    return error(found.nan_to_num(), expected.nan_to_num())
