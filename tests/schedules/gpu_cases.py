@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import tvm
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tests.schedules.graphs import Input, size
@@ -88,7 +88,9 @@ def windowed(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, groups: int, str
     zeros = tuple(extent // 2 for extent in extents)
     windows = Windows(extents, strides, (1,) * len(strides), zeros, zeros)
     dtype, attributes = x.struct_info.dtype, {"op_pattern": 4}
-    name = f"sums_of_{groups}"  # unlike that of others, since tests put several graphs into one module
+    unknown = sum(isinstance(extent, tirx.Var) for extent in x.struct_info.shape.values)
+    # Unlike that of others, since tests put several graphs into one module.
+    name = f"sums_of_{groups}_{'_'.join(map(str, strides))}_{unknown}"
     return b.emit_te(windows.sums, x, w, groups, dtype, primfunc_name_hint=name, primfunc_attrs=attributes)
 
 
@@ -205,12 +207,10 @@ CASES = (
         Case(
             f"convolution of each channel, stride {stride}, images of any size",
             lambda t: [((BATCH, 7, LENGTH, 48), t), ((5, 5, 1, 48), t), ((48,), t)],
-            lambda b, x, w, bias, stride=stride: op.nn.relu(  # type: ignore[misc]
+            lambda b, x, w, bias, stride=stride: op.nn.relu(
                 b.emit(op.add(windowed(b, x, w, 48, (stride, stride)), bias))
             ),
-            lambda x, w, bias, stride=stride: (  # type: ignore[misc]
-                (convolved(x, w, 48, (stride, stride)).to(x.dtype) + bias).relu()
-            ),
+            lambda x, w, bias, stride=stride: (convolved(x, w, 48, (stride, stride)).to(x.dtype) + bias).relu(),
             "gpu-windows",
         )
         for stride in (1, 2)
