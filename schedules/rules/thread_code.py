@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from tvm import DataType, s_tir, tirx
 
+from tkc.schedules.blocks import nodes
+
 _VECTOR_BYTES = 16
 _MOST_LANES = {"bool": 4}
 _INDEX = "int64"
@@ -42,8 +44,11 @@ class Launch:
         return _bound(block, self.blocks, inner, "blockIdx.x")
 
 
-def launched(func: tirx.PrimFunc, launches: Sequence[tuple[tirx.PrimExpr | None, Launch]]) -> s_tir.Schedule:
-    """``func`` computed by each of ``launches`` whose condition, of sizes, holds, or that has none."""
+def launched(func: tirx.PrimFunc, launches: Sequence[tuple[tirx.PrimExpr | None, Launch]]) -> s_tir.Schedule | None:
+    """``func`` computed by each of ``launches`` whose condition, of sizes, holds, or that has none.
+
+    ``None`` where they read what is neither an argument nor in their registers.
+    """
     statements = []
     for condition, launch in launches:
         statement = launch.statement()
@@ -51,8 +56,13 @@ def launched(func: tirx.PrimFunc, launches: Sequence[tuple[tirx.PrimExpr | None,
             once = tirx.Cast("int32", condition)
             statement = tirx.For(tirx.Var("chosen", "int32"), 0, once, tirx.ForKind.SERIAL, statement)
         statements.append(statement)
+    code = sequence(statements)
     buffers = [buffer for _, launch in launches for buffer in launch.registers]
-    root = tirx.SBlock([], [], [], "root", sequence(statements), None, buffers)
+    known = {*buffers, *func.buffer_map.values()}
+    accesses = (node for node in nodes(code) if isinstance(node, tirx.BufferLoad | tirx.BufferStore))
+    if not all(access.buffer in known for access in accesses):
+        return None
+    root = tirx.SBlock([], [], [], "root", code, None, buffers)
     return s_tir.Schedule(func.with_body(tirx.SBlockRealize([], True, root)))
 
 
