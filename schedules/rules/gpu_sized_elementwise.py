@@ -35,7 +35,7 @@ def sized_elementwise(func: tirx.PrimFunc, block: tirx.SBlock) -> s_tir.Schedule
         return None
     if static(sizes[-1]) is not None:
         lanes = _lanes(block)
-        return None if lanes == 1 else launched(func, [(None, _of_vectors(block, lanes))])
+        return launched(func, [(None, _of_elements(block) if lanes == 1 else _of_vectors(block, lanes))])
     if _is_flat(block):
         return launched(func, [(None, _of_elements(block))])
     long = sizes[-1] > _SHORT
