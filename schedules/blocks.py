@@ -10,8 +10,9 @@ from tvm.ir import Op
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.analysis.common_analysis import get_sblockrealize
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx.analysis import undefined_vars
+from tvm.tirx.analysis import expr_deep_equal, undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit
+from tvm_ffi import structural_equal
 
 from tkc.contracts import PARTITIONED, THREAD_EXTENT
 
@@ -128,6 +129,64 @@ def doubles_when_inlined(func: tirx.PrimFunc) -> bool:
         if sum(taken) > _MOST_READS and max(taken) > 1:
             return True
     return False
+
+
+def loads(value: tirx.PrimExpr) -> list[tirx.BufferLoad]:
+    """What ``value`` is loaded from, each as often as it is."""
+    return [node for node in nodes(tirx.Evaluate(value)) if isinstance(node, tirx.BufferLoad)]
+
+
+def same_load(one: tirx.BufferLoad, other: tirx.BufferLoad) -> bool:
+    """Whether both load one element: to ``structural_equal``, buffers of one shape and dtype are one."""
+    return bool(one.buffer.same_as(other.buffer)) and all(map(expr_deep_equal, one.indices, other.indices))
+
+
+def same_value(one: tirx.PrimExpr, other: tirx.PrimExpr) -> bool:
+    """Whether both are written alike, of the same buffers and variables."""
+    read = zip(loads(one), loads(other), strict=False)
+    return bool(structural_equal(one, other)) and all(a.buffer.same_as(b.buffer) for a, b in read)
+
+
+def conditional_loads(value: tirx.PrimExpr) -> list[tuple[tirx.BufferLoad, tirx.PrimExpr | None]]:
+    """What ``value`` is loaded from, each as often as it is, and the condition under which it is, if there is one.
+
+    Under others, there may be no such element: a selection's condition simplifies the indices in its branches.
+    """
+    found: list[tuple[tirx.BufferLoad, tirx.PrimExpr | None]] = []
+
+    def visit(node: tirx.PrimExpr, condition: tirx.PrimExpr | None) -> None:
+        parts = _selected(node)
+        if parts is None:
+            if isinstance(node, tirx.BufferLoad):
+                found.append((node, condition))
+            for operand in _operands(node):
+                visit(operand, condition)
+            return
+        decided, one, other = parts
+        visit(decided, condition)
+        visit(one, decided if condition is None else tirx.And(condition, decided))
+        visit(other, tirx.Not(decided) if condition is None else tirx.And(condition, tirx.Not(decided)))
+
+    visit(value, None)
+    return found
+
+
+def _selected(node: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr] | None:
+    """The condition and both branches of a selection."""
+    if isinstance(node, tirx.Select):
+        return node.condition, node.true_value, node.false_value
+    if isinstance(node, tirx.Call) and getattr(node.op, "name", "") == "tirx.if_then_else":
+        return node.args[0], node.args[1], node.args[2]
+    return None
+
+
+def _operands(node: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    if isinstance(node, tirx.BufferLoad):
+        return list(node.indices)
+    if isinstance(node, tirx.Call):
+        return [argument for argument in node.args if isinstance(argument, tirx.PrimExpr)]
+    parts = (getattr(node, name, None) for name in ("a", "b", "value", "body"))
+    return [part for part in parts if isinstance(part, tirx.PrimExpr)]
 
 
 def _loads(block: tirx.SBlock) -> list[tirx.BufferLoad]:

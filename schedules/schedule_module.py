@@ -24,8 +24,10 @@ from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_m
 from tkc.schedules.rules.empty import schedule_empty
 from tkc.schedules.rules.gpu_elementwise import schedule_gpu_elementwise
 from tkc.schedules.rules.gpu_matmul import SizedMatmul
+from tkc.schedules.rules.gpu_rows import schedule_gpu_rows
 from tkc.schedules.rules.gpu_strided_reduction import schedule_gpu_strided_reduction
 from tkc.schedules.rules.gpu_vector_reduction import schedule_gpu_vector_reduction
+from tkc.schedules.rules.gpu_windows import schedule_gpu_windows
 from tkc.schedules.tuned import recorded_seconds, schedule_found
 
 if TYPE_CHECKING:
@@ -98,7 +100,9 @@ GPU_RULES = (
     _product("dlight-gemv", dlight.gpu.GEMV()),
     Rule("dlight-transpose", _transpose),
     Rule("gpu-elementwise", schedule_gpu_elementwise),
+    Rule("gpu-windows", schedule_gpu_windows),
     Rule("gpu-vector-reduction", schedule_gpu_vector_reduction),
+    Rule("gpu-rows", schedule_gpu_rows),
     Rule("gpu-strided-reduction", schedule_gpu_strided_reduction),
     _dlight("dlight-reduction", dlight.gpu.Reduction()),
     _dlight("dlight-general-reduction", dlight.gpu.GeneralReduction()),

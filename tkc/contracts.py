@@ -58,6 +58,10 @@ EACH_IN_A_THREAD: Final = "tkc.each_in_a_thread"
 """Of a serial loop right inside of a parallel one: its iterations are independent, too. On a GPU each has a thread of
 the block that has the parallel loop's iteration (``schedules/rules/fallback.py``). Frontends set it."""
 
+RESHAPES: Final = "tkc.reshapes"
+"""Of a TensorIR function: it is a ``relax.reshape``, whatever TVM can tell of its positions
+(``passes/lowering/reshape_views.py``). Fused with others, it has no such attribute."""
+
 DEFAULT_SCHEDULE: Final = "tkc.schedule"
 """Of the outermost block in a tuning record's trace: with the value :data:`BY_RULES`, the default rules schedule this
 function better than anything that was tried."""

@@ -48,7 +48,7 @@ from tkc.passes.lowering.partial_reads import MarkPartialReads
 from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.read_regions import ReadRegions
-from tkc.passes.lowering.reshape_views import ReshapeViews
+from tkc.passes.lowering.reshape_views import ReshapeViews, legalize_reshape
 from tkc.passes.lowering.retain_memory import RetainMemory
 from tkc.passes.lowering.scans import Scans
 from tkc.passes.lowering.short_scans import ShortScans
@@ -59,6 +59,7 @@ from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
 from tkc.passes.lowering.update_in_place import UpdateInPlace
 from tkc.passes.lowering.widen_products import WidenProducts
+from tkc.passes.lowering.widened_softmax import WidenedSoftmax
 from tkc.passes.lowering.write_rows import WriteRows
 from tkc.passes.rules.table import PRODUCT_RULES, RULES
 from tkc.passes.substitute_kernels import (
@@ -179,7 +180,7 @@ def fusion_stages() -> list[PassStage]:
         # What TVM would compute in too low a precision, or wrongly, is spelled out.
         PassStage(
             "lower operators",
-            (WidenProducts(), LowerFloat8Casts(), ExpandFunctions()),
+            (WidenProducts(), WidenedSoftmax(), LowerFloat8Casts(), ExpandFunctions()),
             holds=_KERNEL_GRAPH,
         ),
         # Operators become TensorIR functions, neighbours one function each.
@@ -196,7 +197,7 @@ def fusion_stages() -> list[PassStage]:
                 PlannedViews(),
                 TransposedProducts(),
                 SimpleSizes(),
-                transform.LegalizeOps(with_simple_functions(LEGALIZATIONS)),
+                transform.LegalizeOps(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape})),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
                 MarkPartialReads(),

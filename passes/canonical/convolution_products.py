@@ -93,12 +93,8 @@ class _Rewriting(PyExprMutator):
         side_by_side = op.permute_dims(self._emit(product), [1, 0, 2])
         return op.reshape(self._emit(side_by_side), (batch, *counts, out))
 
-    def _sums(self, call: relax.Call) -> relax.Expr | None:
-        """Sums over each window; ``None`` where the number of windows is a formula, which TVM cannot divide among
-        threads with what else there is.
-        """
-        if not all(static(size) is not None or isinstance(size, tirx.Var) for size in shape(call)):
-            return None
+    def _sums(self, call: relax.Call) -> relax.Expr:
+        """Sums over each window."""
         image, weight = map(self._narrow, call.args)
         groups, rank = int(call.attrs.groups), weight.struct_info.ndim
         out_last = self._emit(op.permute_dims(weight, [*range(2, rank), 1, 0]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from tvm import relax, te, tirx
+from tvm import arith, relax, te, tirx
 
 from tkc.passes.graph.bindings import shape, static
 
@@ -59,8 +59,9 @@ class Windows:
     def counts(self, sizes: Sequence[Size]) -> list[Size]:
         """How many windows there are along each axis of an image of ``sizes``."""
         axes = zip(sizes, self.extents, self.strides, self.dilation, self.before, self.after, strict=True)
+        simplify = arith.Analyzer().simplify  # as TVM does with the sizes of functions: one tensor's have one form
         return [
-            (size + before + after - dilation * (extent - 1) - 1) // stride + 1
+            simplify((size + before + after - dilation * (extent - 1) - 1) // stride + 1)
             for size, extent, stride, dilation, before, after in axes
         ]
 

@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm.tirx.analysis import undefined_vars
 
 from tkc.schedules.blocks import child_blocks, inline_injective, is_injective, nodes, static
+from tkc.schedules.rules.gpu_sized_elementwise import sized_elementwise
 
 _THREADS = 256
 _VECTOR_BYTES = 16
@@ -28,6 +29,10 @@ def schedule_gpu_elementwise(func: tirx.PrimFunc, target: Target) -> s_tir.Sched
     if normalize_prim_func(sch) is None or not all(is_injective(sch.get(block)) for block in child_blocks(sch)):
         return None
     inline_injective(sch, child_blocks(sch), merged=False)
+    if len(child_blocks(sch)) == 1:
+        sized = sized_elementwise(func, sch.get(child_blocks(sch)[0]))
+        if sized is not None:
+            return sized
     for block in child_blocks(sch):
         bind_elementwise(sch, block)
     return sch

@@ -43,7 +43,7 @@ def schedule_gpu_vector_reduction(func: tirx.PrimFunc, target: Target) -> s_tir.
     if not sch.get_consumers(reduction):
         sch.cache_write(reduction, 0, "local")
     consumers = sch.get_consumers(reduction)
-    if len(child_blocks(sch)) != 2 + len(padding) or not _takes_each(sch.get(consumers[0]), sch.get(reduction)):
+    if len(child_blocks(sch)) != 2 + len(padding) or not takes_each(sch.get(consumers[0]), sch.get(reduction)):
         return None
     (consumer,) = consumers
     *outer, along, across = sch.get_loops(consumer)
@@ -114,7 +114,7 @@ def _is_if(node: object) -> bool:
     return isinstance(node, tirx.Call) and node.op.name == "tirx.if_then_else"
 
 
-def _takes_each(consumer: tirx.SBlock, reduction: tirx.SBlock) -> bool:
+def takes_each(consumer: tirx.SBlock, reduction: tirx.SBlock) -> bool:
     """Whether ``consumer`` computes an element of each output of ``reduction``, in their order."""
     if not is_injective(consumer):
         return False

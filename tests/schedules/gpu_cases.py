@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import tvm
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from tests.schedules.graphs import Input, size
@@ -54,6 +54,15 @@ def normalized_pixels(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return op.astype(b.emit(op.nn.relu(b.emit(op.multiply(centered, scale)))), x.struct_info.dtype)
 
 
+def normalized_rows(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """Each row of ``x`` normalized, in float32."""
+    wide = b.emit(op.astype(x, "float32"))
+    centered = b.emit(op.subtract(wide, b.emit(op.mean(wide, [-1], keepdims=True))))
+    square = b.emit(op.mean(b.emit(op.multiply(centered, centered)), [-1], keepdims=True))
+    scale = b.emit(op.rsqrt(b.emit(op.add(square, relax.const(1e-3, "float32")))))
+    return op.astype(b.emit(op.multiply(centered, scale)), x.struct_info.dtype)
+
+
 def scaled_rows(b: relax.BlockBuilder, x: relax.Var, scale: relax.Var, bias: relax.Var) -> relax.Expr:
     """``relu(x * scale + bias)`` in float32, as batch normalization ends."""
     scaled = b.emit(op.multiply(b.emit(op.astype(x, "float32")), scale))
@@ -79,7 +88,9 @@ def windowed(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, groups: int, str
     zeros = tuple(extent // 2 for extent in extents)
     windows = Windows(extents, strides, (1,) * len(strides), zeros, zeros)
     dtype, attributes = x.struct_info.dtype, {"op_pattern": 4}
-    name = f"sums_of_{groups}"  # unlike that of others, since tests put several graphs into one module
+    unknown = sum(isinstance(extent, tirx.Var) for extent in x.struct_info.shape.values)
+    # Unlike that of others, since tests put several graphs into one module.
+    name = f"sums_of_{groups}_{'_'.join(map(str, strides))}_{unknown}"
     return b.emit_te(windows.sums, x, w, groups, dtype, primfunc_name_hint=name, primfunc_attrs=attributes)
 
 
@@ -172,7 +183,7 @@ CASES = (
         lambda t: [((BATCH, 4, LENGTH, LENGTH), t)],
         lambda b, x: op.nn.softmax(x, -1),
         lambda x: x.softmax(-1),
-        "dlight-general-reduction",
+        "gpu-rows",
     ),
     Case(
         "max pool",
@@ -201,6 +212,39 @@ CASES = (
         lambda b, x, w: op.nn.relu(windowed(b, x, w, 8, (1, 1))),
         lambda x, w: convolved(x, w, 8, (1, 1)).relu().to(x.dtype),
         "gpu-vector-reduction",
+    ),
+    *(
+        Case(
+            f"convolution of each channel, stride {stride}, images of any size",
+            lambda t: [((BATCH, 7, LENGTH, 48), t), ((5, 5, 1, 48), t), ((48,), t)],
+            lambda b, x, w, bias, stride=stride: op.nn.relu(
+                b.emit(op.add(windowed(b, x, w, 48, (stride, stride)), bias))
+            ),
+            lambda x, w, bias, stride=stride: (convolved(x, w, 48, (stride, stride)).to(x.dtype) + bias).relu(),
+            "gpu-windows",
+        )
+        for stride in (1, 2)
+    ),
+    Case(
+        "convolution of small groups, images of any size",
+        lambda t: [((BATCH, LENGTH, 9, 32), t), ((3, 3, 4, 64), t)],
+        lambda b, x, w: op.nn.relu(windowed(b, x, w, 8, (1, 1))),
+        lambda x, w: convolved(x, w, 8, (1, 1)).relu().to(x.dtype),
+        "gpu-windows",
+    ),
+    Case(
+        "rows of any length normalized",
+        lambda t: [((BATCH, 3, LENGTH), t)],
+        normalized_rows,
+        lambda x: functional.layer_norm(x.float(), x.shape[-1:], eps=1e-3).to(x.dtype),
+        "gpu-rows",
+    ),
+    Case(
+        "rows added to columns",
+        lambda t: [((BATCH, LENGTH, LENGTH), t), ((LENGTH,), t)],
+        lambda b, x, bias: op.add(b.emit(op.add(x, b.emit(op.permute_dims(x, [0, 2, 1])))), bias),
+        lambda x, bias: x + x.mT + bias,
+        "gpu-elementwise",
     ),
     Case(
         "convolution of a sequence, channels last",

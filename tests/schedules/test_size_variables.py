@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from tvm import te, tirx
 
 import tkc
+from tests.schedules.sources import generated_sources
 from tkc.schedules.lowering.size_variables import sizes_as_variables
 
 
@@ -44,3 +46,21 @@ def test_strided_convolutions_of_any_image_compile() -> None:
     )
     assert executable.report.scheduled
     assert all(function.scheduled_by != "fallback" for function in executable.report.scheduled), executable.report
+
+
+@pytest.mark.parametrize("groups", [32, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_grouped_convolutions_of_any_image_compile(groups: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each channel, without a copy of the image; of large groups, whose windows are copied once."""
+    generated_sources(monkeypatch)
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, stride, 1, groups=groups), nn.ReLU())
+    free = torch.export.Dim.AUTO
+    executable = tkc.compile(
+        model.eval().bfloat16(),
+        (torch.rand(4, 32, 14, 12).bfloat16(),),
+        target="cuda:sm_90a",
+        dynamic_shapes=({0: free, 2: free, 3: free},),
+    )
+    rules = {entry.function: entry.scheduled_by for entry in executable.report.scheduled}
+    assert not [name for name in rules if name.startswith("reshape")], rules
+    assert ("gpu-windows" in rules.values()) == (groups == 32), rules
