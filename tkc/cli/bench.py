@@ -22,7 +22,7 @@ from tkc.bench.plots import draw
 from tkc.compiler.options import Kernels
 from tkc.databases import kernel_choices
 from tkc.errors import UsageError
-from tkc.measure.record import Record, Row, record
+from tkc.measure.record import Record, Row, package_version, record
 from tkc.targets import resolve_target
 
 app = typer.Typer(help="Measure kernels, models and compilation beside others.", no_args_is_help=True)
@@ -177,6 +177,28 @@ def architectures(
     others = references or ["eager"]
     rows = bench_architectures(names or [], _device(on_gpu), _dtype(dtype, on_gpu), others, database, jobs, through)
     _finish("architectures", rows, on_gpu, output, against)
+
+
+@app.command()
+def cpu(
+    names: Annotated[list[str] | None, typer.Argument(help="Models by name; all if left out.")] = None,
+    references: Annotated[
+        list[str] | None,
+        typer.Option("--reference", help="eager, inductor, frozen (Inductor's freezing), onnxruntime; all if left out."),
+    ] = None,
+    onnx: Annotated[list[Path] | None, typer.Option("--onnx", help="An ONNX file, beside ONNX Runtime.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of calls of each contender.")] = 2.0,
+    output: OutputOption = None,
+    against: AgainstOption = None,
+) -> None:
+    """Models as CPUs serve them, beside eager, Inductor and ONNX Runtime.
+
+    One request at a time, in float32; the least time of many calls. OMP_NUM_THREADS and TVM_NUM_THREADS give the threads.
+    """
+    from tkc.bench.cpu import REFERENCES, bench_cpu
+
+    rows = bench_cpu(names or [], references or list(REFERENCES), seconds, onnx or [])
+    _finish("cpu", rows, False, output, against, {"onnxruntime": package_version("onnxruntime")})
 
 
 @app.command()
