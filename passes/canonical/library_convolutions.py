@@ -21,6 +21,7 @@ from tkc.passes.graph.channels_last import (
     is_convolution,
     is_transposed_convolution,
 )
+from tkc.passes.graph.product_call import product_call
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import updated
 
@@ -68,8 +69,37 @@ class _Rewriting(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
+        if self._is_product(call):
+            last = self._product(call)
+        else:
+            last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
         return call if last is None else self.images.made(last)
+
+    def _is_product(self, call: relax.Call) -> bool:
+        """Whether the runtime convolves itself: with a weight that it packs, of all channels or of each by itself."""
+        if not is_convolution(call) or any(dtype(each) != "float32" for each in (*call.args, call)):
+            return False
+        image, weight = call.args
+        if not (isinstance(weight, relax.Constant) or weight in self._constants):
+            return False
+        channels, *sizes = [static(size) for size in (shape(image)[1], *shape(weight))]
+        if channels is None or None in sizes or len(sizes) > 4:
+            return False
+        groups = int(call.attrs.groups)
+        return groups == 1 or groups == channels == sizes[0]
+
+    def _product(self, call: relax.Call) -> relax.Expr:
+        image, weight = call.args
+        sizes, axes = shape(call), len(shape(call)) - 2
+        info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(len(sizes))], "float32")
+        steps = zip(call.attrs.strides, call.attrs.padding[:axes], call.attrs.dilation, strict=True)
+        return product_call(
+            self.images.last(image),
+            weight,
+            info,
+            depthwise=int(call.attrs.groups) > 1,
+            axes=[(int(stride), int(padding), int(dilation)) for stride, padding, dilation in steps],
+        )
 
     def _called(self, call: relax.Call) -> relax.Expr:
         image, weight = call.args

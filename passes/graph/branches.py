@@ -5,10 +5,12 @@ Memory planning leaves ``If`` out, CUDA graphs all of them.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from tvm import relax
 from tvm.ir import Op
 
-from tkc.contracts import CONTROL_FLOW
+from tkc.contracts import CONTROL_FLOW, PRODUCT
 
 
 def has_branches(function: relax.Function) -> bool:
@@ -20,10 +22,19 @@ def has_branches(function: relax.Function) -> bool:
 
 def calls_parts(function: relax.Function) -> bool:
     """Whether ``function`` has the runtime choose among, or repeat, functions of the program."""
+    return _calls(function, CONTROL_FLOW)
+
+
+def calls_products(function: relax.Function) -> bool:
+    """Whether ``function`` has the runtime convolve, or multiply by a weight."""
+    return _calls(function, (PRODUCT,))
+
+
+def _calls(function: relax.Function, symbols: Container[str]) -> bool:
     found = []
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.ExternFunc) and expr.global_symbol in CONTROL_FLOW:
+        if isinstance(expr, relax.ExternFunc) and expr.global_symbol in symbols:
             found.append(expr)
 
     relax.analysis.post_order_visit(function, visit)

@@ -1,0 +1,678 @@
+// Convolutions and linear layers of float32 on the CPU, whose images have their channels last, with what follows them element by element.
+//
+// An indirect convolution (Dukhan, "The Indirect Convolution Algorithm", 2019): a tile of pixels and of vectors of output channels stays
+// in registers over the whole sum, and reads its pixels through pointers, one for each tap of the filter, or zeros where the filter
+// sticks out of the image. Pixels of an image count on through rows and batches, so that only the last tile is smaller. A linear layer
+// is a filter of one tap. Depthwise convolutions sum a tile of pixels of one vector of channels.
+//
+// Weights are packed in blocks of four vectors of output channels. Those that cannot change are packed once, into what the runtime
+// hands over before a call (tkc/runtime/packed_products.py); others for each call.
+//
+// Sums are in the order of the filter's taps and channels, whatever the tile: a row has the same bits among any number of rows.
+//
+// Nothing here depends on the model. It is compiled once for each vector width (TKC_LANES), and linked into code that calls it.
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#ifndef TKC_LANES
+#define TKC_LANES 4
+#endif
+
+using LaunchBody = int (*)(int task, void* env, void* data);
+extern "C" int tkc_launch(LaunchBody body, void* data, int num_task);
+extern "C" int tkc_threads();
+
+namespace {
+
+using tvm::ffi::Any;
+using tvm::ffi::AnyView;
+using tvm::ffi::Shape;
+using tvm::ffi::Tensor;
+
+constexpr int kLanes = TKC_LANES;
+typedef float Vec __attribute__((vector_size(4 * TKC_LANES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * TKC_LANES), aligned(4), may_alias));
+
+constexpr int kVectors = TKC_LANES == 4 ? 2 : TKC_LANES == 8 ? 2 : 4;  // of output channels in a block
+constexpr int kPixels = TKC_LANES == 4 ? 5 : TKC_LANES == 8 ? 5 : 6;   // in a tile: 10 of 16, and 24 of 32 registers are sums
+constexpr int kBlock = kVectors * kLanes;
+constexpr int kPixelBlock = 40 * kPixels;  // whose pointers are made at once
+constexpr int kChunk = 1024;               // steps of a sum whose weights stay in the cache
+constexpr int64_t kSerial = 1 << 17;       // products that are sooner done than another thread is awake
+
+inline Vec Load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
+inline void Store(float* to, Vec value) { *reinterpret_cast<Vec*>(to) = value; }
+inline Vec All(float value) { return Vec{} + value; }
+
+// What follows a sum, element by element. Of `Plan` each step is three numbers: the operation, the operand's place, and a float's bits.
+enum Operation : int64_t {
+  kAddChannel, kSubtractChannel, kMultiplyChannel,  // by a vector of output channels
+  kAddTensor, kMultiplyTensor,                      // by a tensor like the result
+  kAddNumber, kMultiplyNumber, kDivideNumber, kMaximum, kMinimum, kLeaky,
+  kRelu, kSigmoid, kSilu, kGelu, kGeluTanh, kTanh,
+  kSave, kMultiplySaved,                            // the value as it is, to multiply with later on
+};
+
+struct Step {
+  int64_t operation;
+  const float* operand;
+  float number;
+};
+
+inline Vec Exp(Vec x) {
+  Vec clamped = x > 88.7228394f ? All(88.7228394f) : x;
+  clamped = clamped < -103.972084f ? All(-103.972084f) : clamped;
+  Vec shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to an integer
+  Vec n = shifted - 12582912.0f;
+  Vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Ints whole = __builtin_convertvector(n == n ? n : Vec{}, Ints);
+  Ints half = whole >> 1, rest = whole - half;  // twice, as a power of two of -150 is none
+  Vec low = (Vec)((half + 127) << 23), high = (Vec)((rest + 127) << 23);
+  Vec result = p * low * high;
+  return x > 88.7228394f ? All(std::numeric_limits<float>::infinity()) : x != x ? x : result;
+}
+
+inline Vec Sigmoid(Vec x) { return 1.0f / (1.0f + Exp(-x)); }
+
+inline Vec Tanh(Vec x) {
+  Vec magnitude = x < 0.0f ? -x : x;
+  Vec e = Exp(-2.0f * magnitude);
+  Vec large = (1.0f - e) / (1.0f + e);
+  Vec s = x * x;  // near zero, where one minus nearly one loses digits
+  Vec p = -5.70498872745e-3f * s + 2.06390887954e-2f;
+  p = p * s - 5.37397155531e-2f;
+  p = p * s + 1.33314422036e-1f;
+  p = p * s - 3.33332819422e-1f;
+  Vec small = p * s * x + x;
+  return x != x ? x : magnitude < 0.625f ? small : x < 0.0f ? -large : large;
+}
+
+// As Eigen's: a quotient of polynomials, right to 2 units in the last place.
+inline Vec Erf(Vec x) {
+  Vec c = x > 4.0f ? All(4.0f) : x;
+  c = c < -4.0f ? All(-4.0f) : c;
+  Vec s = c * c;
+  Vec p = -2.72614225801306e-10f * s + 2.77068142495902e-08f;
+  p = p * s - 2.10102402082508e-06f;
+  p = p * s - 5.69250639462346e-05f;
+  p = p * s - 7.34990630326855e-04f;
+  p = p * s - 2.95459980854025e-03f;
+  p = p * s - 1.60960333262415e-02f;
+  Vec q = -1.45660718464996e-05f * s - 2.13374055278905e-04f;
+  q = q * s - 1.68282697438203e-03f;
+  q = q * s - 7.37332916720468e-03f;
+  q = q * s - 1.42647390514189e-02f;
+  return c * p / q;
+}
+
+template <typename F>
+inline void Each(float* values, int count, F apply) {
+  for (int i = 0; i < count; i += kLanes) Store(values + i, apply(Load(values + i)));
+}
+
+// `rows` rows of `width` values (whole vectors, of which `columns` count) that lie `stride` apart; the first is of pixel `pixel` and
+// output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read.
+void Apply(const std::vector<Step>& steps, float* values, int rows, int width, int64_t pixel, int64_t channel, int columns,
+           int64_t channels) {
+  alignas(64) float vector[kBlock], saved[kPixels * kBlock * 2];
+  int all = rows * width;
+  for (const Step& step : steps) {
+    float number = step.number;
+    switch (step.operation) {
+      case kAddChannel: case kSubtractChannel: case kMultiplyChannel: {
+        const float* operand = step.operand + channel;
+        if (columns < width) {
+          std::memset(vector, 0, sizeof vector);
+          std::memcpy(vector, operand, columns * sizeof(float));
+          operand = vector;
+        }
+        for (int v = 0; v < width; v += kLanes) {
+          Vec by = Load(operand + v);
+          for (int row = 0; row < rows; ++row) {
+            float* at = values + row * width + v;
+            Vec x = Load(at);
+            Store(at, step.operation == kAddChannel ? x + by : step.operation == kSubtractChannel ? x - by : x * by);
+          }
+        }
+        break;
+      }
+      case kAddTensor: case kMultiplyTensor:
+        for (int row = 0; row < rows; ++row) {
+          const float* operand = step.operand + (pixel + row) * channels + channel;
+          if (columns < width) {
+            std::memcpy(vector, operand, columns * sizeof(float));
+            operand = vector;
+          }
+          float* at = values + row * width;
+          for (int v = 0; v < width; v += kLanes) {
+            Vec x = Load(at + v), by = Load(operand + v);
+            Store(at + v, step.operation == kAddTensor ? x + by : x * by);
+          }
+        }
+        break;
+      case kAddNumber: Each(values, all, [=](Vec x) { return x + number; }); break;
+      case kMultiplyNumber: Each(values, all, [=](Vec x) { return x * number; }); break;
+      case kDivideNumber: Each(values, all, [=](Vec x) { return x / number; }); break;
+      case kMaximum: Each(values, all, [=](Vec x) { return x < number ? All(number) : x; }); break;
+      case kMinimum: Each(values, all, [=](Vec x) { return x > number ? All(number) : x; }); break;
+      case kLeaky: Each(values, all, [=](Vec x) { return x < 0.0f ? x * number : x; }); break;
+      case kRelu: Each(values, all, [](Vec x) { return x < 0.0f ? Vec{} : x; }); break;
+      case kSigmoid: Each(values, all, [](Vec x) { return Sigmoid(x); }); break;
+      case kSilu: Each(values, all, [](Vec x) { return x / (1.0f + Exp(-x)); }); break;
+      case kGelu: Each(values, all, [](Vec x) { return 0.5f * x * (1.0f + Erf(x * 0.70710678118f)); }); break;
+      case kGeluTanh:
+        Each(values, all, [](Vec x) { return 0.5f * x * (1.0f + Tanh(0.7978845608f * (x + 0.044715f * x * x * x))); });
+        break;
+      case kTanh: Each(values, all, [](Vec x) { return Tanh(x); }); break;
+      case kSave: std::memcpy(saved, values, all * sizeof(float)); break;
+      case kMultiplySaved:
+        for (int i = 0; i < all; i += kLanes) Store(values + i, Load(values + i) * Load(saved + i));
+        break;
+    }
+  }
+}
+
+// A run of channels of one tap, in a sum.
+struct Segment {
+  int tap;
+  int64_t begin, end;
+};
+
+// Adds up `segments` for P pixels and V vectors; `pixels[tap * pitch + p]` is where a pixel's channels are for a tap.
+template <int P, int V>
+void Tile(const Segment* segments, int count, const float* const* pixels, int64_t pitch, const float* weight, float* sums, bool begun) {
+  Vec sum[P][V];
+  for (int p = 0; p < P; ++p) {
+    for (int v = 0; v < V; ++v) sum[p][v] = begun ? Load(sums + (p * V + v) * kLanes) : Vec{};
+  }
+  for (int s = 0; s < count; ++s) {
+    const float* x[P];
+    for (int p = 0; p < P; ++p) x[p] = pixels[segments[s].tap * pitch + p];
+    for (int64_t c = segments[s].begin; c < segments[s].end; ++c) {
+      Vec w[V];
+      for (int v = 0; v < V; ++v) w[v] = Load(weight + v * kLanes);
+      weight += V * kLanes;
+      for (int p = 0; p < P; ++p) {
+        Vec value = All(x[p][c]);
+        for (int v = 0; v < V; ++v) sum[p][v] += value * w[v];
+      }
+    }
+  }
+  for (int p = 0; p < P; ++p) {
+    for (int v = 0; v < V; ++v) Store(sums + (p * V + v) * kLanes, sum[p][v]);
+  }
+}
+
+using TileFunction = void (*)(const Segment*, int, const float* const*, int64_t, const float*, float*, bool);
+
+template <int P>
+constexpr TileFunction OfVectors(int vectors) {
+  if constexpr (kVectors == 4) {
+    if (vectors == 4) return Tile<P, 4>;
+    if (vectors == 3) return Tile<P, 3>;
+  }
+  return vectors == 2 ? Tile<P, 2> : Tile<P, 1>;
+}
+
+TileFunction TileOf(int pixels, int vectors) {
+  switch (pixels) {
+    case 1: return OfVectors<1>(vectors);
+    case 2: return OfVectors<2>(vectors);
+    case 3: return OfVectors<3>(vectors);
+    case 4: return OfVectors<4>(vectors);
+    case 5: return OfVectors<5>(vectors);
+    default: return OfVectors<6>(vectors);
+  }
+}
+
+struct Aligned {
+  explicit Aligned(size_t count) : values(static_cast<float*>(std::aligned_alloc(64, (count * sizeof(float) + 127) / 64 * 64))) {
+    if (values == nullptr) throw std::bad_alloc();
+  }
+  ~Aligned() { std::free(values); }
+  Aligned(const Aligned&) = delete;
+  float* values;
+};
+
+// The weights that one loaded model has packed, by address; the model's own weights outlive it. `tkc_packed` makes and drops it.
+struct Packed {
+  std::mutex mutex;
+  std::unordered_map<const void*, std::shared_ptr<Aligned>> weights;
+};
+thread_local Packed* packed = nullptr;
+
+// What a call computes. The plan that it is read from has, in this order: batch axes of an image count as one.
+struct Plan {
+  int64_t rows, columns, channels, outputs;  // of the image, its channels, and those of the result
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  int64_t out[2];
+  bool depthwise, constant, transposed;  // `transposed`: a weight [channels, outputs]
+  bool flat;                             // a linear layer
+  int64_t pixels;                        // of the result, of all batches
+  std::vector<Step> steps;
+  const float *image, *weight;
+  float* result;
+
+  int64_t taps() const { return kernel[0] * kernel[1]; }
+};
+
+void PackDense(const Plan& plan, float* to) {
+  int64_t taps = plan.taps(), channels = plan.channels;
+  int64_t of_output = plan.transposed ? 1 : channels * taps, of_channel = plan.transposed ? plan.outputs : taps;
+  for (int64_t begin = 0; begin < plan.outputs; begin += kBlock) {
+    int64_t left = std::min<int64_t>(kBlock, plan.outputs - begin);
+    int64_t width = (left + kLanes - 1) / kLanes * kLanes;
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      for (int64_t first = 0; first < channels; first += 16) {  // a cache line of each row at a time
+        int64_t last = std::min(channels, first + 16);
+        for (int64_t n = 0; n < width; ++n) {
+          const float* from = plan.weight + (begin + n) * of_output + tap;
+          for (int64_t c = first; c < last; ++c) to[(c * width) + n] = n < left ? from[c * of_channel] : 0.0f;
+        }
+      }
+      to += channels * width;
+    }
+  }
+}
+
+void PackDepthwise(const Plan& plan, float* to) {  // [taps, channels]
+  int64_t taps = plan.taps();
+  for (int64_t tap = 0; tap < taps; ++tap) {
+    for (int64_t c = 0; c < plan.channels; ++c) to[tap * plan.channels + c] = plan.weight[c * taps + tap];
+  }
+}
+
+std::shared_ptr<Aligned> MakePacked(const Plan& plan) {
+  int64_t outputs = plan.depthwise ? plan.outputs : (plan.outputs + kLanes - 1) / kLanes * kLanes;
+  auto made = std::make_shared<Aligned>(plan.taps() * (plan.depthwise ? 1 : plan.channels) * outputs + kLanes);
+  plan.depthwise ? PackDepthwise(plan, made->values) : PackDense(plan, made->values);
+  return made;
+}
+
+std::shared_ptr<Aligned> PackedOf(const Plan& plan) {
+  if (packed == nullptr || !plan.constant) return MakePacked(plan);
+  std::lock_guard<std::mutex> lock(packed->mutex);
+  std::shared_ptr<Aligned>& found = packed->weights[plan.weight];
+  if (found == nullptr) found = MakePacked(plan);
+  return found;
+}
+
+// Where each pixel's channels are for each tap: `zeros` where the filter is outside of the image.
+void Point(const Plan& plan, int64_t begin, int64_t end, const float* zeros, const float** pointers, int64_t pitch) {
+  for (int64_t pixel = begin; pixel < end; ++pixel) {
+    int64_t image = pixel / (plan.out[0] * plan.out[1]), at = pixel % (plan.out[0] * plan.out[1]);
+    int64_t row = at / plan.out[1] * plan.stride[0] - plan.padding[0];
+    int64_t column = at % plan.out[1] * plan.stride[1] - plan.padding[1];
+    const float** to = pointers + (pixel - begin);
+    for (int64_t i = 0; i < plan.kernel[0]; ++i) {
+      int64_t y = row + i * plan.dilation[0];
+      for (int64_t j = 0; j < plan.kernel[1]; ++j, to += pitch) {
+        int64_t x = column + j * plan.dilation[1];
+        bool inside = y >= 0 && y < plan.rows && x >= 0 && x < plan.columns;
+        *to = inside ? plan.image + ((image * plan.rows + y) * plan.columns + x) * plan.channels : zeros;
+      }
+    }
+  }
+}
+
+void Write(const Plan& plan, float* values, int rows, int width, int64_t pixel, int64_t channel) {
+  int columns = static_cast<int>(std::min<int64_t>(width, plan.outputs - channel));
+  Apply(plan.steps, values, rows, width, pixel, channel, columns, plan.outputs);
+  for (int row = 0; row < rows; ++row) {
+    float* to = plan.result + (pixel + row) * plan.outputs + channel;
+    if (columns == width) {
+      for (int v = 0; v < width; v += kLanes) Store(to + v, Load(values + row * width + v));
+    } else {
+      std::memcpy(to, values + row * width, columns * sizeof(float));
+    }
+  }
+}
+
+// Pixels [begin, end) of the blocks of output channels [first, last).
+void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, int64_t first, int64_t last) {
+  int64_t taps = plan.taps(), depth = taps * plan.channels;
+  std::vector<Segment> segments;
+  std::vector<int> chunks{0};  // where each begins in `segments`
+  int64_t steps = 0;
+  for (int tap = 0; tap < taps; ++tap) {
+    for (int64_t c = 0; c < plan.channels;) {
+      int64_t count = std::min(plan.channels - c, kChunk - steps);
+      segments.push_back({tap, c, c + count});
+      c += count;
+      steps += count;
+      if (steps == kChunk) {
+        chunks.push_back(static_cast<int>(segments.size()));
+        steps = 0;
+      }
+    }
+  }
+  if (chunks.back() != static_cast<int>(segments.size())) chunks.push_back(static_cast<int>(segments.size()));
+  int64_t most = std::min<int64_t>(kPixelBlock, end - begin);
+  std::vector<const float*> pointers(taps * most);
+  std::vector<float> zeros(plan.channels, 0.0f);
+  Aligned sums(most * kBlock);
+  for (int64_t block = begin; block < end; block += most) {
+    int64_t until = std::min(end, block + most), count = until - block;
+    Point(plan, block, until, zeros.data(), pointers.data(), most);
+    int64_t tiles = (count + kPixels - 1) / kPixels;
+    for (int64_t n = first; n < last; ++n) {
+      int64_t channel = n * kBlock;
+      int width = static_cast<int>(std::min<int64_t>(kBlock, (plan.outputs - channel + kLanes - 1) / kLanes * kLanes));
+      const float* from = weight + channel * depth;
+      for (size_t chunk = 0; chunk + 1 < chunks.size(); ++chunk) {
+        bool done = chunk + 2 == chunks.size();
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+          int64_t at = tile * count / tiles;
+          int rows = static_cast<int>((tile + 1) * count / tiles - at);
+          float* into = sums.values + at * width;
+          TileOf(rows, width / kLanes)(segments.data() + chunks[chunk], chunks[chunk + 1] - chunks[chunk], pointers.data() + at, most,
+                                       from, into, chunk > 0);
+          if (done) Write(plan, into, rows, width, block + at, channel);
+        }
+        from += static_cast<int64_t>(kChunk) * width;
+      }
+    }
+  }
+}
+
+constexpr int kFew = 6;  // rows that are summed along a weight as it lies: packing it takes longer
+constexpr int kAtOnce = TKC_LANES == 16 ? 4 : 2;
+
+inline float Total(Vec x) {
+  float total = 0.0f;
+  for (int i = 0; i < kLanes; ++i) total += x[i];
+  return total;
+}
+
+// P rows by `count` outputs of a weight [outputs, channels], which nobody has packed.
+template <int P>
+void FewRows(const Plan& plan, const float* weight, int count, float* sums, int width) {
+  int64_t depth = plan.channels, whole = depth / kLanes * kLanes;
+  for (int n = 0; n < count; n += kAtOnce) {
+    int some = std::min(kAtOnce, count - n);
+    const float* w[kAtOnce];
+    for (int j = 0; j < kAtOnce; ++j) w[j] = weight + (n + std::min(j, some - 1)) * depth;
+    Vec sum[P][kAtOnce];
+    for (int p = 0; p < P; ++p) {
+      for (int j = 0; j < kAtOnce; ++j) sum[p][j] = Vec{};
+    }
+    for (int64_t k = 0; k < whole; k += kLanes) {
+      for (int p = 0; p < P; ++p) {
+        Vec x = Load(plan.image + p * depth + k);
+        for (int j = 0; j < kAtOnce; ++j) sum[p][j] += x * Load(w[j] + k);
+      }
+    }
+    for (int p = 0; p < P; ++p) {
+      for (int j = 0; j < some; ++j) {
+        float total = Total(sum[p][j]);
+        for (int64_t k = whole; k < depth; ++k) total += plan.image[p * depth + k] * w[j][k];
+        sums[p * width + n + j] = total;
+      }
+    }
+  }
+}
+
+void Few(const Plan& plan, int64_t first, int64_t last) {
+  alignas(64) float sums[kFew * kBlock];
+  std::memset(sums, 0, sizeof sums);
+  for (int64_t n = first; n < last; ++n) {
+    int64_t channel = n * kBlock;
+    int count = static_cast<int>(std::min<int64_t>(kBlock, plan.outputs - channel));
+    int width = (count + kLanes - 1) / kLanes * kLanes;
+    const float* weight = plan.weight + channel * plan.channels;
+    switch (plan.pixels) {
+      case 1: FewRows<1>(plan, weight, count, sums, width); break;
+      case 2: FewRows<2>(plan, weight, count, sums, width); break;
+      case 3: FewRows<3>(plan, weight, count, sums, width); break;
+      case 4: FewRows<4>(plan, weight, count, sums, width); break;
+      case 5: FewRows<5>(plan, weight, count, sums, width); break;
+      default: FewRows<6>(plan, weight, count, sums, width); break;
+    }
+    Write(plan, sums, static_cast<int>(plan.pixels), width, 0, channel);
+  }
+}
+
+// P pixels of one vector of channels, all of whose taps are inside; `step` floats lie between two pixels.
+template <int P, int W>
+inline void Depth(const Plan& plan, const float* image, int64_t step, const float* weight, float* sums) {
+  typedef float Part __attribute__((vector_size(4 * W), aligned(4), may_alias));
+  Part sum[P];
+  for (int p = 0; p < P; ++p) sum[p] = Part{};
+  for (int64_t i = 0; i < plan.kernel[0]; ++i) {
+    const float* row = image + i * plan.dilation[0] * plan.columns * plan.channels;
+    for (int64_t j = 0; j < plan.kernel[1]; ++j) {
+      Part w = *reinterpret_cast<const Part*>(weight);
+      weight += plan.channels;
+      const float* from = row + j * plan.dilation[1] * plan.channels;
+      for (int p = 0; p < P; ++p) sum[p] += *reinterpret_cast<const Part*>(from + p * step) * w;
+    }
+  }
+  for (int p = 0; p < P; ++p) *reinterpret_cast<Part*>(sums + p * kLanes) = sum[p];
+}
+
+// One pixel, at the image's edge.
+template <int W>
+inline void Edge(const Plan& plan, const float* image, int64_t row, int64_t column, const float* weight, float* sums) {
+  typedef float Part __attribute__((vector_size(4 * W), aligned(4), may_alias));
+  Part sum{};
+  for (int64_t i = 0; i < plan.kernel[0]; ++i) {
+    int64_t y = row + i * plan.dilation[0];
+    for (int64_t j = 0; j < plan.kernel[1]; ++j, weight += plan.channels) {
+      int64_t x = column + j * plan.dilation[1];
+      if (y < 0 || y >= plan.rows || x < 0 || x >= plan.columns) continue;
+      sum += *reinterpret_cast<const Part*>(image + (y * plan.columns + x) * plan.channels) *
+             *reinterpret_cast<const Part*>(weight);
+    }
+  }
+  *reinterpret_cast<Part*>(sums) = sum;
+}
+
+constexpr int kDepthPixels = TKC_LANES == 16 ? 8 : 6;
+
+template <int W>
+void DepthRow(const Plan& plan, const float* weight, const float* image, int64_t row, int64_t pixel, int64_t channel) {
+  alignas(64) float sums[kDepthPixels * kLanes];
+  std::memset(sums, 0, sizeof sums);
+  int64_t y = row * plan.stride[0] - plan.padding[0];
+  bool rows_inside = y >= 0 && y + (plan.kernel[0] - 1) * plan.dilation[0] < plan.rows;
+  int64_t reach = (plan.kernel[1] - 1) * plan.dilation[1], step = plan.stride[1] * plan.channels;
+  weight += channel;
+  image += channel;
+  int columns = std::min<int64_t>(kLanes, W);
+  auto finish = [&](int64_t at, int count) {
+    Apply(plan.steps, sums, count, kLanes, pixel + at, channel, columns, plan.outputs);
+    for (int p = 0; p < count; ++p) {
+      std::memcpy(plan.result + (pixel + at + p) * plan.outputs + channel, sums + p * kLanes, W * sizeof(float));
+    }
+  };
+  for (int64_t at = 0; at < plan.out[1];) {
+    int64_t x = at * plan.stride[1] - plan.padding[1];
+    const float* from = image + (y * plan.columns + x) * plan.channels;
+    bool inside = rows_inside && x >= 0;
+    if (inside && at + kDepthPixels <= plan.out[1] && x + (kDepthPixels - 1) * plan.stride[1] + reach < plan.columns) {
+      Depth<kDepthPixels, W>(plan, from, step, weight, sums);
+      finish(at, kDepthPixels);
+      at += kDepthPixels;
+    } else if (inside && at + 2 <= plan.out[1] && x + plan.stride[1] + reach < plan.columns) {
+      Depth<2, W>(plan, from, step, weight, sums);
+      finish(at, 2);
+      at += 2;
+    } else {
+      Edge<W>(plan, image, y, x, weight, sums);
+      finish(at, 1);
+      at += 1;
+    }
+  }
+}
+
+// Rows [begin, end) of all images.
+void Depthwise(const Plan& plan, const float* weight, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    int64_t batch = row / plan.out[0], at = row % plan.out[0];
+    const float* image = plan.image + batch * plan.rows * plan.columns * plan.channels;
+    int64_t pixel = row * plan.out[1], c = 0;
+    for (; c + kLanes <= plan.channels; c += kLanes) DepthRow<kLanes>(plan, weight, image, at, pixel, c);
+    if constexpr (kLanes == 16) {
+      for (; c + 8 <= plan.channels; c += 8) DepthRow<8>(plan, weight, image, at, pixel, c);
+    }
+    if constexpr (kLanes >= 8) {
+      for (; c + 4 <= plan.channels; c += 4) DepthRow<4>(plan, weight, image, at, pixel, c);
+    }
+    for (; c < plan.channels; ++c) DepthRow<1>(plan, weight, image, at, pixel, c);
+  }
+}
+
+struct Work {
+  const Plan& plan;
+  const float* weight;
+  int64_t across, along;  // parts of the pixels (rows, where depthwise), and of the blocks of output channels
+  std::atomic<bool> failed{false};
+};
+
+int Part(int task, void*, void* data) {
+  Work& work = *static_cast<Work*>(data);
+  const Plan& plan = work.plan;
+  int64_t i = task % work.across, j = task / work.across;
+  try {
+    if (work.weight == nullptr) {
+      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      Few(plan, blocks * j / work.along, blocks * (j + 1) / work.along);
+    } else if (plan.depthwise) {
+      int64_t rows = plan.out[1] == 0 ? 0 : plan.pixels / plan.out[1];
+      Depthwise(plan, work.weight, rows * i / work.across, rows * (i + 1) / work.across);
+    } else {
+      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      Dense(plan, work.weight, plan.pixels * i / work.across, plan.pixels * (i + 1) / work.across, blocks * j / work.along,
+            blocks * (j + 1) / work.along);
+    }
+  } catch (const std::bad_alloc&) {
+    work.failed = true;
+  }
+  return 0;
+}
+
+void Compute(const Plan& plan) {
+  if (plan.pixels == 0 || plan.outputs == 0) return;
+  bool packs = packed != nullptr && plan.constant;
+  bool few = !packs && !plan.depthwise && plan.flat && !plan.transposed && plan.pixels <= kFew;
+  std::shared_ptr<Aligned> weight = few ? nullptr : PackedOf(plan);
+  Work work{plan, few ? nullptr : weight->values, 1, 1};
+  int64_t products = plan.pixels * plan.outputs * plan.taps() * (plan.depthwise ? 1 : plan.channels);
+  int64_t threads = products < kSerial ? 1 : tkc_threads();
+  if (threads > 1) {
+    int64_t rows = few ? 1 : plan.depthwise ? plan.pixels / plan.out[1] : plan.pixels / (4 * kPixels);
+    work.across = std::max<int64_t>(1, std::min(rows, 2 * threads));
+    if (!plan.depthwise && work.across < 2 * threads) {
+      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      work.along = std::max<int64_t>(1, std::min(blocks, 2 * threads / work.across));
+    }
+    tkc_launch(Part, &work, static_cast<int>(work.across * work.along));
+  } else {
+    Part(0, nullptr, &work);
+  }
+  if (work.failed) throw std::bad_alloc();
+}
+
+const float* Floats(const Tensor& tensor) {
+  return reinterpret_cast<const float*>(static_cast<const char*>(tensor.data_ptr()) + tensor.GetDLTensorPtr()->byte_offset);
+}
+
+// (plan, image [..., rows, columns, channels], weight, *operands, result [..., rows, columns, outputs]).
+void Product(const AnyView* args, int32_t count) {
+  Shape numbers = args[0].cast<Shape>();
+  Tensor image = args[1].cast<Tensor>(), weight = args[2].cast<Tensor>(), result = args[count - 1].cast<Tensor>();
+  const int64_t* at = numbers.data();
+  Plan plan{};
+  plan.depthwise = *at++ != 0;
+  plan.constant = *at++ != 0;
+  plan.transposed = *at++ != 0;
+  int64_t axes = *at++;  // of pixels: none of a linear layer, all of whose leading axes are rows
+  for (int64_t axis = 0; axis < 2; ++axis) plan.kernel[axis] = plan.stride[axis] = plan.dilation[axis] = 1;
+  for (int64_t axis = 2 - axes; axis < 2; ++axis) {
+    plan.stride[axis] = *at++;
+    plan.padding[axis] = *at++;
+    plan.dilation[axis] = *at++;
+    plan.kernel[axis] = weight.size(2 + axis - (2 - axes));
+  }
+  plan.flat = axes == 0;
+  int rank = image.ndim(), to = result.ndim();
+  plan.channels = image.size(rank - 1);
+  plan.outputs = result.size(to - 1);
+  plan.rows = plan.columns = plan.out[0] = plan.out[1] = 1;
+  plan.pixels = 1;
+  for (int axis = 0; axis + 1 < to; ++axis) plan.pixels *= result.size(axis);
+  if (axes == 0) plan.columns = plan.out[1] = plan.pixels;
+  if (axes >= 1) plan.columns = image.size(rank - 2), plan.out[1] = result.size(to - 2);
+  if (axes == 2) plan.rows = image.size(rank - 3), plan.out[0] = result.size(to - 3);
+  plan.image = Floats(image);
+  plan.weight = Floats(weight);
+  plan.result = const_cast<float*>(Floats(result));
+  const int64_t* end = numbers.data() + numbers.size();
+  plan.steps.reserve((end - at) / 3);
+  std::vector<Tensor> operands;
+  for (; at < end; at += 3) {
+    const float* operand = nullptr;
+    if (at[1] >= 0) {
+      operands.push_back(args[3 + at[1]].cast<Tensor>());
+      operand = Floats(operands.back());
+    }
+    int32_t bits = static_cast<int32_t>(at[2]);
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    plan.steps.push_back({at[0], operand, number});
+  }
+  Compute(plan);
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) int __tvm_ffi_tkc_product(void*, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  Product(reinterpret_cast<const AnyView*>(args), count);
+  *reinterpret_cast<Any*>(result) = Any();
+  TVM_FFI_SAFE_CALL_END();
+}
+
+// tkc_packed(address): what holds packed weights. Makes one where the address is 0, and returns its own; drops it otherwise.
+__attribute__((visibility("default"))) int __tvm_ffi_tkc_packed(void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
+  TVM_FFI_SAFE_CALL_BEGIN();
+  auto given = reinterpret_cast<Packed*>(args[0].v_int64);
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = given == nullptr ? reinterpret_cast<int64_t>(new Packed) : 0;
+  delete given;
+  TVM_FFI_SAFE_CALL_END();
+}
+
+// tkc_use_packed(address): has this thread's calls pack weights there, once; each time, where it is 0. Returns what was before.
+__attribute__((visibility("default"))) int __tvm_ffi_tkc_use_packed(void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = reinterpret_cast<int64_t>(packed);
+  packed = reinterpret_cast<Packed*>(args[0].v_int64);
+  return 0;
+}
+
+}  // extern "C"
