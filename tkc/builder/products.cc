@@ -50,9 +50,14 @@ typedef float Vec __attribute__((vector_size(4 * TKC_LANES), aligned(4), may_ali
 typedef int32_t Ints __attribute__((vector_size(4 * TKC_LANES), aligned(4), may_alias));
 
 constexpr int kVectors = TKC_LANES == 4 ? 2 : TKC_LANES == 8 ? 2 : 4;  // of output channels in a block
-constexpr int kPixels = TKC_LANES == 4 ? 5 : TKC_LANES == 8 ? 5 : 6;   // in a tile: 10 of 16, and 24 of 32 registers are sums
+// Pixels in a tile of so many vectors: 10 of 16 registers, and 24 of 32 are sums.
+constexpr int PixelsOf(int vectors) {
+  if (TKC_LANES < 16) return vectors == 2 ? 5 : 10;
+  return vectors == 4 ? 6 : vectors == 3 ? 8 : 12;
+}
+constexpr int kPixels = 12;  // in any tile
 constexpr int kBlock = kVectors * kLanes;
-constexpr int kPixelBlock = 40 * kPixels;  // whose pointers are made at once
+constexpr int kPixelBlock = 240;  // whose pointers are made at once
 constexpr int kChunk = 1024;               // steps of a sum whose weights stay in the cache
 constexpr int64_t kSerial = 1 << 17;       // products that are sooner done than another thread is awake
 
@@ -67,12 +72,19 @@ enum Operation : int64_t {
   kAddNumber, kMultiplyNumber, kDivideNumber, kMaximum, kMinimum, kLeaky,
   kRelu, kSigmoid, kSilu, kGelu, kGeluTanh, kTanh,
   kSave, kMultiplySaved,                            // the value as it is, to multiply with later on
+  // Several of the above, in one pass (`Joined`).
+  kNormalize,   // subtract, multiply and add a vector of channels each
+  kNormalizeRelu,
+  kAddChannelRelu,
+  kAddTensorRelu,
+  kHardSwish,
 };
 
 struct Step {
   int64_t operation;
   const float* operand;
   float number;
+  const float* more[2];  // operands of joined steps
 };
 
 inline Vec Exp(Vec x) {
@@ -127,6 +139,47 @@ inline Vec Erf(Vec x) {
   return c * p / q;
 }
 
+// `steps` with those that often follow each other joined.
+std::vector<Step> Joined(const std::vector<Step>& steps) {
+  std::vector<Step> joined;
+  auto is = [&](size_t i, int64_t operation) { return i < steps.size() && steps[i].operation == operation; };
+  auto of = [&](size_t i, int64_t operation, float number) { return is(i, operation) && steps[i].number == number; };
+  for (size_t i = 0; i < steps.size();) {
+    Step step = steps[i];
+    if (is(i, kSubtractChannel) && is(i + 1, kMultiplyChannel) && is(i + 2, kAddChannel)) {
+      step = {kNormalize, steps[i].operand, 0.0f, {steps[i + 1].operand, steps[i + 2].operand}};
+      i += 3;
+    } else if (is(i, kSave) && of(i + 1, kAddNumber, 3.0f) && of(i + 2, kMaximum, 0.0f) && of(i + 3, kMinimum, 6.0f) &&
+               is(i + 4, kMultiplySaved) && of(i + 5, kDivideNumber, 6.0f)) {
+      step = {kHardSwish, nullptr, 0.0f, {}};
+      i += 6;
+    } else {
+      i += 1;
+    }
+    if (is(i, kRelu)) {
+      int64_t with = step.operation == kNormalize ? kNormalizeRelu
+                     : step.operation == kAddChannel ? kAddChannelRelu
+                     : step.operation == kAddTensor  ? kAddTensorRelu
+                                                     : step.operation;
+      if (with != step.operation) {
+        step.operation = with;
+        i += 1;
+      }
+    }
+    joined.push_back(step);
+  }
+  return joined;
+}
+
+// A vector of channels' operands, of which `columns` of `width` count; `room` is where it lies if these are not all.
+inline const float* Whole(const float* operand, int columns, int width, float* room) {
+  if (columns == width) return operand;
+  std::memcpy(room, operand, columns * sizeof(float));
+  return room;
+}
+
+inline Vec Relu(Vec x) { return x < 0.0f ? Vec{} : x; }
+
 template <typename F>
 inline void Each(float* values, int count, F apply) {
   for (int i = 0; i < count; i += kLanes) Store(values + i, apply(Load(values + i)));
@@ -136,39 +189,49 @@ inline void Each(float* values, int count, F apply) {
 // output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read.
 void Apply(const std::vector<Step>& steps, float* values, int rows, int width, int64_t pixel, int64_t channel, int columns,
            int64_t channels) {
-  alignas(64) float vector[kBlock], saved[kPixels * kBlock * 2];
+  alignas(64) float room[3][kBlock] = {}, saved[kPixels * kBlock];
   int all = rows * width;
   for (const Step& step : steps) {
     float number = step.number;
     switch (step.operation) {
-      case kAddChannel: case kSubtractChannel: case kMultiplyChannel: {
-        const float* operand = step.operand + channel;
-        if (columns < width) {
-          std::memset(vector, 0, sizeof vector);
-          std::memcpy(vector, operand, columns * sizeof(float));
-          operand = vector;
-        }
+      case kAddChannel: case kSubtractChannel: case kMultiplyChannel: case kAddChannelRelu: {
+        const float* operand = Whole(step.operand + channel, columns, width, room[0]);
         for (int v = 0; v < width; v += kLanes) {
           Vec by = Load(operand + v);
-          for (int row = 0; row < rows; ++row) {
-            float* at = values + row * width + v;
+          for (float* at = values + v; at < values + all; at += width) {
             Vec x = Load(at);
-            Store(at, step.operation == kAddChannel ? x + by : step.operation == kSubtractChannel ? x - by : x * by);
+            switch (step.operation) {
+              case kAddChannel: x += by; break;
+              case kSubtractChannel: x -= by; break;
+              case kMultiplyChannel: x *= by; break;
+              default: x = Relu(x + by);
+            }
+            Store(at, x);
           }
         }
         break;
       }
-      case kAddTensor: case kMultiplyTensor:
-        for (int row = 0; row < rows; ++row) {
-          const float* operand = step.operand + (pixel + row) * channels + channel;
-          if (columns < width) {
-            std::memcpy(vector, operand, columns * sizeof(float));
-            operand = vector;
+      case kNormalize: case kNormalizeRelu: {
+        const float* mean = Whole(step.operand + channel, columns, width, room[0]);
+        const float* scale = Whole(step.more[0] + channel, columns, width, room[1]);
+        const float* shift = Whole(step.more[1] + channel, columns, width, room[2]);
+        for (int v = 0; v < width; v += kLanes) {
+          Vec m = Load(mean + v), s = Load(scale + v), t = Load(shift + v);
+          for (float* at = values + v; at < values + all; at += width) {
+            Vec x = (Load(at) - m) * s + t;
+            Store(at, step.operation == kNormalize ? x : Relu(x));
           }
+        }
+        break;
+      }
+      case kAddTensor: case kMultiplyTensor: case kAddTensorRelu:
+        for (int row = 0; row < rows; ++row) {
+          const float* operand = Whole(step.operand + (pixel + row) * channels + channel, columns, width, room[0]);
           float* at = values + row * width;
           for (int v = 0; v < width; v += kLanes) {
             Vec x = Load(at + v), by = Load(operand + v);
-            Store(at + v, step.operation == kAddTensor ? x + by : x * by);
+            x = step.operation == kMultiplyTensor ? x * by : x + by;
+            Store(at + v, step.operation == kAddTensorRelu ? Relu(x) : x);
           }
         }
         break;
@@ -178,7 +241,15 @@ void Apply(const std::vector<Step>& steps, float* values, int rows, int width, i
       case kMaximum: Each(values, all, [=](Vec x) { return x < number ? All(number) : x; }); break;
       case kMinimum: Each(values, all, [=](Vec x) { return x > number ? All(number) : x; }); break;
       case kLeaky: Each(values, all, [=](Vec x) { return x < 0.0f ? x * number : x; }); break;
-      case kRelu: Each(values, all, [](Vec x) { return x < 0.0f ? Vec{} : x; }); break;
+      case kRelu: Each(values, all, Relu); break;
+      case kHardSwish:
+        Each(values, all, [](Vec x) {
+          Vec gate = x + 3.0f;
+          gate = gate < 0.0f ? Vec{} : gate;
+          gate = gate > 6.0f ? All(6.0f) : gate;
+          return x * gate * (1.0f / 6.0f);
+        });
+        break;
       case kSigmoid: Each(values, all, [](Vec x) { return Sigmoid(x); }); break;
       case kSilu: Each(values, all, [](Vec x) { return x / (1.0f + Exp(-x)); }); break;
       case kGelu: Each(values, all, [](Vec x) { return 0.5f * x * (1.0f + Erf(x * 0.70710678118f)); }); break;
@@ -227,24 +298,21 @@ void Tile(const Segment* segments, int count, const float* const* pixels, int64_
 
 using TileFunction = void (*)(const Segment*, int, const float* const*, int64_t, const float*, float*, bool);
 
-template <int P>
-constexpr TileFunction OfVectors(int vectors) {
-  if constexpr (kVectors == 4) {
-    if (vectors == 4) return Tile<P, 4>;
-    if (vectors == 3) return Tile<P, 3>;
-  }
-  return vectors == 2 ? Tile<P, 2> : Tile<P, 1>;
+template <int P, int V>
+constexpr TileFunction TileIfAny() {
+  if constexpr (V <= kVectors && P <= PixelsOf(V)) return Tile<P, V>;
+  return nullptr;
 }
 
+template <int P>
+struct Row {
+  static constexpr TileFunction of[4] = {TileIfAny<P, 1>(), TileIfAny<P, 2>(), TileIfAny<P, 3>(), TileIfAny<P, 4>()};
+};
+
 TileFunction TileOf(int pixels, int vectors) {
-  switch (pixels) {
-    case 1: return OfVectors<1>(vectors);
-    case 2: return OfVectors<2>(vectors);
-    case 3: return OfVectors<3>(vectors);
-    case 4: return OfVectors<4>(vectors);
-    case 5: return OfVectors<5>(vectors);
-    default: return OfVectors<6>(vectors);
-  }
+  static constexpr const TileFunction* tiles[kPixels] = {Row<1>::of, Row<2>::of,  Row<3>::of,  Row<4>::of, Row<5>::of, Row<6>::of,
+                                                         Row<7>::of, Row<8>::of, Row<9>::of, Row<10>::of, Row<11>::of, Row<12>::of};
+  return tiles[pixels - 1][vectors - 1];
 }
 
 struct Aligned {
@@ -278,12 +346,17 @@ struct Plan {
   int64_t taps() const { return kernel[0] * kernel[1]; }
 };
 
+// Blocks of output channels, of as many vectors each as can be.
+int64_t Vectors(const Plan& plan) { return (plan.outputs + kLanes - 1) / kLanes; }
+int64_t Blocks(const Plan& plan) { return (Vectors(plan) + kVectors - 1) / kVectors; }
+int64_t FirstChannel(const Plan& plan, int64_t block) { return block * Vectors(plan) / Blocks(plan) * kLanes; }
+
 void PackDense(const Plan& plan, float* to) {
   int64_t taps = plan.taps(), channels = plan.channels;
   int64_t of_output = plan.transposed ? 1 : channels * taps, of_channel = plan.transposed ? plan.outputs : taps;
-  for (int64_t begin = 0; begin < plan.outputs; begin += kBlock) {
-    int64_t left = std::min<int64_t>(kBlock, plan.outputs - begin);
-    int64_t width = (left + kLanes - 1) / kLanes * kLanes;
+  for (int64_t block = 0; block < Blocks(plan); ++block) {
+    int64_t begin = FirstChannel(plan, block), width = FirstChannel(plan, block + 1) - begin;
+    int64_t left = std::min<int64_t>(width, plan.outputs - begin);
     for (int64_t tap = 0; tap < taps; ++tap) {
       for (int64_t first = 0; first < channels; first += 16) {  // a cache line of each row at a time
         int64_t last = std::min(channels, first + 16);
@@ -376,10 +449,11 @@ void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, in
   for (int64_t block = begin; block < end; block += most) {
     int64_t until = std::min(end, block + most), count = until - block;
     Point(plan, block, until, zeros.data(), pointers.data(), most);
-    int64_t tiles = (count + kPixels - 1) / kPixels;
     for (int64_t n = first; n < last; ++n) {
-      int64_t channel = n * kBlock;
-      int width = static_cast<int>(std::min<int64_t>(kBlock, (plan.outputs - channel + kLanes - 1) / kLanes * kLanes));
+      int64_t channel = FirstChannel(plan, n);
+      int width = static_cast<int>(FirstChannel(plan, n + 1) - channel);
+      int pixels = PixelsOf(width / kLanes);
+      int64_t tiles = (count + pixels - 1) / pixels;
       const float* from = weight + channel * depth;
       for (size_t chunk = 0; chunk + 1 < chunks.size(); ++chunk) {
         bool done = chunk + 2 == chunks.size();
@@ -438,9 +512,9 @@ void Few(const Plan& plan, int64_t first, int64_t last) {
   alignas(64) float sums[kFew * kBlock];
   std::memset(sums, 0, sizeof sums);
   for (int64_t n = first; n < last; ++n) {
-    int64_t channel = n * kBlock;
-    int count = static_cast<int>(std::min<int64_t>(kBlock, plan.outputs - channel));
-    int width = (count + kLanes - 1) / kLanes * kLanes;
+    int64_t channel = FirstChannel(plan, n);
+    int width = static_cast<int>(FirstChannel(plan, n + 1) - channel);
+    int count = static_cast<int>(std::min<int64_t>(width, plan.outputs - channel));
     const float* weight = plan.weight + channel * plan.channels;
     switch (plan.pixels) {
       case 1: FewRows<1>(plan, weight, count, sums, width); break;
@@ -557,13 +631,13 @@ int Part(int task, void*, void* data) {
   int64_t i = task % work.across, j = task / work.across;
   try {
     if (work.weight == nullptr) {
-      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      int64_t blocks = Blocks(plan);
       Few(plan, blocks * j / work.along, blocks * (j + 1) / work.along);
     } else if (plan.depthwise) {
       int64_t rows = plan.out[1] == 0 ? 0 : plan.pixels / plan.out[1];
       Depthwise(plan, work.weight, rows * i / work.across, rows * (i + 1) / work.across);
     } else {
-      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      int64_t blocks = Blocks(plan);
       Dense(plan, work.weight, plan.pixels * i / work.across, plan.pixels * (i + 1) / work.across, blocks * j / work.along,
             blocks * (j + 1) / work.along);
     }
@@ -582,10 +656,10 @@ void Compute(const Plan& plan) {
   int64_t products = plan.pixels * plan.outputs * plan.taps() * (plan.depthwise ? 1 : plan.channels);
   int64_t threads = products < kSerial ? 1 : tkc_threads();
   if (threads > 1) {
-    int64_t rows = few ? 1 : plan.depthwise ? plan.pixels / plan.out[1] : plan.pixels / (4 * kPixels);
+    int64_t rows = few ? 1 : plan.depthwise ? plan.pixels / plan.out[1] : plan.pixels / (2 * kPixels);
     work.across = std::max<int64_t>(1, std::min(rows, 2 * threads));
     if (!plan.depthwise && work.across < 2 * threads) {
-      int64_t blocks = (plan.outputs + kBlock - 1) / kBlock;
+      int64_t blocks = Blocks(plan);
       work.along = std::max<int64_t>(1, std::min(blocks, 2 * threads / work.across));
     }
     tkc_launch(Part, &work, static_cast<int>(work.across * work.along));
@@ -641,8 +715,9 @@ void Product(const AnyView* args, int32_t count) {
     int32_t bits = static_cast<int32_t>(at[2]);
     float number;
     std::memcpy(&number, &bits, sizeof number);
-    plan.steps.push_back({at[0], operand, number});
+    plan.steps.push_back({at[0], operand, number, {}});
   }
+  plan.steps = Joined(plan.steps);
   Compute(plan);
 }
 
