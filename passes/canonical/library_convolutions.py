@@ -14,14 +14,14 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import CONVOLVE, NUM_INPUT
-from tkc.passes.graph.bindings import dtype, shape, static
+from tkc.passes.graph.bindings import dtype, has_known_shape, shape, static
 from tkc.passes.graph.channels_last import (
     LastChannels,
     channels_last,
     is_convolution,
     is_transposed_convolution,
 )
-from tkc.passes.graph.product_call import product_call
+from tkc.passes.graph.product_call import mean_call, product_call
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import updated
 
@@ -71,6 +71,8 @@ class _Rewriting(PyExprMutator):
         call = super().visit_call_(call)
         if self._is_product(call):
             last = self._product(call)
+        elif (mean := self._mean(call)) is not None:
+            last = mean
         else:
             last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
         return call if last is None else self.images.made(last)
@@ -87,6 +89,17 @@ class _Rewriting(PyExprMutator):
             return False
         groups = int(call.attrs.groups)
         return groups == 1 or groups == channels == sizes[0]
+
+    def _mean(self, call: relax.Call) -> relax.Expr | None:
+        """The mean of each channel of an image that is there with its channels last; its axes of one, too."""
+        image = self.images.of(call)
+        if not isinstance(image, relax.Call) or image.op != Op.get("relax.mean") or not image.attrs.keepdims:
+            return None
+        last = image.args[0]
+        if dtype(last) != "float32" or not has_known_shape(last) or 0 in map(static, shape(last)[1:]):
+            return None
+        sizes = (shape(last)[0], *[1] * (last.struct_info.ndim - 2), shape(last)[-1])
+        return mean_call(last, relax.TensorStructInfo(sizes, "float32"))
 
     def _product(self, call: relax.Call) -> relax.Expr:
         image, weight = call.args

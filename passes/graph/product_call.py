@@ -20,6 +20,10 @@ from tvm.ir import Op
 from tkc.contracts import PRODUCT
 
 
+_MEAN = 3
+"""In place of the number of axes."""
+
+
 class Operation(IntEnum):
     """What is done to each element, in the order of ``products.cc``."""
 
@@ -68,6 +72,11 @@ def product_call(
     return _call(plan, [image, weight], result)
 
 
+def mean_call(image: relax.Expr, result: relax.TensorStructInfo) -> relax.Call:
+    """The mean of each channel of each of the images ``[batch, ..., channels]``; no steps follow it."""
+    return _call([0, 1, 0, _MEAN], [image, image], result)
+
+
 def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
     """The product ``call`` with ``steps`` behind those that it has."""
     plan, image, weight, *operands = call.args[1].fields
@@ -83,11 +92,13 @@ def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
 
 
 def is_product(value: object) -> bool:
-    """Whether ``value`` is such a call, before it is lowered."""
+    """Whether ``value`` is a call of a product, before it is lowered."""
     if not isinstance(value, relax.Call) or value.op != Op.get("relax.call_dps_packed"):
         return False
     callee = value.args[0]
-    return isinstance(callee, relax.ExternFunc) and callee.global_symbol == PRODUCT
+    if not isinstance(callee, relax.ExternFunc) or callee.global_symbol != PRODUCT:
+        return False
+    return int(value.args[1].fields[0].values[3]) != _MEAN
 
 
 def _call(numbers: Sequence[int], tensors: Sequence[relax.Expr], result: relax.TensorStructInfo) -> relax.Call:

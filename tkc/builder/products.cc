@@ -59,6 +59,7 @@ constexpr int kPixels = 12;  // in any tile
 constexpr int kBlock = kVectors * kLanes;
 constexpr int kPixelBlock = 240;  // whose pointers are made at once
 constexpr int kChunk = 1024;               // steps of a sum whose weights stay in the cache
+constexpr int64_t kMeanAxes = 3;           // "axes" of a plan that has the means of the channels computed, and no product
 constexpr int64_t kSerial = 1 << 17;       // products that are sooner done than another thread is awake
 
 inline Vec Load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
@@ -189,7 +190,9 @@ inline void Each(float* values, int count, F apply) {
 // output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read.
 void Apply(const std::vector<Step>& steps, float* values, int rows, int width, int64_t pixel, int64_t channel, int columns,
            int64_t channels) {
-  alignas(64) float room[3][kBlock] = {}, saved[kPixels * kBlock];
+  if (steps.empty()) return;
+  alignas(64) float room[3][kBlock], saved[kPixels * kBlock];
+  if (columns < width) std::memset(room, 0, sizeof room);
   int all = rows * width;
   for (const Step& step : steps) {
     float number = step.number;
@@ -394,19 +397,29 @@ std::shared_ptr<Aligned> PackedOf(const Plan& plan) {
 
 // Where each pixel's channels are for each tap: `zeros` where the filter is outside of the image.
 void Point(const Plan& plan, int64_t begin, int64_t end, const float* zeros, const float** pointers, int64_t pitch) {
+  if (plan.taps() == 1 && plan.stride[0] == 1 && plan.stride[1] == 1 && plan.padding[0] == 0 && plan.padding[1] == 0 &&
+      plan.out[0] == plan.rows && plan.out[1] == plan.columns) {
+    for (int64_t pixel = begin; pixel < end; ++pixel) pointers[pixel - begin] = plan.image + pixel * plan.channels;
+    return;
+  }
+  int64_t image = begin / (plan.out[0] * plan.out[1]), of_image = begin % (plan.out[0] * plan.out[1]);
+  int64_t out_row = of_image / plan.out[1], out_column = of_image % plan.out[1];
   for (int64_t pixel = begin; pixel < end; ++pixel) {
-    int64_t image = pixel / (plan.out[0] * plan.out[1]), at = pixel % (plan.out[0] * plan.out[1]);
-    int64_t row = at / plan.out[1] * plan.stride[0] - plan.padding[0];
-    int64_t column = at % plan.out[1] * plan.stride[1] - plan.padding[1];
+    int64_t row = out_row * plan.stride[0] - plan.padding[0], column = out_column * plan.stride[1] - plan.padding[1];
     const float** to = pointers + (pixel - begin);
     for (int64_t i = 0; i < plan.kernel[0]; ++i) {
       int64_t y = row + i * plan.dilation[0];
+      const float* line = plan.image + (image * plan.rows + y) * plan.columns * plan.channels;
       for (int64_t j = 0; j < plan.kernel[1]; ++j, to += pitch) {
         int64_t x = column + j * plan.dilation[1];
-        bool inside = y >= 0 && y < plan.rows && x >= 0 && x < plan.columns;
-        *to = inside ? plan.image + ((image * plan.rows + y) * plan.columns + x) * plan.channels : zeros;
+        *to = y >= 0 && y < plan.rows && x >= 0 && x < plan.columns ? line + x * plan.channels : zeros;
       }
     }
+    if (++out_column < plan.out[1]) continue;
+    out_column = 0;
+    if (++out_row < plan.out[0]) continue;
+    out_row = 0;
+    ++image;
   }
 }
 
@@ -529,14 +542,16 @@ void Few(const Plan& plan, int64_t first, int64_t last) {
 }
 
 // P pixels of one vector of channels, all of whose taps are inside; `step` floats lie between two pixels.
-template <int P, int W>
+// The filter is K by K; K is 0 where that is known to the plan alone.
+template <int P, int W, int K>
 inline void Depth(const Plan& plan, const float* image, int64_t step, const float* weight, float* sums) {
+  const int64_t height = K ? K : plan.kernel[0], wide = K ? K : plan.kernel[1];
   typedef float Part __attribute__((vector_size(4 * W), aligned(4), may_alias));
   Part sum[P];
   for (int p = 0; p < P; ++p) sum[p] = Part{};
-  for (int64_t i = 0; i < plan.kernel[0]; ++i) {
+  for (int64_t i = 0; i < height; ++i) {
     const float* row = image + i * plan.dilation[0] * plan.columns * plan.channels;
-    for (int64_t j = 0; j < plan.kernel[1]; ++j) {
+    for (int64_t j = 0; j < wide; ++j) {
       Part w = *reinterpret_cast<const Part*>(weight);
       weight += plan.channels;
       const float* from = row + j * plan.dilation[1] * plan.channels;
@@ -565,8 +580,8 @@ inline void Edge(const Plan& plan, const float* image, int64_t row, int64_t colu
 
 constexpr int kDepthPixels = TKC_LANES == 16 ? 8 : 6;
 
-template <int W>
-void DepthRow(const Plan& plan, const float* weight, const float* image, int64_t row, int64_t pixel, int64_t channel) {
+template <int W, int K>
+void DepthRowOf(const Plan& plan, const float* weight, const float* image, int64_t row, int64_t pixel, int64_t channel) {
   alignas(64) float sums[kDepthPixels * kLanes];
   std::memset(sums, 0, sizeof sums);
   int64_t y = row * plan.stride[0] - plan.padding[0];
@@ -586,11 +601,11 @@ void DepthRow(const Plan& plan, const float* weight, const float* image, int64_t
     const float* from = image + (y * plan.columns + x) * plan.channels;
     bool inside = rows_inside && x >= 0;
     if (inside && at + kDepthPixels <= plan.out[1] && x + (kDepthPixels - 1) * plan.stride[1] + reach < plan.columns) {
-      Depth<kDepthPixels, W>(plan, from, step, weight, sums);
+      Depth<kDepthPixels, W, K>(plan, from, step, weight, sums);
       finish(at, kDepthPixels);
       at += kDepthPixels;
     } else if (inside && at + 2 <= plan.out[1] && x + plan.stride[1] + reach < plan.columns) {
-      Depth<2, W>(plan, from, step, weight, sums);
+      Depth<2, W, K>(plan, from, step, weight, sums);
       finish(at, 2);
       at += 2;
     } else {
@@ -598,6 +613,32 @@ void DepthRow(const Plan& plan, const float* weight, const float* image, int64_t
       finish(at, 1);
       at += 1;
     }
+  }
+}
+
+template <int W>
+void DepthRow(const Plan& plan, const float* weight, const float* image, int64_t row, int64_t pixel, int64_t channel) {
+  bool square = plan.kernel[0] == plan.kernel[1];
+  auto run = square && plan.kernel[0] == 3 ? DepthRowOf<W, 3> : square && plan.kernel[0] == 5 ? DepthRowOf<W, 5> : DepthRowOf<W, 0>;
+  run(plan, weight, image, row, pixel, channel);
+}
+
+// The means of each channel of images [begin, end), row by row of each.
+void Means(const Plan& plan, int64_t begin, int64_t end) {
+  std::vector<float> line(plan.channels), total(plan.channels);
+  float count = static_cast<float>(plan.rows * plan.columns);
+  for (int64_t image = begin; image < end; ++image) {
+    std::fill(total.begin(), total.end(), 0.0f);
+    const float* from = plan.image + image * plan.rows * plan.columns * plan.channels;
+    for (int64_t y = 0; y < plan.rows; ++y) {
+      std::fill(line.begin(), line.end(), 0.0f);
+      for (int64_t x = 0; x < plan.columns; ++x, from += plan.channels) {
+        for (int64_t c = 0; c < plan.channels; ++c) line[c] += from[c];
+      }
+      for (int64_t c = 0; c < plan.channels; ++c) total[c] += line[c];
+    }
+    float* to = plan.result + image * plan.channels;
+    for (int64_t c = 0; c < plan.channels; ++c) to[c] = total[c] / count;
   }
 }
 
@@ -684,7 +725,7 @@ void Product(const AnyView* args, int32_t count) {
   plan.transposed = *at++ != 0;
   int64_t axes = *at++;  // of pixels: none of a linear layer, all of whose leading axes are rows
   for (int64_t axis = 0; axis < 2; ++axis) plan.kernel[axis] = plan.stride[axis] = plan.dilation[axis] = 1;
-  for (int64_t axis = 2 - axes; axis < 2; ++axis) {
+  for (int64_t axis = 2 - axes; axes <= 2 && axis < 2; ++axis) {
     plan.stride[axis] = *at++;
     plan.padding[axis] = *at++;
     plan.dilation[axis] = *at++;
@@ -700,6 +741,15 @@ void Product(const AnyView* args, int32_t count) {
   if (axes == 0) plan.columns = plan.out[1] = plan.pixels;
   if (axes >= 1) plan.columns = image.size(rank - 2), plan.out[1] = result.size(to - 2);
   if (axes == 2) plan.rows = image.size(rank - 3), plan.out[0] = result.size(to - 3);
+  if (axes == kMeanAxes) {
+    plan.columns = image.size(rank - 2);
+    plan.rows = 1;
+    for (int axis = 1; axis < rank - 2; ++axis) plan.rows *= image.size(axis);
+    plan.image = Floats(image);
+    plan.result = const_cast<float*>(Floats(result));
+    Means(plan, 0, image.size(0));
+    return;
+  }
   plan.image = Floats(image);
   plan.weight = Floats(weight);
   plan.result = const_cast<float*>(Floats(result));
