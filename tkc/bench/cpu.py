@@ -27,8 +27,9 @@ def bench_cpu(names: Sequence[str], references: Sequence[str], seconds: float, o
     """A row for each of ``names``, of :data:`CPU_MODELS` (all, where there are none), and for each file of ``onnx``.
 
     ``references`` are keys of :data:`REFERENCES`. A contender's time is the least of its calls, some ``seconds`` of them,
-    by turns with the others': the machine's other work makes calls longer, never shorter. Weights are TKC's own, as those
-    of an artifact are. What one cannot compile or run is noted, and the others are measured.
+    by turns with the others': the machine's other work makes calls longer, never shorter. It is the process's CPU time,
+    of all threads together, for which reason one thread (``OMP_NUM_THREADS=1 TVM_NUM_THREADS=1``) says most. Weights are
+    TKC's own, as those of an artifact are. What one cannot compile or run is noted, and the others are measured.
     """
     for kind, given, known in (("model", names, CPU_MODELS), ("reference", references, REFERENCES)):
         if unknown := [name for name in given if name not in known]:
@@ -109,7 +110,7 @@ def _row(
 
 
 def least_milliseconds(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """The least time of a call of each, over about ``seconds`` of each, by turns."""
+    """The least CPU time of a call of each, over about ``seconds`` of each, by turns."""
     least: dict[str, float] = {}
     counts: dict[str, int] = {}
     for name, call in calls.items():
@@ -125,9 +126,9 @@ def least_milliseconds(calls: Mapping[str, Call], seconds: float) -> dict[str, f
 
 
 def _milliseconds(call: Call) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     call()
-    return (time.perf_counter() - start) * 1e3
+    return (time.process_time() - start) * 1e3
 
 
 def _first(outputs: Any) -> torch.Tensor:

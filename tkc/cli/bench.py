@@ -193,7 +193,7 @@ def cpu(
 ) -> None:
     """Models as CPUs serve them, beside eager, Inductor and ONNX Runtime.
 
-    One request at a time, in float32; the least time of many calls. OMP_NUM_THREADS and TVM_NUM_THREADS give the threads.
+    One request at a time, in float32; the least CPU time of many calls. OMP_NUM_THREADS and TVM_NUM_THREADS give the threads.
     """
     from tkc.bench.cpu import REFERENCES, bench_cpu
 
