@@ -130,14 +130,15 @@ CONVOLVE: Final = "tkc.convolve"
 (``tkc/runtime/convolutions.py``)."""
 
 PRODUCT: Final = "tkc_product"
-"""``products.cc`` exports it: ``(plan, image, weight, *operands, result)`` writes a convolution or a linear layer, and what
-follows it, into ``result``, on the CPU (``passes/graph/product_call.py``)."""
+"""``products.cc`` exports it: ``(plan, image, weight, *operands, result)`` writes a convolution or a linear layer,
+and what follows it, into ``result``, on the CPU (``passes/graph/product_call.py``)."""
 
 PACKED: Final = "tkc_packed"
 """``products.cc`` exports it: ``(0)`` to the address of a new store of packed weights; ``(address)`` frees it."""
 
 USE_PACKED: Final = "tkc_use_packed"
-"""``products.cc`` exports it: ``(address)`` has this thread's products pack weights there, once; returns what it was before."""
+"""``products.cc`` exports it: ``(address)`` has this thread's products pack weights there, once.
+Returns what it was before."""
 
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the

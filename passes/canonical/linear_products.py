@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import tvm
 from tvm import relax
 from tvm.ir import IRModule, Op
@@ -55,8 +53,8 @@ class _Rewriting(PyExprMutator):
         source, transposed = self._source(weight)
         if source is None:
             return call
-        sizes = [static(size) for size in shape(source)]
-        if None in sizes or prod(sizes) < LEAST_WEIGHTS:
+        k, n = map(static, shape(source))
+        if k is None or n is None or k * n < LEAST_WEIGHTS:
             return call
         return product_call(x, source, call.struct_info, transposed=transposed)
 

@@ -34,7 +34,7 @@ _COMMUTE = frozenset({"relax.add", "relax.multiply", "relax.maximum", "relax.min
 
 @tvm.transform.module_pass(opt_level=0, name="ProductEpilogues")
 class ProductEpilogues:
-    """Moves elementwise operators that alone read a product into its call: biases, normalizations, activations, sums."""
+    """Moves elementwise operators that alone read a product into its call: biases, activations, residuals and so on."""
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module`` with longer calls and fewer operators."""

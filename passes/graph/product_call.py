@@ -19,7 +19,6 @@ from tvm.ir import Op
 
 from tkc.contracts import PRODUCT
 
-
 _MEAN = 3
 """In place of the number of axes."""
 

@@ -1,4 +1,4 @@
-"""Models on the CPU beside eager PyTorch, Inductor and ONNX Runtime, with the threads that the user gives all of them."""
+"""Models on the CPU beside eager PyTorch, Inductor and ONNX Runtime, with as many threads as the user gives all."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Call = Callable[[], Any]
 def bench_cpu(names: Sequence[str], references: Sequence[str], seconds: float, onnx: Sequence[Path]) -> Iterator[Row]:
     """A row for each of ``names``, of :data:`CPU_MODELS` (all, where there are none), and for each file of ``onnx``.
 
-    ``references`` are keys of :data:`REFERENCES`. A contender's time is the least of its calls, some ``seconds`` of them,
-    by turns with the others': the machine's other work makes calls longer, never shorter. It is the process's CPU time,
-    of all threads together, for which reason one thread (``OMP_NUM_THREADS=1 TVM_NUM_THREADS=1``) says most. Weights are
-    TKC's own, as those of an artifact are. What one cannot compile or run is noted, and the others are measured.
+    ``references`` are keys of :data:`REFERENCES`. A contender's time is the least of its calls, some ``seconds`` of
+    them, by turns with the others': the machine's other work makes calls longer, never shorter. It is the process's CPU time,
+    of all threads together, for which reason one thread (``OMP_NUM_THREADS=1 TVM_NUM_THREADS=1``) says most. Weights
+    are TKC's own, as those of an artifact are. What one cannot compile or run is noted, and the others are measured.
     """
     for kind, given, known in (("model", names, CPU_MODELS), ("reference", references, REFERENCES)):
         if unknown := [name for name in given if name not in known]:
@@ -165,7 +165,9 @@ def _onnx_runtime(case: CpuCase) -> Call:
         raise UsageError("ONNX has no state")
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
-        torch.onnx.export(case.model, (), file, kwargs=dict(case.inputs), dynamo=True, external_data=True, verbose=False)
+        torch.onnx.export(
+            case.model, (), file, kwargs=dict(case.inputs), dynamo=True, external_data=True, verbose=False
+        )
         session = _session(file)
     arrays = {name: value.numpy() for name, value in case.inputs.items()}
     return lambda: session.run(None, arrays)

@@ -132,7 +132,7 @@ def _llama_decode() -> CpuCase:
 def _whisper() -> CpuCase:
     from transformers import WhisperConfig, WhisperModel
 
-    config: Any = WhisperConfig(  # type: ignore[call-arg]  # made a dataclass at run time
+    config: Any = WhisperConfig(
         d_model=384,
         encoder_layers=4,
         decoder_layers=4,

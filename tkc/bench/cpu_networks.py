@@ -99,7 +99,7 @@ class _CrossStage(nn.Module):
     def __init__(self, inputs: int, outputs: int, count: int, adds: bool) -> None:
         super().__init__()
         half = outputs // 2
-        self.half, self.adds = half, adds
+        self.adds = adds
         self.first = _convolution(inputs, outputs, activation=nn.SiLU())
         self.bottlenecks = nn.ModuleList(
             nn.Sequential(
@@ -121,7 +121,7 @@ class _CrossStage(nn.Module):
 class Detector(nn.Module):
     """A one-stage detector of YOLOv8n's shape: a cross-stage backbone, a path-aggregating neck, three heads.
 
-    Images ``[batch, 3, 32 * n, 32 * m]`` to ``[batch, 144, places]``, 64 values of boxes and 80 of classes for each place.
+    Images ``[batch, 3, 32 * n, 32 * m]`` to ``[batch, 144, places]``: for each place 64 values of boxes, 80 of classes.
     """
 
     def __init__(self) -> None:

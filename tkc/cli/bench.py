@@ -184,7 +184,9 @@ def cpu(
     names: Annotated[list[str] | None, typer.Argument(help="Models by name; all if left out.")] = None,
     references: Annotated[
         list[str] | None,
-        typer.Option("--reference", help="eager, inductor, frozen (Inductor's freezing), onnxruntime; all if left out."),
+        typer.Option(
+            "--reference", help="eager, inductor, frozen (Inductor's freezing), onnxruntime; all if left out."
+        ),
     ] = None,
     onnx: Annotated[list[Path] | None, typer.Option("--onnx", help="An ONNX file, beside ONNX Runtime.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Of calls of each contender.")] = 2.0,
@@ -193,7 +195,9 @@ def cpu(
 ) -> None:
     """Models as CPUs serve them, beside eager, Inductor and ONNX Runtime.
 
-    One request at a time, in float32; the least CPU time of many calls. OMP_NUM_THREADS and TVM_NUM_THREADS give the threads.
+    One request at a time, in float32; the least CPU time of many calls.
+
+    OMP_NUM_THREADS and TVM_NUM_THREADS give the threads.
     """
     from tkc.bench.cpu import REFERENCES, bench_cpu
 
