@@ -28,8 +28,9 @@ def bench_cpu(names: Sequence[str], references: Sequence[str], seconds: float, o
 
     ``references`` are keys of :data:`REFERENCES`. A contender's time is the least of its calls, some ``seconds`` of
     them, by turns with the others': the machine's other work makes calls longer, never shorter. It is the process's
-    CPU time, of all threads together, for which reason one thread (``OMP_NUM_THREADS=1 TVM_NUM_THREADS=1``) says most. Weights
-    are TKC's own, as those of an artifact are. What one cannot compile or run is noted, and the others are measured.
+    CPU time, of all threads together, for which reason one thread (``OMP_NUM_THREADS=1 TVM_NUM_THREADS=1``) says
+    most. Weights are TKC's own, as those of an artifact are. What one cannot compile or run is noted, and the
+    others are measured.
     """
     for kind, given, known in (("model", names, CPU_MODELS), ("reference", references, REFERENCES)):
         if unknown := [name for name in given if name not in known]:
