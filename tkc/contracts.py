@@ -153,6 +153,16 @@ LIBRARY_CALLS: Final = {
     CONVOLVE_INTEGERS: "aten::convolution",
 }
 """The operators of PyTorch's that such functions call, or in whose place they call others of its libraries."""
+PRODUCT: Final = "tkc_product"
+"""``products.cc`` exports it: ``(plan, image, weight, *operands, result)`` writes a convolution or a linear layer,
+and what follows it, into ``result``, on the CPU (``passes/graph/product_call.py``)."""
+
+PACKED: Final = "tkc_packed"
+"""``products.cc`` exports it: ``(0)`` to the address of a new store of packed weights; ``(address)`` frees it."""
+
+USE_PACKED: Final = "tkc_use_packed"
+"""``products.cc`` exports it: ``(address)`` has this thread's products pack weights there, once.
+Returns what it was before."""
 
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the
