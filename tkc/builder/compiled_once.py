@@ -18,12 +18,12 @@ from tkc.builder.host_code import compile_host_code
 def compiled_once(
     source: Path, includes: Sequence[Path] = (), tools: Sequence[str] = (), options: Sequence[str] = ("-O2",)
 ) -> Path:
-    """``source``, with the header of its own name if there is one, as an object file in the cache.
+    """``source``, with the headers beside it whose names begin with its own, as an object file in the cache.
 
     ``tools`` are compilers besides the C++ compiler whose versions matter to it, ``options`` the compiler's. Raises
     ``RuntimeError`` with the compiler's words if it fails, :class:`CacheError` if the cache cannot be written.
     """
-    made_from = [each.read_text() for each in (source, source.with_suffix(".h")) if each.exists()]
+    made_from = [each.read_text() for each in (source, *sorted(source.parent.glob(f"{source.stem}*.h")))]
     made_from += [toolchain.version(tool) for tool in (toolchain.cxx(), *tools)]
     made_from += [importlib.metadata.version("apache-tvm-ffi"), *options]
     folder = cache_folder() / source.stem
