@@ -6,6 +6,7 @@ there. ``tkc/verify.py`` checks what the pipeline's stages promise in these term
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 # Entries of the generated program.
@@ -156,6 +157,17 @@ LIBRARY_CALLS: Final = {
 PRODUCT: Final = "tkc_product"
 """``products.cc`` exports it: ``(plan, image, weight, *operands, result)`` writes a convolution or a linear layer,
 and what follows it, into ``result``, on the CPU (``passes/graph/product_call.py``)."""
+
+MEAN_AXES: Final = 3
+"""In place of the number of axes in a product's plan: what is computed are means of channels."""
+
+
+def product_name(plan: Sequence[int]) -> str:
+    """What reports and profiles call a product with this plan."""
+    if plan[3] == MEAN_AXES:
+        return "tkc.channel_mean"
+    return "tkc.depthwise_convolution" if plan[0] else "tkc.convolution" if plan[3] else "tkc.linear"
+
 
 PACKED: Final = "tkc_packed"
 """``products.cc`` exports it: ``(0)`` to the address of a new store of packed weights; ``(address)`` frees it."""

@@ -17,10 +17,7 @@ from enum import IntEnum
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from tkc.contracts import PRODUCT
-
-_MEAN = 3
-"""In place of the number of axes."""
+from tkc.contracts import MEAN_AXES, PRODUCT
 
 
 class Operation(IntEnum):
@@ -73,7 +70,7 @@ def product_call(
 
 def mean_call(image: relax.Expr, result: relax.TensorStructInfo) -> relax.Call:
     """The mean of each channel of each of the images ``[batch, ..., channels]``; no steps follow it."""
-    return _call([0, 1, 0, _MEAN], [image, image], result)
+    return _call([0, 1, 0, MEAN_AXES], [image, image], result)
 
 
 def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
@@ -97,7 +94,7 @@ def is_product(value: object) -> bool:
     callee = value.args[0]
     if not isinstance(callee, relax.ExternFunc) or callee.global_symbol != PRODUCT:
         return False
-    return int(value.args[1].fields[0].values[3]) != _MEAN
+    return int(value.args[1].fields[0].values[3]) != MEAN_AXES
 
 
 def _call(numbers: Sequence[int], tensors: Sequence[relax.Expr], result: relax.TensorStructInfo) -> relax.Call:
