@@ -144,7 +144,7 @@ def _called(value: relax.Expr) -> tuple[str, str] | None:
 
 
 def external_name(symbol: str, operands: Iterable[Any]) -> str:
-    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, or what it multiplies."""
+    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, or a product."""
     if symbol == CALL_OPERATOR:
         description = next(iter(operands))
         return str(json.loads(str(getattr(description, "value", description)))["operator"])
