@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <tvm/ffi/container/tensor.h>
+
 #include <array>
 #include <cstddef>
 #include <map>
@@ -23,6 +25,7 @@ struct Plan {
   std::vector<Step> steps;
   const float *image, *weight;
   float* result;
+  tvm::ffi::Tensor held;  // the weight: while it is packed, nothing else is to have its address
 
   int64_t taps() const { return kernel[0] * kernel[1]; }
 
@@ -80,25 +83,26 @@ std::shared_ptr<Aligned> MakePacked(const Plan& plan) {
   return made;
 }
 
-// The weights that one loaded model has packed; the model's own weights outlive it. `tkc_packed` makes and drops it.
+// The weights that one loaded model has packed. `tkc_packed` makes and drops it.
 struct Packed {
   std::mutex mutex;
   // By address, and as what they are read: tied weights may be read as two matrices, and views begin alike.
-  std::map<std::array<int64_t, 6>, std::shared_ptr<Aligned>> weights;
+  std::map<std::array<int64_t, 6>, std::pair<tvm::ffi::Tensor, std::shared_ptr<Aligned>>> weights;
 };
 thread_local Packed* packed = nullptr;
 
-bool PacksOnce(const Plan& plan) { return packed != nullptr && plan.constant; }
-
-// The weights of `plan`, packed; none where they may change.
-std::shared_ptr<Aligned> PackedOnce(const Plan& plan) {
-  if (!PacksOnce(plan)) return nullptr;
+// The weights of `plan`, packed, if it `packs` those that are not; none where they may change.
+std::shared_ptr<Aligned> PackedOnce(const Plan& plan, bool packs) {
+  if (packed == nullptr || !plan.constant) return nullptr;
   std::lock_guard<std::mutex> lock(packed->mutex);
   int64_t address = reinterpret_cast<intptr_t>(plan.weight);
-  std::shared_ptr<Aligned>& found =
-      packed->weights[{address, plan.depthwise, plan.transposed, plan.outputs, plan.channels, plan.taps()}];
-  if (found == nullptr) found = MakePacked(plan);
-  return found;
+  std::array<int64_t, 6> key{address, plan.depthwise, plan.transposed, plan.outputs, plan.channels, plan.taps()};
+  auto found = packed->weights.find(key);
+  if (found != packed->weights.end()) return found->second.second;
+  if (!packs) return nullptr;
+  std::shared_ptr<Aligned> made = MakePacked(plan);
+  packed->weights.emplace(key, std::make_pair(plan.held, made));
+  return made;
 }
 
 }  // namespace

@@ -59,10 +59,7 @@ using RowsFunction = void (*)(const Plan&, const float*, const float*, int, floa
 constexpr RowsFunction kRowsFunctions[kRows] = {RowsByOutputs<1>, RowsByOutputs<2>, RowsByOutputs<3>,
                                                 RowsByOutputs<4>, RowsByOutputs<5>, RowsByOutputs<6>};
 
-// One row takes as long with a packed weight, which is not needed then; more take two thirds of the time.
-bool IsFew(const Plan& plan) {
-  return plan.flat() && !plan.transposed && plan.pixels <= (PacksOnce(plan) ? 1 : kFew);
-}
+bool IsFew(const Plan& plan) { return plan.flat() && !plan.transposed && plan.pixels <= kFew; }
 
 // The blocks of output channels [first, last).
 void Few(const Plan& plan, int64_t first, int64_t last) {
