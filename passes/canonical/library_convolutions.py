@@ -136,14 +136,26 @@ class _Rewriting(PyExprMutator):
         image, weight = call.args
         sizes, axes = shape(call), len(shape(call)) - 2
         info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(len(sizes))], "float32")
-        steps = zip(call.attrs.strides, call.attrs.padding[:axes], call.attrs.dilation, strict=True)
+        image, begins = self._unpadded(image)
+        steps = zip(call.attrs.strides, call.attrs.padding[:axes], begins, call.attrs.dilation, strict=True)
         return product_call(
             self.images.last(image),
             weight,
             info,
             depthwise=int(call.attrs.groups) > 1,
-            axes=[(int(stride), int(padding), int(dilation)) for stride, padding, dilation in steps],
+            axes=[(int(stride), int(padding) + begin, int(dilation)) for stride, padding, begin, dilation in steps],
         )
+
+    def _unpadded(self, image: relax.Expr) -> tuple[relax.Expr, list[int]]:
+        """What ``image`` has zeros around, and how many before each axis: a product reads zeros there anyway."""
+        none = [0] * (image.struct_info.ndim - 2)
+        padded = self.images.call(image, "relax.nn.pad")
+        if padded is None or str(padded.attrs.pad_mode) != "constant" or float(padded.attrs.pad_value) != 0:
+            return image, none
+        widths = [int(width) for width in padded.attrs.pad_width]
+        if any(widths[:4]) or min(widths) < 0:
+            return image, none
+        return padded.args[0], widths[4::2]
 
     def _called(self, call: relax.Call) -> relax.Expr:
         image, weight = call.args

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -26,20 +27,18 @@ class Products:
 
 def products(module: IRModule) -> list[Products]:
     """The products of all functions of ``module``, in branches, too; one of :class:`Products` for each kind."""
-    weights: dict[str, list[str]] = {}
-    sizes: dict[str, dict[str, int]] = {}
+    calls: Counter[str] = Counter()
+    weights: dict[str, dict[str, int]] = {}
     for function in module.functions.values():
         if isinstance(function, relax.Function):
             for plan, tensors in _calls(function):
                 name, weight = product_name(plan), tensors[1]
-                read = str(getattr(weight, "name_hint", "a constant"))
-                weights.setdefault(name, []).append(read)
-                is_mean = weight.same_as(tensors[0])
-                sizes.setdefault(name, {})[read] = 0 if is_mean else _bytes(weight)
-    return [
-        Products(name, len(read), tuple(dict.fromkeys(read)), sum(sizes[name].values()))
-        for name, read in sorted(weights.items())
-    ]
+                calls[name] += 1
+                if not weight.same_as(tensors[0]):  # a mean has none
+                    read = str(getattr(weight, "name_hint", "a constant"))
+                    weights.setdefault(name, {})[read] = _bytes(weight)
+    found = {name: weights.get(name, {}) for name in sorted(calls)}
+    return [Products(name, calls[name], tuple(read), sum(read.values())) for name, read in found.items()]
 
 
 def _bytes(weight: relax.Expr) -> int:

@@ -24,7 +24,7 @@ Axis = tuple[int, int, int]
 
 
 class ProductsLibrary:
-    """``products.cc`` for vectors of ``lanes`` floats, with a pool of ``threads``; packs weights in ``self.packs()``."""
+    """``products.cc`` for vectors of ``lanes`` floats, with a pool of ``threads``."""
 
     def __init__(self, lanes: int, threads: int) -> None:
         self._module = _loaded(lanes, threads)

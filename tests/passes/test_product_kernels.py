@@ -70,7 +70,7 @@ def _sizes(seed: int, count: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("depthwise", [False, True], ids=["all channels", "depthwise"])
 @pytest.mark.parametrize("once", [False, True], ids=["shared", "packed"])
 def test_convolutions(products: ProductsLibrary, depthwise: bool, once: bool) -> None:
-    """Unusual channels, kernels larger than the image, strides beyond them, gaps, one axis and two; none are in a batch."""
+    """Unusual channels, kernels larger than the image, strides beyond them, gaps, one axis and two, empty batches."""
     products.packs(once)
     convolve = (None, F.conv1d, F.conv2d)
     for axes, channels, outputs, *rest, stride, padding, dilation in _sizes(7 + depthwise, 150):

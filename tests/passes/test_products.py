@@ -166,6 +166,31 @@ def test_a_mobile_block() -> None:
         agrees(executable(given), model, given)
 
 
+class Padded(nn.Module):
+    """Convolutions behind zeros, of which more are on one side, and behind ones, which are none of a convolution's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 5, 2)
+        self.deep = nn.Conv2d(16, 16, 3, 2, padding=1, groups=16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [batch, 3, rows, columns]``."""
+        y = self.deep(F.pad(self.first(F.pad(x, (0, 1, 2, 3))).relu(), (1, 0, 0, 2)))
+        return self.last(F.pad(F.pad(y, (1, 0, 0, 1), value=1.0), (-1, 0, 2, 0)))
+
+
+def test_zeros_around_an_image_are_read_where_there_are_none(tmp_path: Path) -> None:
+    """What pads with zeros is part of the convolution behind it; other padding, and what cuts off, is not."""
+    model, x = Padded().eval(), torch.randn(2, 3, 15, 12)
+    executable = tkc.compile(model, (x,), database=False, dump=tmp_path)
+    assert products(executable) == {"tkc.convolution": 2, "tkc.depthwise_convolution": 1}
+    assert (
+        sum("R.nn.pad" in line for line in operators(tmp_path)) == 1
+    )  # of ones; what cuts off is a slice before zeros
+    agrees(executable(x), model, x)
+
+
 def test_exchanged_weights_are_packed_anew(tmp_path: Path) -> None:
     """Also in what was loaded from an artifact, and while other threads call; shared ones are read in each call."""
     model, x = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)), torch.randn(8, 64)

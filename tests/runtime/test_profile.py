@@ -109,7 +109,7 @@ def test_an_artifact_of_an_earlier_release_has_functions_without_nodes(layers: t
 
 
 class Convolutions(nn.Module):
-    """Two convolutions that PyTorch's library computes, on images whose channels it wants last, and one of TKC's own."""
+    """Two convolutions of PyTorch's library, on images whose channels it wants last, and one of TKC's own."""
 
     def __init__(self) -> None:
         super().__init__()

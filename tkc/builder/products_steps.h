@@ -138,16 +138,13 @@ void Apply(const std::vector<Step>& steps, float* values, int rows, int width, i
       case kAddNumber: each([=](Vec x) { return x + number; }); break;
       case kMultiplyNumber: each([=](Vec x) { return x * number; }); break;
       case kDivideNumber: each([=](Vec x) { return x / number; }); break;
-      case kMaximum: each([=](Vec x) { return x < number ? All(number) : x; }); break;
-      case kMinimum: each([=](Vec x) { return x > number ? All(number) : x; }); break;
+      case kMaximum: each([=](Vec x) { return AtLeast(number, x); }); break;
+      case kMinimum: each([=](Vec x) { return AtMost(number, x); }); break;
       case kLeaky: each([=](Vec x) { return x < 0.0f ? x * number : x; }); break;
       case kRelu: each(Relu); break;
       case kHardSwish:
         each([](Vec x) {
-          Vec gate = x + 3.0f;
-          gate = gate < 0.0f ? Vec{} : gate;
-          gate = gate > 6.0f ? All(6.0f) : gate;
-          return x * gate * (1.0f / 6.0f);
+          return x * AtMost(6.0f, AtLeast(0.0f, x + 3.0f)) * (1.0f / 6.0f);
         });
         break;
       case kSigmoid: each(Sigmoid); break;

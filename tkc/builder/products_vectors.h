@@ -2,6 +2,10 @@
 
 #pragma once
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -31,23 +35,50 @@ struct Aligned {
   float* values;
 };
 
+// The greater, the less of a number and `x`; `x` if that is no number.
+inline Vec AtLeast(float number, Vec x) {
+#if TKC_LANES == 16 && defined(__AVX512F__)
+  return (Vec)_mm512_max_ps(_mm512_set1_ps(number), (__m512)x);
+#elif TKC_LANES == 8 && defined(__AVX2__)
+  return (Vec)_mm256_max_ps(_mm256_set1_ps(number), (__m256)x);
+#else
+  return x < number ? All(number) : x;
+#endif
+}
+
+inline Vec AtMost(float number, Vec x) {
+#if TKC_LANES == 16 && defined(__AVX512F__)
+  return (Vec)_mm512_min_ps(_mm512_set1_ps(number), (__m512)x);
+#elif TKC_LANES == 8 && defined(__AVX2__)
+  return (Vec)_mm256_min_ps(_mm256_set1_ps(number), (__m256)x);
+#else
+  return x > number ? All(number) : x;
+#endif
+}
+
+// `x` times two to the power of `n`, an integer from -150 to 128.
+inline Vec Scaled(Vec x, Vec n) {
+#if TKC_LANES == 16 && defined(__AVX512F__)
+  return (Vec)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+  Ints whole = __builtin_convertvector(n == n ? n : Vec{}, Ints);
+  Ints half = whole >> 1, rest = whole - half;  // twice, as a power of two of -150 is none
+  return x * (Vec)((half + 127) << 23) * (Vec)((rest + 127) << 23);
+#endif
+}
+
 inline Vec Exp(Vec x) {
-  Vec clamped = x > 88.7228394f ? All(88.7228394f) : x;
-  clamped = clamped < -103.972084f ? All(-103.972084f) : clamped;
-  Vec shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to an integer
+  x = AtMost(89.0f, AtLeast(-104.0f, x));  // infinity and zero
+  Vec shifted = x * 1.44269504f + 12582912.0f;  // rounds to an integer
   Vec n = shifted - 12582912.0f;
-  Vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
   Vec p = 1.9875691500e-4f * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  Ints whole = __builtin_convertvector(n == n ? n : Vec{}, Ints);
-  Ints half = whole >> 1, rest = whole - half;  // twice, as a power of two of -150 is none
-  Vec low = (Vec)((half + 127) << 23), high = (Vec)((rest + 127) << 23);
-  Vec result = p * low * high;
-  return x > 88.7228394f ? All(std::numeric_limits<float>::infinity()) : x != x ? x : result;
+  return Scaled(p, n);
 }
 
 inline Vec Sigmoid(Vec x) { return 1.0f / (1.0f + Exp(-x)); }
@@ -67,8 +98,7 @@ inline Vec Tanh(Vec x) {
 
 // As Eigen's: a quotient of polynomials, right to 2 units in the last place.
 inline Vec Erf(Vec x) {
-  Vec c = x > 4.0f ? All(4.0f) : x;
-  c = c < -4.0f ? All(-4.0f) : c;
+  Vec c = AtLeast(-4.0f, AtMost(4.0f, x));
   Vec s = c * c;
   Vec p = -2.72614225801306e-10f * s + 2.77068142495902e-08f;
   p = p * s - 2.10102402082508e-06f;
@@ -83,6 +113,6 @@ inline Vec Erf(Vec x) {
   return c * p / q;
 }
 
-inline Vec Relu(Vec x) { return x < 0.0f ? Vec{} : x; }
+inline Vec Relu(Vec x) { return AtLeast(0.0f, x); }
 
 }  // namespace

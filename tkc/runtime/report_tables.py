@@ -110,7 +110,7 @@ def products_table(uses: Sequence[ProductUse]) -> Table:
     for column in ("product", "calls", "first weight"):
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
-        table.add_row(use.name, str(use.calls), use.weights[0])
+        table.add_row(use.name, str(use.calls), next(iter(use.weights), ""))
     if packed := sum(use.packed for use in uses):
         table.caption = f"packed weights, where these cannot change: {decimal(packed)} beside the plain ones at most"
     return table
