@@ -78,7 +78,7 @@ class ProductsLibrary:
         for step in steps:
             numbers += [int(step.operation), -1 if step.operand is None else place, 0]
             place += step.operand is not None
-        self._product(tvm_ffi.Shape(numbers), x, weight, *operands, result)
+        self._product(tvm_ffi.Shape(tuple(numbers)), x, weight, *operands, result)
 
 
 def bias_and_relu(bias: torch.Tensor) -> list[Step]:
