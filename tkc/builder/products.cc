@@ -10,7 +10,7 @@
 // hands over before a call (tkc/runtime/packed_products.py); others block by block in each call, but for linear layers of few rows,
 // which read them as they lie (products_rows.h).
 //
-// Sums are in the order of the filter's taps and channels, whatever the tile; of few rows, in one of their own.
+// Sums are in the order of the filter's taps and channels, in parts of 1,024, whatever the tile; of few rows, in one of their own.
 //
 // Nothing here depends on the model. It is compiled once for each vector width (TKC_LANES), and linked into code that calls it.
 

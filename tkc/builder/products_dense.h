@@ -21,20 +21,14 @@ struct Segment {
   int64_t begin, end;
 };
 
-// Adds up `segments` for P pixels and V vectors, to `from` if there is one; `pixels[tap * pitch + p]` is where a pixel's channels are
+// Adds up `segments` for P pixels and V vectors, and `from`, the sums of earlier ones, if there are any; `pixels[tap * pitch + p]` is where a pixel's channels are
 // for a tap. The sums of a pixel lie together in `from`, and `stride` apart from those of the next in `to`.
 template <int P, int V>
 void Tile(const Segment* segments, int count, const float* const* pixels, int64_t pitch, const float* weight, const float* from,
           float* to, int64_t stride) {
   Vec sum[P][V];
-  if (from == nullptr) {
-    for (int p = 0; p < P; ++p) {
-      for (int v = 0; v < V; ++v) sum[p][v] = Vec{};
-    }
-  } else {
-    for (int p = 0; p < P; ++p) {
-      for (int v = 0; v < V; ++v) sum[p][v] = Load(from + (p * V + v) * kLanes);
-    }
+  for (int p = 0; p < P; ++p) {
+    for (int v = 0; v < V; ++v) sum[p][v] = Vec{};
   }
   for (int s = 0; s < count; ++s) {
     const float* x[P];
@@ -47,6 +41,11 @@ void Tile(const Segment* segments, int count, const float* const* pixels, int64_
         Vec value = All(x[p][c]);
         for (int v = 0; v < V; ++v) sum[p][v] += value * w[v];
       }
+    }
+  }
+  if (from != nullptr) {
+    for (int p = 0; p < P; ++p) {
+      for (int v = 0; v < V; ++v) sum[p][v] += Load(from + (p * V + v) * kLanes);
     }
   }
   for (int p = 0; p < P; ++p) {
