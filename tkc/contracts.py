@@ -173,8 +173,8 @@ PACKED: Final = "tkc_packed"
 """``products.cc`` exports it: ``(0)`` to the address of a new store of packed weights; ``(address)`` frees it."""
 
 USE_PACKED: Final = "tkc_use_packed"
-"""``products.cc`` exports it: ``(address)`` has this thread's products pack weights there, once.
-Returns what it was before."""
+"""``products.cc`` exports it: ``(address, threads)`` has this thread's products pack weights there, once, and take
+so many threads at most, if that is not 0. Returns the address that was before."""
 
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the

@@ -33,12 +33,12 @@ class ProductsLibrary:
         self._store = 0
         self.packs(False)
 
-    def packs(self, once: bool) -> None:
-        """Whether the next calls of this thread pack their weights once, in a new store."""
+    def packs(self, once: bool, most_threads: int = 0) -> None:
+        """Whether the next calls of this thread pack their weights once, in a new store, and in how many threads."""
         if self._store:
             self._make(self._store)
         self._store = self._make(0) if once else 0
-        self._use(self._store)
+        self._use(self._store, most_threads)
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, steps: Sequence[Step] = (), *, transposed: bool = False

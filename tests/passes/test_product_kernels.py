@@ -122,6 +122,19 @@ def test_a_weight_may_be_read_in_two_ways(products: ProductsLibrary) -> None:
         torch.testing.assert_close(products.linear(x, weight[:40]), x @ weight[:40].T, rtol=1e-4, atol=1e-4)
 
 
+def test_no_more_threads_work_than_may() -> None:
+    """A pool's threads begin with the first call that takes more than one."""
+    library, before = ProductsLibrary(WIDEST, 3), len(os.listdir("/proc/self/task"))
+    x, weight = torch.randn(300, 200), torch.randn(130, 200)
+    library.packs(False, most_threads=1)
+    alone = library.linear(x, weight)
+    assert len(os.listdir("/proc/self/task")) == before
+    for most in (2, 0):
+        library.packs(False, most_threads=most)
+        assert torch.equal(library.linear(x, weight), alone)
+    assert len(os.listdir("/proc/self/task")) == before + 2
+
+
 def test_threads_make_no_difference() -> None:
     """The same bits with one thread and with two, from several callers at once, and in a forked child."""
     x, image = torch.randn(300, 200), torch.randn(2, 24, 30, 31)

@@ -45,6 +45,8 @@ using tvm::ffi::Tensor;
 constexpr int64_t kMeanAxes = 3;      // "axes" of a plan that has the means of the channels computed, and no product
 constexpr int64_t kSerial = 1 << 17;  // products that are sooner done than another thread is awake
 
+thread_local int64_t most_threads = 0;  // that a call may take; 0 is any number
+
 enum class Way { kFew, kDepthwise, kDense, kMeans };
 
 struct Work {
@@ -90,7 +92,9 @@ void Compute(const Plan& plan, Way way) {
   Work work{plan, way, weight == nullptr ? nullptr : weight->values, 1, 1};
   bool by_channel = way == Way::kDepthwise || way == Way::kMeans;
   int64_t products = plan.pixels * plan.outputs * plan.taps() * (by_channel ? 1 : plan.channels);
-  int64_t threads = products < kSerial ? 1 : tkc_threads(), parts = 2 * threads, blocks = Blocks(plan);
+  int64_t all = products < kSerial ? 1 : tkc_threads(), threads = most_threads > 0 ? std::min(all, most_threads) : all;
+  int64_t parts = threads == all ? 2 * threads : threads;  // others of the pool's threads would take the second ones
+  int64_t blocks = Blocks(plan);
   if (threads > 1) {
     auto most = [](int64_t count, int64_t wanted) { return std::max<int64_t>(1, std::min(count, wanted)); };
     if (way == Way::kMeans) {
@@ -194,11 +198,13 @@ __attribute__((visibility("default"))) int __tvm_ffi_tkc_packed(void*, const TVM
   TVM_FFI_SAFE_CALL_END();
 }
 
-// tkc_use_packed(address): has this thread's calls pack weights there, once; each time, where it is 0. Returns what was before.
+// tkc_use_packed(address, threads): has this thread's calls pack weights there, once; each time, where it is 0. They compute in so many
+// threads at most, where that is not 0. Returns the address that was before.
 __attribute__((visibility("default"))) int __tvm_ffi_tkc_use_packed(void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
   result->type_index = kTVMFFIInt;
   result->v_int64 = reinterpret_cast<int64_t>(packed);
   packed = reinterpret_cast<Packed*>(args[0].v_int64);
+  most_threads = args[1].v_int64;
   return 0;
 }
 
