@@ -29,6 +29,9 @@ UPDATES: Final = "tkc.updates"
 behind everything else that it returns, as one tuple. Frontends write it; every pass that changes the parameters keeps
 it right (``passes/graph/updates.py``)."""
 
+READ_STATE: Final = "tkc.read_state"
+"""Of a graph function: the names of parameters that it only reads, and other entries of a program update."""
+
 OPERATOR: Final = "tkc.op"
 """Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one,
 :data:`GROUPED_MATMUL_OPERATOR` or :data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""

@@ -8,11 +8,10 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.contracts import NUM_INPUT
 from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
 from tkc.passes.graph.product_call import product_call
 from tkc.passes.graph.rewriting import rewritten
-from tkc.passes.graph.updates import updated
+from tkc.passes.graph.updates import constant_parameters
 
 LEAST_WEIGHTS = 1 << 12
 """Elements of a weight, under which generated code is fused with what is around it."""
@@ -37,8 +36,7 @@ class _Rewriting(PyExprMutator):
         self._weights: set[relax.Var] = set()
 
     def visit_function_(self, function: relax.Function) -> relax.Function:
-        inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
-        self._weights = set(function.params[inputs:]) - set(updated(function))
+        self._weights = constant_parameters(function)
         return super().visit_function_(function)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:

@@ -257,6 +257,49 @@ def test_state_is_no_weight() -> None:
         torch.testing.assert_close(executable(x), model(x), rtol=1e-4, atol=1e-3)
 
 
+class Held(nn.Module):
+    """Changes a matrix and filters in each call, which :class:`Multiplied` reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.randn(80, 80))
+        self.register_buffer("filters", torch.randn(16, 3, 3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x [rows, 80]``."""
+        self.matrix.add_(x.sum())
+        self.filters.add_(1)
+        return x + 1
+
+
+class Multiplied(nn.Module):
+    """Multiplies by what another module changes, and convolves with it."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``x [rows, 80]`` and ``image [batch, 3, rows, columns]``."""
+        return x @ self.held.matrix.T, F.conv2d(image, self.held.filters)
+
+
+def test_what_another_entry_changes_is_no_weight() -> None:
+    """Neither the runtime's products nor the library's convolutions have packed it once."""
+    held, x, image = Held(), torch.randn(9, 80), torch.randn(2, 3, 64, 64)
+    reference = copy.deepcopy(held)
+    entries = {
+        "change": tkc.Entry(example_args=(x,)),
+        "read": tkc.Entry(model=Multiplied(held), example_args=(x, image)),
+    }
+    program = tkc.compile(held, entries=entries, copy_weights=True, database=False)
+    for _ in range(3):
+        for found, expected in zip(program.read(x, image), Multiplied(reference)(x, image), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        program.change(x)
+        reference(x)
+
+
 @pytest.mark.parametrize("options", [{"kernels": "none"}, {"kernels": "all"}, {"batch_invariant": True}], ids=str)
 def test_is_left_out_where_it_is_not_wanted(options: dict[str, object]) -> None:
     """Everything generated, or everything in TKC's kernels; sums that are in the same order for any batch."""
