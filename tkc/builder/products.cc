@@ -192,6 +192,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tkc_product(void*, const TV
 __attribute__((visibility("default"))) int __tvm_ffi_tkc_packed(void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
   TVM_FFI_SAFE_CALL_BEGIN();
   auto given = reinterpret_cast<Packed*>(args[0].v_int64);
+  HoldWhereForked();
   result->type_index = kTVMFFIInt;
   result->v_int64 = given == nullptr ? reinterpret_cast<int64_t>(new Packed) : 0;
   delete given;

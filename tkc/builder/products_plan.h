@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <pthread.h>
 #include <tvm/ffi/container/tensor.h>
 
 #include <array>
@@ -85,16 +86,23 @@ std::shared_ptr<Aligned> MakePacked(const Plan& plan) {
 
 // The weights that one loaded model has packed. `tkc_packed` makes and drops it.
 struct Packed {
-  std::mutex mutex;
   // By address, and as what they are read: tied weights may be read as two matrices, and views begin alike.
   std::map<std::array<int64_t, 6>, std::pair<tvm::ffi::Tensor, std::shared_ptr<Aligned>>> weights;
 };
 thread_local Packed* packed = nullptr;
 
+// Is held by whoever looks for packed weights or packs them, and by whoever forks: a child has no other thread that would give it back.
+std::mutex packing;
+
+void HoldWhereForked() {
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork([] { packing.lock(); }, [] { packing.unlock(); }, [] { packing.unlock(); }); });
+}
+
 // The weights of `plan`, packed, if it `packs` those that are not; none where they may change.
 std::shared_ptr<Aligned> PackedOnce(const Plan& plan, bool packs) {
   if (packed == nullptr || !plan.constant) return nullptr;
-  std::lock_guard<std::mutex> lock(packed->mutex);
+  std::lock_guard<std::mutex> lock(packing);
   int64_t address = reinterpret_cast<intptr_t>(plan.weight);
   std::array<int64_t, 6> key{address, plan.depthwise, plan.transposed, plan.outputs, plan.channels, plan.taps()};
   auto found = packed->weights.find(key);
