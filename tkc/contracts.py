@@ -6,7 +6,6 @@ there. ``tkc/verify.py`` checks what the pipeline's stages promise in these term
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 # Entries of the generated program.
@@ -165,7 +164,7 @@ MEAN_AXES: Final = 3
 """In place of the number of axes in a product's plan: what is computed are means of channels."""
 
 
-def product_name(plan: Sequence[int]) -> str:
+def product_name(plan: list[int]) -> str:
     """What reports and profiles call a product with this plan."""
     if plan[3] == MEAN_AXES:
         return "tkc.channel_mean"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -45,7 +45,7 @@ def _bytes(weight: relax.Expr) -> int:
     return 4 * prod(static(size) or 0 for size in shape(weight))
 
 
-def _calls(function: relax.Function) -> Iterator[tuple[Sequence[int], Sequence[relax.Expr]]]:
+def _calls(function: relax.Function) -> Iterator[tuple[list[int], list[relax.Expr]]]:
     """The plan and the tensors of each."""
     found: list[Any] = []
 
