@@ -22,6 +22,7 @@ from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
 from tkc.passes.canonical.linear_products import LinearProducts
+from tkc.passes.canonical.nonzero import Nonzero
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
 from tkc.passes.canonical.product_epilogues import ProductEpilogues
@@ -117,6 +118,7 @@ def substitution_stages(
         PassStage(
             "canonicalize",
             (
+                Nonzero(),
                 FoldEmptyTensors(),
                 ForwardSubstitutions(target),
                 Concatenations(),

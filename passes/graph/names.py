@@ -47,7 +47,7 @@ def with_names_of_readers(module: IRModule, after: relax.Function, before: relax
     """
     if after.same_as(before):
         return after
-    known, bindings = {var for var, _ in _bindings(before)}, list(_bindings(after))
+    known, bindings = {var for var, _ in _bindings(before.body)}, list(_bindings(after.body))
     new = {var for var, _ in bindings} - known
     names: dict[relax.Var, str] = {}
     for var, value in reversed(bindings):
@@ -57,16 +57,19 @@ def with_names_of_readers(module: IRModule, after: relax.Function, before: relax
     return renamed(module, after, names)
 
 
-def _bindings(function: relax.Function) -> Iterator[tuple[relax.Var, relax.Expr]]:
-    """The variables that ``function`` binds and their values, in order, those of branches before what they are of."""
-    found: list[tuple[relax.Var, relax.Expr]] = []
-
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.SeqExpr):
-            found.extend((binding.var, binding.value) for block in node.blocks for binding in block.bindings)
-
-    relax.analysis.post_order_visit(function.body, visit)
-    yield from found
+def _bindings(expr: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
+    """The variables that ``expr`` binds and their values, in order, those of branches before what they are of."""
+    if isinstance(expr, relax.SeqExpr):
+        for block in expr.blocks:
+            for binding in block.bindings:
+                value = binding.value
+                if isinstance(value, relax.If):
+                    yield from _bindings(value.true_branch)
+                    yield from _bindings(value.false_branch)
+                elif isinstance(value, relax.Function):
+                    yield from _bindings(value.body)
+                yield binding.var, value
+        yield from _bindings(expr.body)
 
 
 @mutator

@@ -8,6 +8,7 @@ from tkc.kernels.target import Target
 from tkc.schedules.lowering.bfloat16_arithmetic import compute_in_float32
 from tkc.schedules.lowering.byte_intermediates import store_bytes
 from tkc.schedules.lowering.data_conditions import hide_conditions
+from tkc.schedules.lowering.empty_reductions import begin_before_loops
 from tkc.schedules.lowering.float_algebra import guard_floats
 from tkc.schedules.lowering.index_divisions import hide_failing_divisions
 from tkc.schedules.lowering.launch_guards import guard_empty_launches
@@ -21,8 +22,10 @@ from tkc.schedules.lowering.wide_intermediates import widen_intermediates
 def for_code_generation(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """``func``, scheduled, in the form from which ``target`` generates fast and correct code."""
     if target.is_cuda:
-        func = hide_conditions(guard_floats(sum_threads_in_parts(widen_intermediates(func))))
+        func = sum_threads_in_parts(begin_before_loops(widen_intermediates(func)))
+        func = hide_conditions(guard_floats(func))
         return guard_empty_launches(hide_failing_divisions(func))
-    func = guard_ends(sum_in_parts(compute_in_float32(store_bytes(func))))
+    func = begin_before_loops(compute_in_float32(store_bytes(func)))
+    func = guard_ends(sum_in_parts(func))
     func = hide_conditions(guard_floats(compare_for_nan(vectorize_math(func))))
     return hide_failing_divisions(scalar_where_called(func))

@@ -2,8 +2,8 @@
 
 TVM 0.25 takes ``(t * 4 + 2) % 6`` for a number from 2 to 0, and so ``(t * 4 + 2) % 6 // 3`` for 0 and ``… % 6 % 4`` for
 ``… % 6``: of a remainder whose dividend has a known remainder itself it derives wrong bounds. Such dividends come about
-when loops are unrolled or vectorized. Here positions and conditions are simplified as they will be then, and both forms
-computed for positions drawn at random.
+when loops are unrolled or vectorized, and positions of vectors are divided by their lanes. Here positions and
+conditions are simplified as they will be then, and both forms computed for positions drawn at random.
 """
 
 from __future__ import annotations
@@ -29,27 +29,36 @@ class _Loop:
     variable: tirx.Var
     least: tirx.PrimExpr
     extent: tirx.PrimExpr
-    by_threads: bool
+    kind: int
 
     @property
     def may_be_unrolled(self) -> bool:
-        return not self.by_threads and isinstance(self.extent, tirx.IntImm) and self.extent.value <= _MOST_UNROLLED
+        by_threads = self.kind == tirx.ForKind.THREAD_BINDING
+        return not by_threads and isinstance(self.extent, tirx.IntImm) and self.extent.value <= _MOST_UNROLLED
+
+    @property
+    def lanes(self) -> int:
+        """Of a loop that becomes a vector; 1 for others."""
+        return int(self.extent) if self.kind == tirx.ForKind.VECTORIZED and self.may_be_unrolled else 1
 
 
 def simplifies_rightly(func: tirx.PrimFunc) -> bool:
     """Whether all positions and conditions with quotients in ``func``, whose blocks are loops, stay what they are.
 
-    Of divisors that are powers of two, as strides of threads and vectors are, all bounds are right, and of those that
-    are no constants TVM derives none.
+    Where divisors and strides are powers of two, as those of threads and vectors are, all bounds are right, and of
+    divisors that are no constants TVM derives none.
     """
-    if not any(isinstance(node, FLOORS) and _is_no_power_of_two(node.b) for node in nodes(func.body)):
+    if not any(isinstance(node, FLOORS) and _may_be_wrong(node) for node in nodes(func.body)):
         return True
     with np.errstate(all="ignore"):
         return all(_stays(expr, loops) for expr, loops in _with_quotients(func.body, ()))
 
 
-def _is_no_power_of_two(divisor: tirx.PrimExpr) -> bool:
-    return isinstance(divisor, tirx.IntImm) and int(divisor).bit_count() != 1
+def _may_be_wrong(quotient: tirx.FloorDiv | tirx.FloorMod) -> bool:
+    if not isinstance(quotient.b, tirx.IntImm):
+        return False
+    strides = [factor for node in nodes(quotient.a) if isinstance(node, tirx.Mul) for factor in (node.a, node.b)]
+    return any(isinstance(each, tirx.IntImm) and int(each).bit_count() != 1 for each in (quotient.b, *strides))
 
 
 def _with_quotients(stmt: tirx.Stmt, loops: tuple[_Loop, ...]) -> Iterator[tuple[tirx.PrimExpr, tuple[_Loop, ...]]]:
@@ -57,12 +66,11 @@ def _with_quotients(stmt: tirx.Stmt, loops: tuple[_Loop, ...]) -> Iterator[tuple
         for each in stmt.seq:
             yield from _with_quotients(each, loops)
     elif isinstance(stmt, tirx.For):
-        bound = stmt.kind == tirx.ForKind.THREAD_BINDING
-        yield from _with_quotients(stmt.body, (*loops, _Loop(stmt.loop_var, stmt.min, stmt.extent, bound)))
+        yield from _with_quotients(stmt.body, (*loops, _Loop(stmt.loop_var, stmt.min, stmt.extent, stmt.kind)))
     elif isinstance(stmt, tirx.AttrStmt):
         if isinstance(stmt.node, tirx.IterVar):
             zero = tirx.const(0, stmt.node.var.dtype)
-            loops = (*loops, _Loop(stmt.node.var, zero, stmt.value, True))
+            loops = (*loops, _Loop(stmt.node.var, zero, stmt.value, tirx.ForKind.THREAD_BINDING))
         yield from _with_quotients(stmt.body, loops)
     elif isinstance(stmt, tirx.IfThenElse):
         yield from ((expr, loops) for expr in _divided([stmt.condition]))
@@ -119,7 +127,12 @@ def _stays(expr: tirx.PrimExpr, loops: Sequence[_Loop]) -> bool:
         for loop, value in values.items():
             samples.bind(loop.variable, samples(value))
         written_out = substitute(expr, known)
-        if not np.array_equal(samples(written_out), samples(analyzer.simplify(written_out))):
+        forms = [written_out]
+        if expr.dtype != "bool":
+            forms += (
+                tirx.floordiv(written_out, loop.lanes) for loop, at in values.items() if loop.lanes > 1 and not at
+            )
+        if not all(np.array_equal(samples(form), samples(analyzer.simplify(form))) for form in forms):
             return False
     return True
 

@@ -28,7 +28,7 @@ def main() -> int:
     from tests.conformance.results import append, code_version, part
 
     from . import record, results
-    from .run import cases, load, run, slice_of
+    from .run import cases, cases_listed_apart, load, run, slice_of
     from .sources import absent, sources
     from .verdicts import FAULTS, KINDS, Setting
 
@@ -39,7 +39,8 @@ def main() -> int:
             sys.exit(f"no source is called {name}; there are {', '.join(sources())}")
     setting = Setting(options.target, getattr(torch, options.dtype))
     load(setting)
-    chosen = [case for case in cases(options.source) if not options.only or case.name in options.only]
+    listed = (cases_listed_apart if setting.target == "cuda" else cases)(options.source)
+    chosen = [case for case in listed if not options.only or case.name in options.only]
     if unknown := set(options.only or ()) - {case.name for case in chosen}:
         sys.exit(f"no model is called {', '.join(sorted(unknown))}")
     if options.slice:

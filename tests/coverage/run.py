@@ -6,7 +6,9 @@ import datetime
 import gc
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 
 import torch
 
@@ -26,12 +28,18 @@ DAYS = 56
 
 
 def cases(among: Collection[str] | None = None) -> list[Case]:
-    """Every model of the sources ``among`` these, or of all.
-
-    Some libraries ask CUDA what there is to list their models, and no process can use CUDA that forked after it.
-    """
+    """Every model of the sources ``among`` these, or of all."""
     chosen = sources() if among is None else {name: sources()[name] for name in among}
     return [Case(name, model) for name, source in chosen.items() for model in source.names()]
+
+
+def cases_listed_apart(among: Collection[str] | None = None) -> list[Case]:
+    """:func:`cases`, listed by another process.
+
+    Some libraries ask CUDA what there is when they are loaded, and no process can use CUDA that forked after it.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        return other.submit(cases, among).result()
 
 
 def slice_of(day: datetime.date, among: Sequence[Case]) -> list[Case]:

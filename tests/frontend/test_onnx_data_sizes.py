@@ -9,7 +9,9 @@ import ml_dtypes
 import numpy as np
 import onnx.reference
 import pytest
+import torch
 
+import tkc
 from tests.frontend.onnx_execution import compiled, parsed
 from tests.frontend.onnx_special_numbers import rows
 from tkc.errors import InputError, UnsupportedModelError
@@ -312,3 +314,38 @@ def test_sizes_of_formulas_are_compared() -> None:
     for other in ([1, 4, 11], [2, 4, 9], [1, 5, 9]):
         with pytest.raises(InputError, match="sizes"):
             call(one, sizes, np.array(other), k)
+
+
+_FOUND = """g (float[n, m] x) => (float[k] y, int64[2, c] at, float[k, l] both) {
+    y = Unique(x)
+    at = NonZero(x)
+    rows = Transpose<perm = [1, 0]>(at)
+    chosen = GatherND(x, rows)
+    column = Unsqueeze(y, one)
+    both = Mul(column, chosen)
+}"""
+_ONE = "one = Constant<value = int64[1] {1}>()"
+
+
+def test_what_is_not_zero_is_compiled_and_unique_is_called() -> None:
+    """The report names what PyTorch's side of a call computes; a count is none of that."""
+    exe = tkc.compile(parsed(_FOUND.replace("{", "{" + _ONE, 1)), kernels="none", database=False)
+    assert [use.operator for use in exe.report.operators] == ["tkc::unique"]
+    for x in (normal(3, 4).round(), np.zeros((2, 3), "float32"), np.full((1, 1), np.nan, "float32")):
+        _found_as_numpy(exe, x)
+
+
+@pytest.mark.gpu
+def test_what_data_decides_is_found_on_a_gpu() -> None:
+    """What NumPy finds on the host comes back to the GPU; places are written there."""
+    exe = tkc.compile(parsed(_FOUND.replace("{", "{" + _ONE, 1)), target="cuda", kernels="none", database=False)
+    for x in (normal(3, 4).round(), np.zeros((2, 3), "float32"), normal(40, 70).round()):
+        _found_as_numpy(exe, x)
+
+
+def _found_as_numpy(exe: tkc.Executable, x: np.ndarray) -> None:
+    given = torch.from_numpy(x).to(exe.device)
+    values, places, products = (each.cpu().numpy() for each in exe(given))
+    np.testing.assert_array_equal(values, np.unique(x))
+    np.testing.assert_array_equal(places, np.stack(np.nonzero(x)))
+    np.testing.assert_array_equal(products, np.unique(x)[:, None] * x[np.nonzero(x)])

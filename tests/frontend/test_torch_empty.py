@@ -14,27 +14,64 @@ from tests.frontend.test_torch_numbers import Several
 from tests.schedules.sources import generated_sources
 
 
-def test_no_rows_at_a_call() -> None:
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool), ids=str)
+def test_no_rows_at_a_call(dtype: torch.dtype) -> None:
     """One module whose rows are 0, 1 or more: sums, scans, truth, rotations of nothing."""
+    functions = {
+        "sum": torch.sum,
+        "of rows": lambda x: x.sum(0),
+        "prod": torch.prod,
+        "any": lambda x: x.any(0),
+        "any of all": torch.any,
+        "all": torch.all,
+        "count": torch.count_nonzero,
+        "cumsum": lambda x: x.cumsum(0),
+        "cumprod": lambda x: x.cumprod(0),
+        "roll": lambda x: x.roll(1, 0),
+    }
+    if dtype.is_floating_point:
+        functions |= {
+            "mean": torch.mean,
+            "mean of squares": lambda x: (x * x).mean() + 1,
+            "mean of rows": lambda x: x.mean(0),
+            "var": lambda x: x.var(0),
+            "norm": torch.linalg.vector_norm,
+            "norm 1": lambda x: x.norm(1, 0),
+            "nansum": torch.nansum,
+            "product": lambda x: x.mT @ x,
+            "products": lambda x: torch.einsum("nk,nk->", x, x),
+        }
+    model = Several(functions)
+    numbers = torch.randn(5, 3).to(dtype)
+    exe = tkc.compile(model, (numbers[:4],), dynamic_shapes={"inputs": ({0: Dim("rows", min=0, max=64)},)})
+    for rows in (0, 1, 5):
+        found, expected = exe(numbers[:rows]), model(numbers[:rows])
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, equal_nan=True, msg=f"{name} of {rows} rows")
+
+
+def test_no_numbers_at_a_call() -> None:
+    """Of vectors, whose reductions have no loop but their own."""
     model = Several(
         {
             "sum": torch.sum,
-            "prod": torch.prod,
+            "sum of halves": lambda x: x.half().sum(),
             "mean": torch.mean,
-            "any": lambda x: x.any(0),
-            "all": torch.all,
-            "cumsum": lambda x: x.cumsum(0),
-            "cumprod": lambda x: x.cumprod(0),
-            "roll": lambda x: x.roll(1, 0),
-            "var": lambda x: x.var(0),
+            "prod": lambda x: x.prod() + 1,
+            "count": lambda x: (x > 0).sum(),
+            "all": lambda x: (x > 0).all(),
+            "any": lambda x: (x > 0).any(),
+            "norm": lambda x: x.norm(3),
+            "dot": lambda x: x @ x,
+            "of whole numbers": lambda x: (x * 4).long().sum() * 2,
         }
     )
-    exe = tkc.compile(model, (torch.randn(4, 3),), dynamic_shapes={"inputs": ({0: Dim("rows", min=0, max=64)},)})
-    for rows in (0, 1, 5):
-        x = torch.randn(rows, 3)
-        found, expected = exe(x), model(x)
+    numbers = torch.randn(5, dtype=torch.float64)
+    exe = tkc.compile(model, (numbers[:4],), dynamic_shapes={"inputs": ({0: Dim("n", min=0, max=64)},)})
+    for count in (5, 0, 1, 0):
+        found, expected = exe(numbers[:count]), model(numbers[:count])
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, equal_nan=True, msg=f"{name} of {rows} rows")
+            torch.testing.assert_close(found[name], value, equal_nan=True, msg=f"{name} of {count}")
 
 
 def test_no_elements_and_no_dimensions() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
+import tkc
 from tests.frontend import execution
 from tests.frontend.whole_models import same
 from tkc.frontend.torch.importer import import_torch
@@ -53,3 +54,22 @@ def test_inputs_named_as_pythons_own_functions(model: type[nn.Module]) -> None:
     with torch.no_grad():
         expected = model()(*args)
     same(execution.executable(imported)(*args)[0], expected)
+
+
+class NamedAsFunctions(nn.Module):
+    """Tensors whose names generated code calls functions by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("floor", torch.rand(8, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, exp: torch.Tensor, log: torch.Tensor) -> torch.Tensor:
+        """All ``[8]``."""
+        return torch.exp(x) * exp + torch.log(log).floor() * self.floor
+
+
+def test_names_of_functions() -> None:
+    """CUDA code compiles, and what the caller says of the inputs are their own names."""
+    inputs = tuple(torch.rand(8, dtype=torch.float64) for _ in range(3))
+    exe = tkc.compile(NamedAsFunctions(), inputs, target="cuda:sm_90a", database=False)
+    assert [spec.name for spec in exe.signature.inputs] == ["x", "exp", "log"]

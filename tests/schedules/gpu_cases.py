@@ -105,6 +105,16 @@ CASES = (
         lambda x, y: x + y,
         "gpu-elementwise",
     ),
+    *(
+        Case(
+            f"one matrix by several of {columns} columns",
+            lambda t, columns=columns: [((1, 10, 8), t), ((3, 8, columns), t)],
+            lambda b, x, w: op.matmul(x, w),
+            lambda x, w: (x.float() @ w.float()).to(x.dtype),
+            "dlight-matmul",
+        )
+        for columns in (6, 10, 28)
+    ),
     Case(
         "rows of a large image",
         lambda t: [((4, 300, 100, 96), t), ((96,), "float32"), ((96,), t)],

@@ -67,6 +67,7 @@ LANES: dict[str, tuple[Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], bool]] = {
     "third of twelve": (lambda t, lane: (t * 4 + lane) % 12 // 3, True),
     "half of six": (lambda t, lane: (t * 3 + lane) % 6 // 2, True),
     "without the lane": (lambda t, lane: t * 4 % 6 // 2 + lane, True),
+    "halves by powers of two": (lambda t, lane: (t * 8 + lane) % 16 // 2, True),
 }
 """Places of a thread's lane, and whether TVM 0.25 keeps them where lanes are written out."""
 
@@ -84,6 +85,23 @@ def test_lanes_whose_bounds_tvm_gets_wrong(name: str) -> None:
     given = [tirx.Var(name, "handle") for name in ("a", "b")]
     func = tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
     assert simplifies_rightly(func) == right
+    assert simplifies_rightly(hide_failing_divisions(func))
+
+
+@pytest.mark.parametrize(("stride", "size"), [(4, 6), (4, 10), (4, 14), (6, 8), (6, 10), (8, 12)])
+def test_positions_of_vectors_are_divided_by_their_lanes(stride: int, size: int) -> None:
+    """TVM keeps ``(t * 4 + 2) % 6``, and takes half of it, the number of a pair, for 0."""
+    source, target = (tirx.decl_buffer((512,), "float32", name) for name in ("source", "target"))
+    t, pair, lane = (tirx.Var(name, "int64") for name in ("t", "pair", "lane"))
+    place = t * 16 + tirx.floormod(t * stride + pair * 2 + lane, size)
+    body: tirx.Stmt = tirx.BufferStore(target, tirx.BufferLoad(source, [t * stride + pair * 2 + lane]), [place])
+    kinds = {lane: (2, "VECTORIZED"), pair: (stride // 2, "UNROLLED"), t: (32, "SERIAL")}
+    for variable, (extent, kind) in kinds.items():
+        ends = (tirx.IntImm("int64", 0), tirx.IntImm("int64", extent))
+        body = tirx.For(variable, *ends, getattr(tirx.ForKind, kind), body)
+    given = [tirx.Var(name, "handle") for name in ("a", "b")]
+    func = tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
+    assert not simplifies_rightly(func)
     assert simplifies_rightly(hide_failing_divisions(func))
 
 

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Container, Iterable
+
+_MORE = (
+    "abs",
+    "max",
+    "min",
+    "nearbyint",
+    "nextafter",
+    "rint",
+    "round",
+    "rsqrt",
+    "tgamma",
+    "y0",
+    "y1",
+    "j0",
+    "j1",
+    "erfinv",
+)
+_FUNCTIONS = frozenset(name + suffix for name in (*vars(math), *_MORE) for suffix in ("", "f"))
+"""What CUDA code calls: a tensor of that name would hide it there."""
 
 
 def identifier(name: str, taken: Container[str]) -> str:
     """A variable's name as close to ``name`` as can be, and not among those ``taken``."""
     base = re.sub(r"\W", "_", name)
     base = base if base.isidentifier() else f"_{base}"
+    base = f"{base}_" if base in _FUNCTIONS else base
     return next(candidate for n in itertools.count() if (candidate := base if not n else f"{base}_{n}") not in taken)
 
 

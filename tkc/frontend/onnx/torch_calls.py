@@ -38,10 +38,10 @@ class TorchCalls:
         operands: Sequence[relax.Expr | Size],
         arguments: Sequence[Any],
         named: Mapping[str, Any],
-        result: relax.TensorStructInfo,
+        result: relax.StructInfo,
         why: str,
     ) -> relax.Expr:
-        """What ``operator`` (``aten::randn``) returns, a tensor of the type ``result``.
+        """What ``operator`` (``aten::randn``) returns, of the type ``result``: a tensor, or several.
 
         ``arguments`` and ``named`` are described as in :mod:`tkc.runtime.operators`, over ``operands``: tensors and
         sizes. ``why`` says, of the node, why TKC does not compute it.

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 
 from tkc.contracts import MAIN, NUM_INPUT, READ_STATE, UPDATES
 from tkc.errors import UsageError
-from tkc.frontend.identifiers import identifiers
+from tkc.frontend.identifiers import identifier, identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
@@ -189,4 +189,4 @@ def _input(spec: TensorSpec, sizes: Mapping[str, tirx.Var]) -> relax.Var:
     dtype = getattr(torch, spec.dtype)
     if dtype.is_complex:
         shape, dtype = [*shape, 2], dtype.to_real()
-    return relax.Var(spec.name, relax.TensorStructInfo(shape, dtype_name(dtype)))
+    return relax.Var(identifier(spec.name, ()), relax.TensorStructInfo(shape, dtype_name(dtype)))

@@ -28,6 +28,8 @@ from tkc.runtime.signature import SizeRange
 _CHECKED_AT_CALLS = ("aten._assert", "aten.sym_constrain")
 _UNKNOWN = object()
 """What cannot be told: what the data decides, what an operator has no such sizes for, and what follows from it."""
+_UNDEFINED = object()
+"""What a formula has no value for."""
 
 Assignment = Mapping[sympy.Symbol, int]
 
@@ -145,7 +147,10 @@ class _AtSizes(fx.Interpreter):
     def _number(self, value: Any) -> Any:
         if not isinstance(value, torch.SymInt):
             return value
-        formula = value.node.expr.subs(self._sizes)
+        try:
+            formula = value.node.expr.subs(self._sizes)
+        except ZeroDivisionError:  # it is a quotient of sizes, and no number at these
+            return _UNDEFINED
         return int(formula) if formula.is_number else _UNKNOWN
 
 

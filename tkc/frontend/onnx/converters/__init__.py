@@ -34,6 +34,7 @@ from tkc.frontend.onnx.converters import (
     shapes,
     signal,
     trees,
+    unique,
     windows,
 )
 from tkc.frontend.onnx.converters.shared import Converter
@@ -62,6 +63,7 @@ CONVERTERS: dict[tuple[str, str], Converter] = {
         windows.CONVERTERS,
         placement.CONVERTERS,
         random_numbers.CONVERTERS,
+        unique.CONVERTERS,
         grams.CONVERTERS,
     )
     for name, converter in table.items()

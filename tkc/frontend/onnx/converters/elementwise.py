@@ -196,7 +196,7 @@ def _exponential_unit(alpha: float, gamma: float = 1.0, divides: bool = False) -
 
 
 def _expm1(x: te.Tensor) -> te.Tensor:
-    return te.compute(x.shape, lambda *i: number_functions.expm1(x(*i)), name="expm1")
+    return te.compute(x.shape, lambda *i: number_functions.expm1(x(*i)), name="change")
 
 
 def _prelu(node: Node) -> Converted:

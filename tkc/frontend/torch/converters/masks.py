@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from tvm import relax, tirx
 from tvm.relax import op
-from tvm.script import tirx as T
 
-from tkc.contracts import EACH_IN_A_THREAD, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.symbols import Size
-
-_CHUNK = 1024
+from tkc.passes.graph.places import written_places
 
 Indices = list[relax.Expr | None]
 
@@ -37,27 +34,7 @@ def _places(b: Emitter, mask: relax.Expr, count: Any) -> tuple[relax.Expr, Size]
     flat = holds if mask.struct_info.ndim == 1 else b.emit(b.reshape(holds, [elements]))
     total = b.emit(op.sum(flat, [0], keepdims=True))
     size = b.data_sizes.counted(total, count)
-    ends = b.emit(op.cumsum(flat, 0))
-    function = b.builder.add_func(_PLACES, "places")
-    info = relax.TensorStructInfo([size], "int64")
-    return b.builder.emit(relax.call_tir(function, [flat, ends], info)), size
-
-
-@T.prim_func(private=True, s_tir=True)
-def _PLACES(holds_handle: T.handle, ends_handle: T.handle, places_handle: T.handle) -> None:
-    T.func_attr({NO_ALIAS: True, OP_PATTERN: OPAQUE_PATTERN})
-    elements, found = T.int64(), T.int64()
-    holds = T.match_buffer(holds_handle, (elements,), "int64")
-    ends = T.match_buffer(ends_handle, (elements,), "int64")
-    places = T.match_buffer(places_handle, (found,), "int64")
-    for chunk in T.parallel(T.ceildiv(elements, T.int64(_CHUNK))):
-        for lane in T.serial(T.int64(_CHUNK), annotations={EACH_IN_A_THREAD: True}):
-            with T.sblock("places"):
-                T.reads(holds[0:elements], ends[0:elements])
-                T.writes(places[0:found])
-                if chunk * T.int64(_CHUNK) + lane < elements:  # noqa: SIM102  # nothing is read behind the end
-                    if holds[chunk * T.int64(_CHUNK) + lane] != T.int64(0):
-                        places[ends[chunk * T.int64(_CHUNK) + lane] - T.int64(1)] = chunk * T.int64(_CHUNK) + lane
+    return written_places(b.builder, flat, size), size
 
 
 def is_mask(index: relax.Expr | None) -> bool:
