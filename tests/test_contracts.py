@@ -74,6 +74,7 @@ def test_it_imports_nothing() -> None:
     {
         "device_memory.cc": (contracts.USE_DEVICE, contracts.ALLOC_STORAGE, contracts.ALLOC_TENSOR),
         "parallel.cc": (contracts.SHARE_THREADS,),
+        "products.cc": (contracts.PRODUCT, contracts.PACKED, contracts.USE_PACKED),
     }.items(),
 )
 def test_cpp_sources_export_the_symbols(file: str, symbols: tuple[str, ...]) -> None:

@@ -28,6 +28,9 @@ UPDATES: Final = "tkc.updates"
 behind everything else that it returns, as one tuple. Frontends write it; every pass that changes the parameters keeps
 it right (``passes/graph/updates.py``)."""
 
+READ_STATE: Final = "tkc.read_state"
+"""Of a graph function: the names of parameters that it only reads, and other entries of a program update."""
+
 OPERATOR: Final = "tkc.op"
 """Of a TensorIR function that a frontend wrote for an operator Relax lacks: which one,
 :data:`GROUPED_MATMUL_OPERATOR` or :data:`HISTOGRAM_OPERATOR`. Rules recognise the operator by it."""
@@ -161,6 +164,27 @@ LIBRARY_CALLS: Final = {
     CONVOLVE_INTEGERS: "aten::convolution",
 }
 """The operators of PyTorch's that such functions call, or in whose place they call others of its libraries."""
+PRODUCT: Final = "tkc_product"
+"""``products.cc`` exports it: ``(plan, image, weight, *operands, result)`` writes a convolution or a linear layer,
+and what follows it, into ``result``, on the CPU (``passes/graph/product_call.py``)."""
+
+MEAN_AXES: Final = 3
+"""In place of the number of axes in a product's plan: what is computed are means of channels."""
+
+
+def product_name(plan: list[int]) -> str:
+    """What reports and profiles call a product with this plan."""
+    if plan[3] == MEAN_AXES:
+        return "tkc.channel_mean"
+    return "tkc.depthwise_convolution" if plan[0] else "tkc.convolution" if plan[3] else "tkc.linear"
+
+
+PACKED: Final = "tkc_packed"
+"""``products.cc`` exports it: ``(0)`` to the address of a new store of packed weights; ``(address)`` frees it."""
+
+USE_PACKED: Final = "tkc_use_packed"
+"""``products.cc`` exports it: ``(address, threads)`` has this thread's products pack weights there, once, and take
+so many threads at most, if that is not 0. Returns the address that was before."""
 
 CHOOSE: Final = "tkc_choose"
 """``control_flow.cc`` exports it: ``(condition, function, other, *operands)`` to what ``function`` makes of the

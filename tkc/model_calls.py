@@ -10,7 +10,15 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 
-from tkc.contracts import CALL_OPERATOR, CONTROL_FLOW, LIBRARY_CALLS, RETAINING_MAIN, RUNTIME_CHECKS
+from tkc.contracts import (
+    CALL_OPERATOR,
+    CONTROL_FLOW,
+    LIBRARY_CALLS,
+    PRODUCT,
+    RETAINING_MAIN,
+    RUNTIME_CHECKS,
+    product_name,
+)
 from tkc.kernels.spec import as_json
 from tkc.passes.graph.kernel_call import kernel_dispatch
 from tkc.passes.substitute_kernels import SubstitutionReport
@@ -136,10 +144,14 @@ def _called(value: relax.Expr) -> tuple[str, str] | None:
 
 
 def external_name(symbol: str, operands: Iterable[Any]) -> str:
-    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one."""
+    """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, or a product."""
     if symbol == CALL_OPERATOR:
         description = next(iter(operands))
         return str(json.loads(str(getattr(description, "value", description)))["operator"])
+    if symbol == PRODUCT:
+        first = next(iter(operands))
+        plan = first.fields[0] if isinstance(first, relax.Tuple) else first  # before lowering, and as it is called
+        return product_name([int(number) for number in getattr(plan, "values", plan)])
     return LIBRARY_CALLS.get(symbol, symbol)
 
 

@@ -21,9 +21,11 @@ from tkc.passes.canonical.forward_substitutions import ForwardSubstitutions
 from tkc.passes.canonical.grouped_attention import GroupedAttention
 from tkc.passes.canonical.library_convolutions import LibraryConvolutions
 from tkc.passes.canonical.library_integer_products import LibraryIntegerProducts
+from tkc.passes.canonical.linear_products import LinearProducts
 from tkc.passes.canonical.nonzero import Nonzero
 from tkc.passes.canonical.pack_weights import pack_weights
 from tkc.passes.canonical.patch_products import PatchProducts
+from tkc.passes.canonical.product_epilogues import ProductEpilogues
 from tkc.passes.canonical.softmaxes import Softmaxes
 from tkc.passes.canonical.weight_products import WeightProducts
 from tkc.passes.lowering.captured_sizes import CapturedSizes
@@ -103,12 +105,14 @@ def substitution_stages(
     ``batch_invariant`` leaves out libraries, which may add up in another order for another batch.
     """
     convolutions: tuple[tvm.transform.Pass, ...] = ()
+    linear: tuple[tvm.transform.Pass, ...] = ()
     if target.is_cuda:  # tensor cores multiply, and nothing else convolves on them
         convolutions = (Canonicalize(), ConvolutionProducts())
     elif kernels == "auto":
         convolutions = (Canonicalize(), LibraryIntegerProducts())  # whose sums are exact in any order
         if not batch_invariant:
             convolutions = (*convolutions, LibraryConvolutions())
+            linear = (LinearProducts(), Canonicalize(), ProductEpilogues())
     experts = () if kernels == "none" else (SparseExperts(target), Canonicalize())
     return [
         # Forms that mean the same become one form, so that few patterns find many graphs.
@@ -143,6 +147,7 @@ def substitution_stages(
                 _substitute(SubstituteKernels(target, kernels, PRODUCT_RULES, configure)),
                 Step("PackWeights", _pack_weights),
                 Canonicalize(),
+                *linear,
                 Step("ListKernels", _list_kernels),
             ),
             holds=(*_KERNEL_GRAPH, ATTENTION_SPELLED_OUT),

@@ -8,13 +8,13 @@ from math import prod
 
 import tvm
 from tvm import relax
-from tvm.ir import IRModule
+from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS
-from tkc.passes.graph.bindings import dtype, permuted_axes, shape, static
+from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
 from tkc.passes.graph.channels_last import (
     LastChannels,
     channels_last,
@@ -24,6 +24,7 @@ from tkc.passes.graph.channels_last import (
 )
 from tkc.passes.graph.integer_codes import Codes, codes_of, constants
 from tkc.passes.graph.library_calls import counted
+from tkc.passes.graph.product_call import mean_call, product_call
 from tkc.passes.graph.rewriting import rewritten
 from tkc.passes.graph.updates import constant_parameters
 
@@ -66,7 +67,14 @@ class _Rewriting(PyExprMutator):
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        last = self._of_integers(call) or (self._called(call) if _is_worth_a_call(call) else self.images.of(call))
+        if (integers := self._of_integers(call)) is not None:
+            last = integers
+        elif self._is_product(call):
+            last = self._product(call)
+        elif (mean := self._mean(call)) is not None:
+            last = mean
+        else:
+            last = self._called(call) if _is_worth_a_call(call) else self.images.of(call)
         return call if last is None else self.images.made(last)
 
     def _of_integers(self, call: relax.Call) -> relax.Expr | None:
@@ -99,6 +107,55 @@ class _Rewriting(PyExprMutator):
             return codes_of(made.args[0], self.lookup_binding, axis=0)
         found = codes_of(image, self.lookup_binding, axis=0)
         return found and Codes(self.images.last(found.tensor), found.zero)
+
+    def _is_product(self, call: relax.Call) -> bool:
+        """Whether the runtime convolves itself: with a weight that it packs, of all channels or of each by itself."""
+        if not is_convolution(call) or any(dtype(each) != "float32" for each in (*call.args, call)):
+            return False
+        image, weight = call.args
+        if not (isinstance(weight, relax.Constant) or weight in self._constants):
+            return False
+        channels, *sizes = [static(size) for size in (shape(image)[1], *shape(weight))]
+        if channels is None or None in sizes or len(sizes) > 4:
+            return False
+        groups = int(call.attrs.groups)
+        return groups == 1 or groups == channels == sizes[0]
+
+    def _mean(self, call: relax.Call) -> relax.Expr | None:
+        """The mean of each channel of an image that is there with its channels last; its axes of one, too."""
+        image = self.images.of(call)
+        if not isinstance(image, relax.Call) or image.op != Op.get("relax.mean") or not image.attrs.keepdims:
+            return None
+        last = image.args[0]
+        if dtype(last) != "float32" or not has_known_shape(last) or 0 in map(static, shape(last)[1:]):
+            return None
+        sizes = (shape(last)[0], *[1] * (last.struct_info.ndim - 2), shape(last)[-1])
+        return mean_call(last, relax.TensorStructInfo(sizes, "float32"))
+
+    def _product(self, call: relax.Call) -> relax.Expr:
+        image, weight = call.args
+        sizes, axes = shape(call), len(shape(call)) - 2
+        info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(len(sizes))], "float32")
+        image, begins = self._unpadded(image)
+        steps = zip(call.attrs.strides, call.attrs.padding[:axes], begins, call.attrs.dilation, strict=True)
+        return product_call(
+            self.images.last(image),
+            weight,
+            info,
+            depthwise=int(call.attrs.groups) > 1,
+            axes=[(int(stride), int(padding) + begin, int(dilation)) for stride, padding, begin, dilation in steps],
+        )
+
+    def _unpadded(self, image: relax.Expr) -> tuple[relax.Expr, list[int]]:
+        """What ``image`` has zeros around, and how many before each axis: a product reads zeros there anyway."""
+        none = [0] * (image.struct_info.ndim - 2)
+        padded = self.images.call(image, "relax.nn.pad")
+        if padded is None or str(padded.attrs.pad_mode) != "constant" or float(padded.attrs.pad_value) != 0:
+            return image, none
+        widths = [int(width) for width in padded.attrs.pad_width]
+        if any(widths[:4]) or min(widths) < 0:
+            return image, none
+        return padded.args[0], widths[4::2]
 
     def _called(self, call: relax.Call) -> relax.Expr:
         image, weight = call.args

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from tvm import relax
 from tvm.ir import Op
 
-from tkc.contracts import CONTROL_FLOW, RUNTIME_CHECKS
+from tkc.contracts import CONTROL_FLOW, PRODUCT, RUNTIME_CHECKS
 
 
 def has_branches(function: relax.Function) -> bool:
@@ -28,6 +28,11 @@ def calls_parts(function: relax.Function) -> bool:
 def calls_control_flow(function: relax.Function) -> bool:
     """The same, or whether it has the runtime check what the model asserts: ``control_flow.cc`` does all of that."""
     return _calls(function, (*CONTROL_FLOW, *RUNTIME_CHECKS))
+
+
+def calls_products(function: relax.Function) -> bool:
+    """Whether ``function`` has the runtime convolve, or multiply by a weight."""
+    return _calls(function, (PRODUCT,))
 
 
 def _calls(function: relax.Function, symbols: Collection[str]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tkc.contracts import NUM_INPUT, UPDATES
+from tkc.contracts import NUM_INPUT, READ_STATE, UPDATES
 from tkc.passes.graph.memory import named
 
 
@@ -35,9 +35,11 @@ def updated(function: relax.Function) -> tuple[relax.Var, ...]:
 
 
 def constant_parameters(function: relax.Function) -> set[relax.Var]:
-    """The parameters that have the same values at every call: weights that ``function`` does not update."""
-    inputs = int((function.attrs or {}).get(NUM_INPUT, len(function.params)))
-    return set(function.params[inputs:]) - set(updated(function))
+    """The parameters that have the same values at every call: weights that nothing in the program updates."""
+    attributes = function.attrs or {}
+    inputs, read = int(attributes.get(NUM_INPUT, len(function.params))), set(map(str, attributes.get(READ_STATE, ())))
+    weights = {weight for weight in function.params[inputs:] if weight.name_hint not in read}
+    return weights - set(updated(function))
 
 
 def with_parameters(function: relax.Function, parameters: Sequence[relax.Var]) -> relax.Function:

@@ -109,15 +109,16 @@ def test_an_artifact_of_an_earlier_release_has_functions_without_nodes(layers: t
 
 
 class Convolutions(nn.Module):
-    """Two convolutions that PyTorch's library computes, on images whose channels it wants last."""
+    """Two convolutions of PyTorch's library, on images whose channels it wants last, and one of TKC's own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1, groups=2) for _ in range(2))
+        self.head = nn.Conv2d(32, 64, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[n, 32, 24, 24]``."""
-        y: torch.Tensor = self.second(self.first(x).relu()).relu()
+        y: torch.Tensor = self.head(self.second(self.first(x).relu()).relu())
         return y
 
 
@@ -128,6 +129,8 @@ def test_what_a_pass_makes_of_a_node_has_its_name() -> None:
     called = [row.name for row in profile.rows if row.function == "aten::convolution"]
     assert len(called) == 2
     assert sorted("first" in name for name in called) == sorted("second" in name for name in called) == [False, True]
+    (head,) = [row for row in profile.rows if row.kind == "product"]
+    assert head.function == "tkc.convolution" and "head" in head.name
 
 
 class Counts(nn.Module):

@@ -28,10 +28,10 @@ class Layer(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(64, 96)
+        self.linear = torch.nn.Linear(64, 56)  # smaller than what the runtime multiplies by
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[rows, 64]`` to ``[rows, 96]``."""
+        """``[rows, 64]`` to ``[rows, 56]``."""
         return torch.relu(self.linear(x))
 
 

@@ -198,6 +198,7 @@ struct OpenMP {
 };
 OpenMP openmp{};
 ParallelLaunch without_openmp = Launch;
+ParallelLaunch chosen = Launch;
 
 int LaunchOnOpenMP(Body body, void* data, int num_task) {
   if (openmp.parallel == nullptr || in_loop) return without_openmp(body, data, num_task);
@@ -231,14 +232,18 @@ extern "C" {
 // What generated code calls; absent where it has no parallel loop, or is for another device.
 extern ParallelLaunch __TVMBackendParallelLaunch __attribute__((weak));
 
+// What other objects that are linked into generated code have their loops run by (products.cc), and by how many threads.
+int tkc_launch(Body body, void* data, int num_task) { return chosen(body, data, num_task); }
+int tkc_threads() { return in_loop ? 1 : chosen == LaunchOnOpenMP && openmp.max_threads != nullptr ? openmp.max_threads() : number_of_threads; }
+
 // tkc_share_threads(threads, address, openmp): has this code's loops run by the pool whose entry is at `address`, or, where that is
 // 0, by one of its own with so many threads; in OpenMP's threads instead where `openmp` holds and they are found. Returns the
 // pool's entry's address.
 __attribute__((visibility("default"))) int __tvm_ffi_tkc_share_threads(
     void*, const TVMFFIAny* args, int32_t, TVMFFIAny* result) {
   auto entry = reinterpret_cast<ParallelLaunch>(args[1].v_int64);
+  number_of_threads = static_cast<int>(args[0].v_int64);
   if (entry == nullptr) {
-    number_of_threads = static_cast<int>(args[0].v_int64);
     static std::once_flag once;
     std::call_once(once, [] {
       pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); in_loop = false; });
@@ -249,7 +254,8 @@ __attribute__((visibility("default"))) int __tvm_ffi_tkc_share_threads(
   }
   without_openmp = entry;
   bool in_openmp = args[2].v_int64 != 0 && FindOpenMP();
-  if (&__TVMBackendParallelLaunch != nullptr) __TVMBackendParallelLaunch = in_openmp ? LaunchOnOpenMP : entry;
+  chosen = in_openmp ? LaunchOnOpenMP : entry;
+  if (&__TVMBackendParallelLaunch != nullptr) __TVMBackendParallelLaunch = chosen;
   result->type_index = kTVMFFIInt;
   result->v_int64 = reinterpret_cast<int64_t>(entry);
   return 0;

@@ -56,11 +56,32 @@ def write_code(module: IRModule, target: Target, path: Path) -> None:
     from tvm import relax
 
     from tkc.builder.runtime_objects import runtime_objects
-    from tkc.passes.graph.branches import calls_control_flow
+    from tkc.passes.graph.branches import calls_control_flow, calls_products
 
-    functions = (function for function in module.functions.values() if isinstance(function, relax.Function))
-    addons = runtime_objects(target, control_flow=any(map(calls_control_flow, functions)))
+    functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
+    addons = runtime_objects(
+        target,
+        control_flow=any(map(calls_control_flow, functions)),
+        product_lanes=_product_lanes(target) if any(map(calls_products, functions)) else None,
+    )
     vm_executable(module, target).export_library(str(path), addons=addons)
+
+
+def _product_lanes(target: Target) -> int:
+    """The floats of a vector, for the products that are compiled beside generated code."""
+    from tvm.target import codegen
+
+    from tkc.schedules.target import tvm_target, vector_lanes
+
+    generated_for = tvm_target(target)
+    lanes = vector_lanes(generated_for, "float32")
+    has = {name: codegen.llvm_cpu_has_features(name, generated_for) for name in ("avx2", "fma", *_AVX512)}
+    if lanes >= 16 and all(has.values()):
+        return 16
+    return 8 if has["avx2"] and has["fma"] else 4
+
+
+_AVX512 = ("avx512f", "avx512dq", "avx512bw", "avx512vl")
 
 
 def vm_executable(module: IRModule, target: Target) -> Any:

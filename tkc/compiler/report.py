@@ -20,6 +20,7 @@ from tkc.runtime.report_rows import (
     KernelUse,
     Nondeterministic,
     OperatorUse,
+    ProductUse,
     Refused,
     Scheduled,
     kernel_coverage,
@@ -66,6 +67,7 @@ def compilation_report(
         uses_measured_on=done.kernels_measured_on,
         operators=_operators(imported, are_faster=False),
         library_calls=(*_operators(imported, are_faster=True), *_library_calls(done.module)),
+        products=_products(done.module),
         refused=tuple(Refused(r.rule, r.variable, r.reason) for r in done.substitutions.refusals),
         scheduled=tuple(map(_scheduled, done.scheduled)),
         nondeterministic=tuple(_nondeterministic(function, imported.sources) for function in done.unordered),
@@ -124,6 +126,13 @@ def _library_calls(module: IRModule) -> tuple[OperatorUse, ...]:
         OperatorUse(LIBRARY_CALLS[symbol], len(weights), tuple(dict.fromkeys(weights)), WHY[symbol])
         for symbol, weights in sorted(library_calls(module).items())
     )
+
+
+def _products(module: IRModule) -> tuple[ProductUse, ...]:
+    """The convolutions, linear layers and means that the runtime computes."""
+    from tkc.passes.graph.products import products
+
+    return tuple(ProductUse(use.name, use.calls, use.weights, use.packed) for use in products(module))
 
 
 def _nondeterministic(function: UnorderedFunction, sources: Mapping[str, str]) -> Nondeterministic:

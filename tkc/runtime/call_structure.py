@@ -35,12 +35,15 @@ class CallStructure:
         }
         self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
         self._numbers = frozenset(signature.number_outputs)
+        self._keywords = _keywords(self.in_spec, signature)
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
         leaves = self._signature.leaves
         if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
             return list(args)
+        if not args and kwargs.keys() == self._keywords.keys() and all(map(_is_tensor, kwargs.values())):
+            return [kwargs[name] for name in self._keywords]
         if self.in_spec is None:
             flat = self._by_name(args, kwargs)
         else:
@@ -138,6 +141,18 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
     except UnknownClassError:
         # The result's class belongs to a package that is not imported here: a flat tuple it is.
         return None
+
+
+def _keywords(in_spec: pytree.TreeSpec | None, signature: Signature) -> dict[str, int]:
+    """The names of a model's tensors, in its order, where each is an argument by name; else none."""
+    leaves = signature.leaves
+    if in_spec is None or signature.input_names or in_spec.num_leaves != len(leaves):
+        return {}
+    if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
+        return {}
+    args, kwargs = pytree.tree_unflatten(range(len(leaves)), in_spec)
+    is_flat = not args and isinstance(kwargs, dict) and list(kwargs.values()) == list(range(len(leaves)))
+    return kwargs if is_flat else {}
 
 
 def _is_tensor(value: Any) -> bool:

@@ -18,6 +18,7 @@ from tkc.kernels.kernel_library import KernelLibrary
 from tkc.kernels.target import Target
 from tkc.runtime import operators
 from tkc.runtime.convolutions import Packed
+from tkc.runtime.packed_products import PackedProducts
 from tkc.runtime.parallel import share_threads
 
 _IMPOSSIBLE_SIZE = ("match_cast", "negative dimension")
@@ -69,6 +70,7 @@ class LoadedCode:
         self._repeatable = repeatable and not self._cuda
         self._operators_on = device if calls_operators else None
         self._packed: Packed | None = None if shares_weights else {}
+        self._products = PackedProducts.of(native, shares_weights=shares_weights)
         if calls_operators:
             operators.register()
         self._about = {"target": str(target), "kernels": [dict(library.request) for library in libraries]}
@@ -93,16 +95,25 @@ class LoadedCode:
         """Pack weights anew when they are needed: those that were packed are not needed any more."""
         if self._packed is not None:
             self._packed = {}
+        if self._products is not None:
+            self._products = self._products.renewed()
 
     def _explained(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """``run``, of which a failure is raised as a :class:`tkc.InternalError`."""
 
+        def with_operators(*tensors: Any) -> Any:
+            assert self._operators_on is not None
+            with operators.running_on(self._operators_on, self._packed):
+                return run(*tensors)
+
+        called = run if self._operators_on is None else with_operators
+
         def explained_run(*tensors: Any) -> Any:
             try:
-                if self._operators_on is None:
-                    return run(*tensors)
-                with operators.running_on(self._operators_on, self._packed):
-                    return run(*tensors)
+                products = self._products
+                if products is not None:
+                    return products.run(called, tensors)
+                return called(*tensors)
             except Error:
                 raise
             except Exception as error:

@@ -18,6 +18,7 @@ from tkc.runtime.report_rows import (
     KernelUse,
     Nondeterministic,
     OperatorUse,
+    ProductUse,
     Refused,
     Scheduled,
     Stage,
@@ -29,6 +30,7 @@ from tkc.runtime.report_tables import (
     kernels_table,
     nondeterministic_table,
     operators_table,
+    products_table,
     refused_table,
     scheduled_table,
     stages_table,
@@ -42,6 +44,7 @@ class Report:
     ``batch_invariant`` is the option of :func:`tkc.compile`. ``uses_measured_on`` are devices other than this machine's
     whose records chose configurations of the kernels. ``operators`` are PyTorch's own, called in place
     for want of a converter, ``library_calls`` those that are called because they are faster than generated code.
+    ``products`` are convolutions and linear layers that the runtime computes itself on the CPU.
     ``nondeterministic`` is empty unless the same call may not give the same bits twice. ``calls`` says of which of the
     model's nodes each call of a function is, ``activations`` what a call allocates.
     """
@@ -52,6 +55,7 @@ class Report:
     uses_measured_on: tuple[str, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
     library_calls: tuple[OperatorUse, ...] = ()
+    products: tuple[ProductUse, ...] = ()
     refused: tuple[Refused, ...] = ()
     scheduled: tuple[Scheduled, ...] = ()
     nondeterministic: tuple[Nondeterministic, ...] = ()
@@ -84,6 +88,8 @@ class Report:
             parts.append(operators_table("Called in PyTorch", self.operators))
         if self.library_calls:
             parts.append(operators_table("Called in PyTorch's libraries, which are faster", self.library_calls))
+        if self.products:
+            parts.append(products_table(self.products))
         if self.refused:
             parts.append(refused_table(self.refused))
         if self.nondeterministic:
@@ -129,6 +135,7 @@ class ProgramReport(Report):
             uses_measured_on=tuple(dict.fromkeys(name for report in reports for name in report.uses_measured_on)),
             operators=tuple(use for report in reports for use in report.operators),
             library_calls=tuple(use for report in reports for use in report.library_calls),
+            products=tuple(use for report in reports for use in report.products),
             refused=tuple(row for report in reports for row in report.refused),
             scheduled=tuple(row for report in reports for row in report.scheduled),
             nondeterministic=tuple(row for report in reports for row in report.nondeterministic),

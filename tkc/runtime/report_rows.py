@@ -65,6 +65,20 @@ class OperatorUse:
 
 
 @dataclass(frozen=True)
+class ProductUse:
+    """Convolutions, linear layers or means of one kind that the runtime computes itself on the CPU, by which weights.
+
+    ``packed`` are the bytes that the packed weights take beside the plain ones, where these cannot change: those of
+    loaded artifacts, of ``copy_weights=True`` and of ONNX models. Shared ones are packed on the way, block by block.
+    """
+
+    name: str
+    calls: int
+    weights: tuple[str, ...]
+    packed: int
+
+
+@dataclass(frozen=True)
 class Refused:
     """A subgraph a rule looked at and left alone."""
 

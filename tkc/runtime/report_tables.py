@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from rich.filesize import decimal
 from rich.table import Table
 
 from tkc.kernels import Target
@@ -17,6 +18,7 @@ from tkc.runtime.report_rows import (
     KernelUse,
     Nondeterministic,
     OperatorUse,
+    ProductUse,
     Refused,
     Scheduled,
     Stage,
@@ -99,6 +101,18 @@ def operators_table(title: str, uses: Sequence[OperatorUse]) -> Table:
         table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
     for use in uses:
         table.add_row(use.operator, str(use.calls), use.nodes[0], use.why)
+    return table
+
+
+def products_table(uses: Sequence[ProductUse]) -> Table:
+    """A row for each kind of product of the runtime's own."""
+    table = Table(title="Computed by the runtime's own products", title_justify="left", caption_justify="left")
+    for column in ("product", "calls", "first weight"):
+        table.add_column(column, justify="right" if column == "calls" else "left", overflow="fold")
+    for use in uses:
+        table.add_row(use.name, str(use.calls), next(iter(use.weights), ""))
+    if packed := sum(use.packed for use in uses):
+        table.caption = f"packed weights, where these cannot change: {decimal(packed)} beside the plain ones at most"
     return table
 
 

@@ -310,12 +310,19 @@ def _extraction(
 ) -> tuple[Extraction, list[CalledCase]]:
     """The functions to tune, and the kernels that are called."""
     from tkc.called_cases import called_cases
+    from tkc.passes.graph.products import products
     from tkc.schedules.tuning.tasks import extract
 
     ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
     try:
         module = unscheduled(imported, target, kernels, observer)
-        return extract(module, ranges, shapes), called_cases(module, target, ranges, shapes)
+        extraction = extract(module, ranges, shapes)
+        if not extraction.tasks and not extraction.skipped and products(module):
+            raise ValueError(
+                "the model has nothing to tune: the runtime computes its convolutions and linear layers itself, "
+                'faster than tuned functions do; kernels="none" has functions generated for them'
+            )
+        return extraction, called_cases(module, target, ranges, shapes)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

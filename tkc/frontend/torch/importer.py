@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from tvm import relax, tirx
 
-from tkc.contracts import MAIN, NUM_INPUT, UPDATES
+from tkc.contracts import MAIN, NUM_INPUT, READ_STATE, UPDATES
 from tkc.errors import UsageError
 from tkc.frontend.identifiers import identifier, identifiers
 from tkc.frontend.indices import CheckedInGraph, IndexUses
@@ -153,7 +153,10 @@ def _imported(
     calls = OperatorCalls(program.graph, program.range_constraints, emitter, fallback=options.fallback)
     params = [*inputs.values(), *variables.values()]
     updated = [inputs[name] for name in signature.updated_inputs] + [variables[spec.name] for spec in signature.state]
-    with builder.function(MAIN, params, attrs={UPDATES: [params.index(var) for var in updated]} if updated else None):
+    attributes: dict[str, Any] = {UPDATES: [params.index(var) for var in updated]} if updated else {}
+    if read := [variables[name].name_hint for name in options.read_state if name in variables]:
+        attributes[READ_STATE] = read
+    with builder.function(MAIN, params, attrs=attributes or None):
         with builder.dataflow():
             bound = inputs | {node: variables[name] for node, name in weights.names.items()} | weights.scalars
             outputs, updates = translated(program, emitter, calls, bound, signature.outputs)

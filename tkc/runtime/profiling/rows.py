@@ -14,8 +14,9 @@ HOST = "host"
 class Row:
     """The calls of one function that compute the same ``nodes`` of the model, in one call of the model.
 
-    ``kind`` is ``kernel`` for a prebuilt one, ``generated``, ``PyTorch`` for operators called there, ``other`` for
-    functions of the runtime, and :data:`HOST` for the rest of the model's time. ``seconds`` is the median of the
+    ``kind`` is ``kernel`` for a prebuilt one, ``generated``, ``PyTorch`` for operators called there, ``product`` for
+    the runtime's own convolutions and linear layers on the CPU, ``other`` for its other functions, and :data:`HOST`
+    for the rest of the model's time. ``seconds`` is the median of the
     repetitions, ``share`` that of the whole call. ``flops`` and ``bytes`` are the least that has to be computed and
     moved, ``None`` where that is not known; ``roofline`` is the share of the device's rates that was reached: the time
     that it would take at them, over ``seconds``. What is in caches may take less than one.

@@ -17,12 +17,14 @@ from tkc.contracts import (
     CONTROL_FLOW,
     LIBRARY_CALLS,
     MAIN,
+    PRODUCT,
     RUNTIME_CHECKS,
+    product_name,
 )
 from tkc.runtime.call_table import DYNAMIC_CALL, CallTable, FunctionWork, GraphCalls
 from tkc.runtime.profiling.node_names import named_nodes
 
-Kind = Literal["kernel", "generated", "PyTorch", "other"]
+Kind = Literal["kernel", "generated", "PyTorch", "product", "other"]
 
 
 _SIZES = ("shape_func", "compute_symbolic_expr")
@@ -128,6 +130,8 @@ class CallTracker:
             return str(json.loads(str(arguments[0]))["operator"])
         if symbol in LIBRARY_CALLS:
             return LIBRARY_CALLS[symbol]
+        if symbol == PRODUCT:
+            return product_name(arguments[0])
         return "a function that takes sizes" if symbol == DYNAMIC_CALL else symbol
 
 
@@ -135,6 +139,8 @@ def _kind(function: str, works: Mapping[str, FunctionWork]) -> Kind:
     if "::" in function:
         return "PyTorch"
     work = works.get(function)
+    if work is None and function.startswith("tkc."):
+        return "product"
     if work is None:
         return "other" if works else "generated"
     return "generated" if work.kernel is None else "kernel"

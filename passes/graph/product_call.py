@@ -1,0 +1,102 @@
+"""Calls of the runtime's products on the CPU: convolutions and linear layers, and what follows them.
+
+A call is ``(plan, image, weight, *operands)`` of :data:`~tkc.contracts.PRODUCT`, which writes its result where it is
+told to (``tkc/builder/products.cc``). The plan is a shape of numbers: whether the product is depthwise, whether its
+weight is a constant, whether that is ``[channels, outputs]``, the number of axes of an image, for each of these stride,
+padding and dilation, and then three numbers for each step behind the sum: an :class:`Operation`, which of the operands
+it reads (-1 for none), and the bits of a float32.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from tkc.contracts import MEAN_AXES, PRODUCT
+
+
+class Operation(IntEnum):
+    """What is done to each element, in the order of ``products.cc``."""
+
+    ADD_CHANNEL = 0
+    SUBTRACT_CHANNEL = 1
+    MULTIPLY_CHANNEL = 2
+    ADD_TENSOR = 3
+    MULTIPLY_TENSOR = 4
+    ADD_NUMBER = 5
+    MULTIPLY_NUMBER = 6
+    DIVIDE_NUMBER = 7
+    MAXIMUM = 8
+    MINIMUM = 9
+    LEAKY = 10
+    RELU = 11
+    SIGMOID = 12
+    SILU = 13
+    GELU = 14
+    GELU_TANH = 15
+    TANH = 16
+    SAVE = 17
+    MULTIPLY_SAVED = 18
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation with its ``operand``, a tensor, or its ``number``."""
+
+    operation: Operation
+    operand: relax.Expr | None = None
+    number: float = 0.0
+
+
+def product_call(
+    image: relax.Expr,
+    weight: relax.Expr,
+    result: relax.TensorStructInfo,
+    *,
+    depthwise: bool = False,
+    constant: bool = True,
+    transposed: bool = False,
+    axes: Sequence[tuple[int, int, int]] = (),
+) -> relax.Call:
+    """The product of ``image [..., channels]`` and ``weight``; ``axes`` are stride, padding and dilation of each."""
+    plan = [int(depthwise), int(constant), int(transposed), len(axes), *(number for axis in axes for number in axis)]
+    return _call(plan, [image, weight], result)
+
+
+def mean_call(image: relax.Expr, result: relax.TensorStructInfo) -> relax.Call:
+    """The mean of each channel of each of the images ``[batch, ..., channels]``; no steps follow it."""
+    return _call([0, 1, 0, MEAN_AXES], [image, image], result)
+
+
+def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
+    """The product ``call`` with ``steps`` behind those that it has."""
+    plan, image, weight, *operands = call.args[1].fields
+    numbers = [int(number) for number in plan.values]
+    for step in steps:
+        place = -1
+        if step.operand is not None:
+            place = len(operands)
+            operands.append(step.operand)
+        (bits,) = struct.unpack("<i", struct.pack("<f", step.number))
+        numbers += [int(step.operation), place, bits]
+    return _call(numbers, [image, weight, *operands], call.struct_info)
+
+
+def is_product(value: object) -> bool:
+    """Whether ``value`` is a call of a product, before it is lowered."""
+    if not isinstance(value, relax.Call) or value.op != Op.get("relax.call_dps_packed"):
+        return False
+    callee = value.args[0]
+    if not isinstance(callee, relax.ExternFunc) or callee.global_symbol != PRODUCT:
+        return False
+    return int(value.args[1].fields[0].values[3]) != MEAN_AXES
+
+
+def _call(numbers: Sequence[int], tensors: Sequence[relax.Expr], result: relax.TensorStructInfo) -> relax.Call:
+    plan = relax.ShapeExpr([tirx.IntImm("int64", number) for number in numbers])
+    return relax.call_dps_packed(PRODUCT, relax.Tuple([plan, *tensors]), result)
