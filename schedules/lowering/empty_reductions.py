@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tvm import arith, s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tkc.schedules.blocks import child_blocks, loop_kinds, nodes
+from tkc.schedules.blocks import attempt, child_blocks, loop_kinds, nodes
 
 
 def begin_before_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -23,8 +25,14 @@ def begin_before_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
         pending += sch.get_child_blocks(block)
         loop = _first_step(sch, block)
         if loop is not None:
-            sch.decompose_reduction(block, loop)
+            # TVM does not divide what finds its places by dividing by symbolic sizes (pooling of images of any size):
+            # such a block stays as it is, and is not begun where there is nothing to reduce.
+            attempt(partial(_begin_at, sch, loop), block)
     return sch.mod["main"]
+
+
+def _begin_at(sch: s_tir.Schedule, loop: LoopRV, block: SBlockRV) -> None:
+    sch.decompose_reduction(block, loop)
 
 
 def _first_step(sch: s_tir.Schedule, block: SBlockRV) -> LoopRV | None:

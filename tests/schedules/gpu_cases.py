@@ -119,7 +119,7 @@ CASES = (
     *(
         Case(
             f"one matrix by several of {columns} columns",
-            lambda t, columns=columns: [((1, 10, 8), t), ((3, 8, columns), t)],
+            lambda t, columns=columns: [((1, 10, 8), t), ((3, 8, columns), t)],  # type: ignore[misc]
             lambda b, x, w: op.matmul(x, w),
             lambda x, w: (x.float() @ w.float()).to(x.dtype),
             "dlight-matmul",
