@@ -107,6 +107,17 @@ def rows(dtype: str) -> Input:
     return ((BATCH, LENGTH, 96), dtype)
 
 
+def one_by_several(columns: int) -> Case:
+    """The products of one matrix and three of ``columns`` columns, which are no power of two."""
+    return Case(
+        f"one matrix by several of {columns} columns",
+        lambda t: [((1, 10, 8), t), ((3, 8, columns), t)],
+        lambda b, x, w: op.matmul(x, w),
+        lambda x, w: (x.float() @ w.float()).to(x.dtype),
+        "dlight-matmul",
+    )
+
+
 CASES = (
     Case("swiglu", lambda t: [rows(t)] * 2, swiglu, lambda g, u: functional.silu(g) * u, "gpu-elementwise"),
     Case(
@@ -116,16 +127,7 @@ CASES = (
         lambda x, y: x + y,
         "gpu-elementwise",
     ),
-    *(
-        Case(
-            f"one matrix by several of {columns} columns",
-            lambda t, columns=columns: [((1, 10, 8), t), ((3, 8, columns), t)],  # type: ignore[misc]
-            lambda b, x, w: op.matmul(x, w),
-            lambda x, w: (x.float() @ w.float()).to(x.dtype),
-            "dlight-matmul",
-        )
-        for columns in (6, 10, 28)
-    ),
+    *map(one_by_several, (6, 10, 28)),
     Case(
         "rows of a large image",
         lambda t: [((4, 300, 100, 96), t), ((96,), "float32"), ((96,), t)],
