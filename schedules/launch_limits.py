@@ -41,12 +41,15 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
             return f"it launches {blocks} blocks along {_thread_tag(loop)}, which takes {most}"
     if (reason := _unreduced(func)) is not None:
         return reason
-    if not _in_shared_memory(func):
+    if not any(_is_large_or_open(buffer) for buffer in _on_chip(func)):
         return None
     available = int(target.attrs["max_shared_memory_per_block"])
-    wanted = _shared_bytes(_COMPACTED(tvm.IRModule({"main": func}))["main"])
-    if wanted is None:
-        return "it keeps a number of elements in shared memory that is only known at run time"
+    compact = _on_chip(_COMPACTED(tvm.IRModule({"main": func}))["main"])
+    for buffer in compact:
+        if _elements(buffer) is None:
+            memory = "shared memory" if _is_shared(buffer) else "registers"
+            return f"it keeps a number of elements in {memory} that is only known at run time"
+    wanted = sum((_elements(buffer) or 0) * DataType(buffer.dtype).itemsize for buffer in compact if _is_shared(buffer))
     return None if wanted <= available else f"it takes {wanted} bytes of shared memory, where a block has {available}"
 
 
@@ -114,20 +117,26 @@ def _renamed(axis: tirx.IterVar) -> tirx.IterVar:
     return tirx.IterVar(axis.dom, axis.var, axis.iter_type, _EXCHANGED[axis.thread_tag])
 
 
-def _in_shared_memory(func: tirx.PrimFunc) -> bool:
-    return any(_shared(node) for node in nodes(func.body) if isinstance(node, tirx.SBlock))
+def _on_chip(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    """What ``func`` allocates in shared memory and in registers, in blocks."""
+    blocks = (node for node in nodes(func.body) if isinstance(node, tirx.SBlock))
+    return [buffer for block in blocks for buffer in block.alloc_buffers if _is_shared(buffer) or _is_local(buffer)]
 
 
-def _shared(block: tirx.SBlock) -> list[tirx.Buffer]:
-    return [buffer for buffer in block.alloc_buffers if buffer.scope().startswith("shared")]
+def _is_shared(buffer: tirx.Buffer) -> bool:
+    return str(buffer.scope()).startswith("shared")
 
 
-def _shared_bytes(func: tirx.PrimFunc) -> int | None:
-    total = 0
-    for block in (node for node in nodes(func.body) if isinstance(node, tirx.SBlock)):
-        for buffer in _shared(block):
-            sizes = [known for size in buffer.shape if (known := static(size)) is not None]
-            if len(sizes) < len(buffer.shape):
-                return None
-            total += prod(sizes) * DataType(buffer.dtype).itemsize
-    return total
+def _is_local(buffer: tirx.Buffer) -> bool:
+    return str(buffer.scope()).startswith("local")
+
+
+def _is_large_or_open(buffer: tirx.Buffer) -> bool:
+    """Whether a limit may be exceeded: by anything shared, and by registers whose number is not known yet."""
+    return _is_shared(buffer) or _elements(buffer) is None
+
+
+def _elements(buffer: tirx.Buffer) -> int | None:
+    """How many there are; ``None`` if only a call knows."""
+    sizes = [known for size in buffer.shape if (known := static(size)) is not None]
+    return prod(sizes) if len(sizes) == len(buffer.shape) else None

@@ -23,6 +23,8 @@ Place = tuple[tirx.Buffer, Sequence[tirx.PrimExpr]]
 
 def runs_along(access: tirx.BufferLoad | tirx.BufferStore, last: tirx.Var) -> bool:
     """Whether neighbours of ``last`` are neighbours in what is accessed."""
+    if not access.indices:
+        return False
     *outer, inner = access.indices
     return inner.same_as(last) and last not in undefined_vars(tirx.tvm_tuple(*outer))
 

@@ -98,6 +98,8 @@ def _operands(value: tirx.PrimExpr, result: tirx.Buffer, last: tirx.Var, among: 
             return None
         if load.buffer.same_as(result):
             continue
+        if not load.indices:
+            return None
         *outer, inner = load.indices
         if last in undefined_vars(tirx.tvm_tuple(*outer)) or loads(tirx.tvm_tuple(*load.indices)):
             return None

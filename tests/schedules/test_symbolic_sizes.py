@@ -10,11 +10,13 @@ from torch.nn import functional
 from tvm import relax
 from tvm.relax import op
 
+import tkc
 from tests.schedules.gpu_cases import BATCH, HOPPER, LENGTH, convolved, cuda_source, windowed
 from tests.schedules.graphs import Input, build, fused, graph, random, scheduled, size
 from tests.schedules.interpreted import run
 from tkc.passes.canonical.windows import Windows
 from tkc.passes.lowering.widened_softmax import WidenedSoftmax
+from tkc.schedules import schedule_module
 from tkc.schedules.target import tvm_target
 
 WIDTH = size("w")
@@ -61,6 +63,42 @@ def test_windows_of_images_of_any_size(
 
     inputs = [image(channels), (weight, "float32"), ((channels,), "float32")]
     assert difference(inputs, body, tensors, expected, "gpu-windows") < 1e-5
+
+
+def _clipped(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
+    """A window of each channel between 0 and 6, which are tensors without axes, as PyTorch's ``hardtanh`` has them."""
+    least, most = relax.const(0.0, "float32"), relax.const(6.0, "float32")
+    return op.minimum(b.emit(op.maximum(windowed(b, x, w, 16, (1, 1)), least)), most)
+
+
+def test_windows_that_are_clipped() -> None:
+    """Numbers that have no place are no vectors."""
+    x, weight = 20 * random((1, 3, 5, 16)), random((3, 3, 1, 16), seed=1)
+    expected = convolved(x, weight, 16, (1, 1)).float().clamp(0, 6)
+    inputs = [image(16), ((3, 3, 1, 16), "float32")]
+    assert difference(inputs, _clipped, [x, weight], expected, "gpu-windows") < 1e-5
+
+
+def test_registers_whose_number_only_a_call_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rule that would ask for them, the report says so, and another is taken."""
+    others = tuple(rule for rule in schedule_module.GPU_RULES if rule.name != "gpu-windows")
+    monkeypatch.setattr(schedule_module, "GPU_RULES", others)
+    halves = torch.nn.Sequential(
+        torch.nn.MaxPool2d(2),
+        torch.nn.ZeroPad2d(1),
+        torch.nn.Conv2d(32, 32, 3, groups=32, bias=False),
+        torch.nn.BatchNorm2d(32),
+        torch.nn.ReLU6(),
+    )
+    any_image = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    exe = tkc.compile(
+        halves.eval().bfloat16(),
+        (torch.randn(2, 32, 30, 34, dtype=torch.bfloat16),),
+        dynamic_shapes={"input": any_image},
+        target="cuda:sm_90a",
+        database=False,
+    )
+    assert any("in registers that is only known" in (entry.reason or "") for entry in exe.report.scheduled)
 
 
 def test_windows_without_zeros_around_them_stay_inside() -> None:
