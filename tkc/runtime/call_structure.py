@@ -42,7 +42,7 @@ class CallStructure:
         leaves = self._signature.leaves
         if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
             return list(args)
-        if not args and kwargs.keys() == self._keywords.keys() and all(map(_is_tensor, kwargs.values())):
+        if kwargs and not args and kwargs.keys() == self._keywords.keys() and all(map(_is_tensor, kwargs.values())):
             return [kwargs[name] for name in self._keywords]
         if self.in_spec is None:
             flat = self._by_name(args, kwargs)
