@@ -342,6 +342,20 @@ def bench_architectures(
         if jobs == 1:
             yield from chain.from_iterable(map(measuring.rows, chosen))
         else:
-            # Forked processes could not use the GPU.
-            pool = stack.enter_context(ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")))
+            pool = stack.enter_context(_processes(jobs))
             yield from chain.from_iterable(pool.map(measuring.rows, chosen))
+
+
+@contextlib.contextmanager
+def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """``jobs`` processes, spawned, since forked ones could not use the GPU; who leaves with an error waits for none."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
