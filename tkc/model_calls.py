@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import relax, tirx
 from tvm.ir import IRModule, Op
@@ -21,14 +20,12 @@ from tkc.contracts import (
 )
 from tkc.kernels.spec import as_json
 from tkc.passes.graph.kernel_call import kernel_dispatch
+from tkc.passes.graph.runtime_calls import runtime_call
 from tkc.passes.substitute_kernels import SubstitutionReport
 from tkc.runtime.call_table import DYNAMIC_CALL, CallSite, CallTable, FunctionWork, GraphCalls
 from tkc.schedules.work import formulated_work
 
 _CALL_TIR = tuple(Op.get(name) for name in ("relax.call_tir", "relax.call_tir_inplace"))
-_CALL_EXTERN = tuple(
-    Op.get(name) for name in ("relax.call_pure_packed", "relax.call_dps_packed", "relax.call_inplace_packed")
-)
 _ENTRY = -1
 """Stands for the beginning of a graph function among the positions of its calls."""
 _NO_WORK = ("vm.builtin.", *RUNTIME_CHECKS, *CONTROL_FLOW)
@@ -134,24 +131,18 @@ def _called(value: relax.Expr) -> tuple[str, str] | None:
     if value.op in _CALL_TIR:
         name = str(value.args[0].name_hint)
         return (DYNAMIC_CALL if len(value.args) > 2 else name), name
-    if value.op in _CALL_EXTERN:
-        symbol, operands = str(value.args[0].global_symbol), value.args[1:]
-    elif isinstance(value.op, relax.ExternFunc):
-        symbol, operands = str(value.op.global_symbol), value.args
-    else:
+    if (call := runtime_call(value)) is None:
         return None
-    return None if symbol.startswith(_NO_WORK) else (symbol, external_name(symbol, operands))
+    symbol, operands = call
+    return None if symbol.startswith(_NO_WORK) else (symbol, _external_name(symbol, operands))
 
 
-def external_name(symbol: str, operands: Iterable[Any]) -> str:
+def _external_name(symbol: str, operands: Sequence[relax.Expr]) -> str:
     """What a call of the runtime's function ``symbol`` is: PyTorch's operator, if it calls one, or a product."""
     if symbol == CALL_OPERATOR:
-        description = next(iter(operands))
-        return str(json.loads(str(getattr(description, "value", description)))["operator"])
+        return str(json.loads(str(operands[0].value))["operator"])
     if symbol == PRODUCT:
-        first = next(iter(operands))
-        plan = first.fields[0] if isinstance(first, relax.Tuple) else first  # before lowering, and as it is called
-        return product_name([int(number) for number in getattr(plan, "values", plan)])
+        return product_name([int(number) for number in operands[0].values])
     return LIBRARY_CALLS.get(symbol, symbol)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.passes.graph.bindings import has_known_shape, shape
-from tkc.passes.graph.places import written_places
+from tkc.passes.graph.places import coordinates, written_places
 from tkc.passes.graph.rewriting import rewritten
 
 _NONZERO = "relax.nonzero"
@@ -44,21 +44,4 @@ class _Rewriting(PyExprMutator):
         count = tirx.SizeVar("nonzero_count", "int64")
         builder.match_cast(builder.emit(relax.op.tensor_to_shape(total)), relax.ShapeStructInfo([count]))
         places = written_places(builder, flat, count)
-        if len(sizes) == 1:
-            return relax.op.expand_dims(places, [0])
-        return relax.op.stack([_along(builder, places, sizes, axis) for axis in range(len(sizes))], 0)
-
-
-def _along(builder: relax.BlockBuilder, places: relax.Expr, sizes: list[tirx.PrimExpr], axis: int) -> relax.Expr:
-    """The coordinates along ``axis`` of flat ``places`` in a tensor of ``sizes``; where it has no elements, none."""
-    one = tirx.const(1, "int64")
-    stride = math.prod(sizes[axis + 1 :], start=one)
-
-    def coordinate(flat: te.Tensor, size: tirx.PrimExpr, stride: tirx.PrimExpr) -> te.Tensor:
-        return te.compute(
-            flat.shape,
-            lambda i: tirx.floormod(tirx.floordiv(flat[i], tirx.max(stride, one)), tirx.max(size, one)),
-            name="coordinate",
-        )
-
-    return builder.emit_te(coordinate, places, sizes[axis], stride)
+        return relax.op.stack(coordinates(builder, places, sizes), 0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 
 from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS, LIBRARY_CALLS, MULTIPLY_INTEGERS
 from tkc.passes.graph.bindings import static
+from tkc.passes.graph.runtime_calls import runtime_call
 
 WHY = {
     CONVOLVE: "oneDNN convolves images whose channels stand last faster than generated code",
@@ -29,28 +30,12 @@ def library_calls(module: IRModule) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
 
     def visit(expr: relax.Expr) -> None:
-        symbol = _symbol(expr)
+        symbol, operands = runtime_call(expr) or ("", [])
         if symbol in LIBRARY_CALLS:
-            weight = _operands(expr)[2]
+            weight = operands[2]  # behind the description, and what is read
             names.setdefault(symbol, []).append(getattr(weight, "name_hint", "a constant"))
 
     for function in module.functions.values():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
     return names
-
-
-def _is_packed(call: relax.Call) -> bool:
-    return bool(call.op == Op.get("relax.call_pure_packed"))
-
-
-def _symbol(expr: relax.Expr) -> str:
-    if not isinstance(expr, relax.Call):
-        return ""
-    called = expr.args[0] if _is_packed(expr) else expr.op
-    return str(called.global_symbol) if isinstance(called, relax.ExternFunc) else ""
-
-
-def _operands(call: relax.Call) -> list[relax.Expr]:
-    """The description, what it reads and the weight, and what else there is."""
-    return list(call.args[1:] if _is_packed(call) else call.args)

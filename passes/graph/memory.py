@@ -6,8 +6,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from tkc.contracts import CHECK
+from tkc.passes.graph.runtime_calls import runtime_call
 
-_CALL_PURE_PACKED = Op.get("relax.call_pure_packed")
 _RESHAPE = Op.get("relax.reshape")
 
 
@@ -28,8 +28,5 @@ def checked(value: relax.Expr) -> relax.Expr | None:
 
     TVM takes the result of a packed function for memory of its own, and gives that of the argument away.
     """
-    if not isinstance(value, relax.Call):
-        return None
-    function, *arguments = value.args if value.op == _CALL_PURE_PACKED else (value.op, *value.args)
-    is_check = isinstance(function, relax.ExternFunc) and function.global_symbol == CHECK
-    return arguments[1] if is_check else None
+    symbol, operands = runtime_call(value) or ("", [])
+    return operands[1] if symbol == CHECK else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+import math
+from collections.abc import Sequence
+
+from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from tkc.contracts import EACH_IN_A_THREAD, NO_ALIAS, OP_PATTERN, OPAQUE_PATTERN
@@ -18,6 +21,26 @@ def written_places(builder: relax.BlockBuilder, holds: relax.Expr, count: tirx.P
     ends = builder.emit(relax.op.cumsum(holds, 0))
     function = builder.add_func(_PLACES, "places")
     return builder.emit(relax.call_tir(function, [holds, ends], relax.TensorStructInfo([count], "int64")))
+
+
+def coordinates(builder: relax.BlockBuilder, places: relax.Expr, sizes: Sequence[tirx.PrimExpr]) -> list[relax.Var]:
+    """Along each axis of a tensor of ``sizes``, the coordinates ``int64 [count]`` of ``places`` in its reading order.
+
+    Where a size is 0, there are no places.
+    """
+    if len(sizes) == 1:
+        return [places]
+    one = tirx.const(1, "int64")
+
+    def along(flat: te.Tensor, size: tirx.PrimExpr, stride: tirx.PrimExpr) -> te.Tensor:
+        # Nothing is divided by 0, which ends a process even where the quotient is not used.
+        def coordinate(i: tirx.Var) -> tirx.PrimExpr:
+            return tirx.floormod(tirx.floordiv(flat[i], tirx.max(stride, one)), tirx.max(size, one))
+
+        return te.compute(flat.shape, coordinate, name="coordinate")
+
+    strides = [math.prod(sizes[axis + 1 :], start=one) for axis in range(len(sizes))]
+    return [builder.emit_te(along, places, size, stride) for size, stride in zip(sizes, strides, strict=True)]
 
 
 @T.prim_func(private=True, s_tir=True)

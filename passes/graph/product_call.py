@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from tvm import relax, tirx
-from tvm.ir import Op
 
 from tkc.contracts import MEAN_AXES, PRODUCT
+from tkc.passes.graph.runtime_calls import runtime_call
 
 
 class Operation(IntEnum):
@@ -87,14 +87,10 @@ def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
     return _call(numbers, [image, weight, *operands], call.struct_info)
 
 
-def is_product(value: object) -> bool:
+def is_product(value: relax.Expr) -> bool:
     """Whether ``value`` is a call of a product, before it is lowered."""
-    if not isinstance(value, relax.Call) or value.op != Op.get("relax.call_dps_packed"):
-        return False
-    callee = value.args[0]
-    if not isinstance(callee, relax.ExternFunc) or callee.global_symbol != PRODUCT:
-        return False
-    return int(value.args[1].fields[0].values[3]) != MEAN_AXES
+    symbol, operands = runtime_call(value) or ("", [])
+    return symbol == PRODUCT and int(operands[0].values[3]) != MEAN_AXES
 
 
 def _call(numbers: Sequence[int], tensors: Sequence[relax.Expr], result: relax.TensorStructInfo) -> relax.Call:

@@ -9,10 +9,11 @@ from math import prod
 from typing import Any
 
 from tvm import relax
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 
 from tkc.contracts import PRODUCT, product_name
 from tkc.passes.graph.bindings import shape, static
+from tkc.passes.graph.runtime_calls import runtime_call
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,10 @@ def _calls(function: relax.Function) -> Iterator[tuple[list[int], list[relax.Exp
     found: list[Any] = []
 
     def visit(expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Call) and _callee(expr) == PRODUCT:
-            operands = expr.args[1].fields if _writes_its_result(expr) else expr.args
+        symbol, operands = runtime_call(expr) or ("", [])
+        if symbol == PRODUCT:
             plan, *tensors = operands
             found.append(([int(number) for number in plan.values], tensors))
 
     relax.analysis.post_order_visit(function, visit)
     return iter(found)
-
-
-def _callee(call: relax.Call) -> str:
-    called = call.args[0] if _writes_its_result(call) else call.op
-    return str(called.global_symbol) if isinstance(called, relax.ExternFunc) else ""
-
-
-def _writes_its_result(call: relax.Call) -> bool:
-    return bool(call.op == Op.get("relax.call_dps_packed"))

@@ -8,22 +8,11 @@ import re
 from collections.abc import Container, Iterable
 
 _MORE = (
-    "abs",
-    "max",
-    "min",
-    "nearbyint",
-    "nextafter",
-    "rint",
-    "round",
-    "rsqrt",
-    "tgamma",
-    "y0",
-    "y1",
-    "j0",
-    "j1",
-    "erfinv",
+    *("abs", "erfinv", "j0", "j1", "max", "min", "nearbyint", "nextafter"),
+    *("rint", "round", "rsqrt", "tgamma", "y0", "y1"),
 )
-_FUNCTIONS = frozenset(name + suffix for name in (*vars(math), *_MORE) for suffix in ("", "f"))
+_C_FUNCTIONS = (*(name for name, value in vars(math).items() if callable(value)), *_MORE)
+_FUNCTIONS = frozenset(name + suffix for name in _C_FUNCTIONS for suffix in ("", "f"))
 """What CUDA code calls: a tensor of that name would hide it there."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 
+from tkc.frontend.identifiers import identifier
 from tkc.frontend.onnx.converters.shared import Converted, Converter
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError
@@ -15,12 +16,9 @@ def _unique(node: Node) -> Converted:
     x, axis = node.tensor(0), node.attribute("axis")
     if x.struct_info.dtype == "bfloat16":
         raise ConversionError("takes bfloat16, which NumPy cannot compare; cast it to float32")
-    sizes = list(node.shape(0))
-    elements = tirx.const(1, "int64")
-    for size in sizes:
-        elements = elements * size
-    count = tirx.Var(f"{node.proto.output[0] or 'unique'}_values", "int64")
-    shapes = [[count], [count], [elements], [count]]
+    sizes = node.shape(0)
+    count = tirx.Var(identifier(f"{node.proto.output[0]}_values", ()), "int64")
+    shapes = [[count], [count], [node.algebra.product(sizes)], [count]]
     if axis is not None:
         if not -len(sizes) <= axis < len(sizes):
             raise ConversionError(f"has the axis {axis} of a tensor of {len(sizes)} dimensions; correct the model")

@@ -9,12 +9,12 @@ import math
 from typing import Any
 
 import torch
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.symbols import Size
-from tkc.passes.graph.places import written_places
+from tkc.passes.graph.places import coordinates, written_places
 
 Indices = list[relax.Expr | None]
 
@@ -76,22 +76,7 @@ def nonzero(b: Emitter, x: relax.Expr) -> relax.Expr:
     sizes = list(x.struct_info.shape.values)
     if not sizes:
         return op.zeros([size, 0], "int64")
-    if len(sizes) == 1:
-        return op.expand_dims(found, [1])
-
-    parts = []
-    for axis, extent in enumerate(sizes):
-        stride = math.prod(sizes[axis + 1 :], start=1)
-        part = found if b.equal(stride, 1) else b.emit(op.floor_divide(found, b.tensor(_one_or_more(stride), "int64")))
-        if axis:
-            part = b.emit(op.floor_mod(part, b.tensor(_one_or_more(extent), "int64")))
-        parts.append(part)
-    return op.stack(parts, 1)
-
-
-def _one_or_more(size: Size) -> Size:
-    """A divisor: where there is nothing, nothing is divided."""
-    return max(size, 1) if isinstance(size, int) else tirx.max(size, tirx.const(1, "int64"))
+    return op.stack(coordinates(b.builder, found, sizes), 1)
 
 
 def masked_select(b: Emitter, x: relax.Expr, mask: relax.Expr) -> relax.Expr:
