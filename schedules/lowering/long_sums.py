@@ -165,7 +165,9 @@ class _Parts:
         is_even = length is not None and known is not None and length % known == 0
         steps = each if is_even else tirx.min(each, loop.extent - part * each)
         body = substitute(loop.body, {loop.loop_var: part * each + step})
-        inner = tirx.For(step, loop.min, steps, loop.kind, body, annotations=loop.annotations)
+        unrolled = loop.kind == tirx.ForKind.UNROLLED and static(steps) is None  # which takes a number that is known
+        kind = tirx.ForKind.SERIAL if unrolled else loop.kind
+        inner = tirx.For(step, loop.min, steps, kind, body, annotations=loop.annotations)
         spatial = [other for other in self._nest.loops if any(map(other.same_as, self._nest.spatial))]
         inside = [other for other in spatial if _position(self._nest, other) > _position(self._nest, loop)]
         zero = tirx.const(0.0, self._sums.dtype)

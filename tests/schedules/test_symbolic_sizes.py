@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
+import tvm
 from torch.nn import functional
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
+from tvm.tirx.stmt_functor import ir_transform
 
 import tkc
 from tests.schedules.gpu_cases import BATCH, HOPPER, LENGTH, convolved, cuda_source, windowed
@@ -17,6 +20,7 @@ from tests.schedules.interpreted import run
 from tkc.passes.canonical.windows import Windows
 from tkc.passes.lowering.widened_softmax import WidenedSoftmax
 from tkc.schedules import schedule_module
+from tkc.schedules.lowering.pipeline import LOWERING
 from tkc.schedules.target import tvm_target
 
 WIDTH = size("w")
@@ -239,3 +243,33 @@ def test_few_divisions_find_a_place() -> None:
     module, _ = scheduled(graph(inputs, lambda b, x, y: op.add(x, y)), HOPPER)
     kernel = cuda_source(build(module, HOPPER).mod).split("__global__")[-1]
     assert "rmod" not in kernel and "*(uint4*)" in kernel
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_means_of_nothing_begin(dtype: str) -> None:
+    """In a thread that finds its place by dividing by sizes; the threads one after the other, on the CPU."""
+    inputs = [((BATCH, 8, LENGTH, WIDTH), dtype)]
+    module, report = scheduled(graph(inputs, lambda b, x: op.mean(x, [1, 2])), HOPPER)
+    (entry,) = report
+    assert entry.scheduled_by == "gpu-strided-reduction"
+
+    def in_turn(loop: tirx.For) -> tirx.For | None:
+        if loop.kind != tirx.ForKind.THREAD_BINDING:
+            return None
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    func = module[entry.function]
+    on_cpu = func.with_body(ir_transform(func.body, None, in_turn, ["tirx.For"])).with_attr("target", None)
+    code = tvm.compile(on_cpu.with_attr("global_symbol", "main"), target="llvm", tir_pipeline=LOWERING)
+    for length in (0, 1, 5):
+        x = random((2, 8, length, 3), dtype)
+        found = tvm.runtime.tensor(np.full((2, 3), 7, dtype))
+        code["main"](tvm.runtime.tensor(x.numpy()), found)
+        torch.testing.assert_close(torch.from_numpy(found.numpy()), x.mean((1, 2)), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_sums_over_a_known_axis_and_another_become_code(dtype: str) -> None:
+    """Parts of a loop that is written out may be of a length that only a call knows."""
+    module, _ = scheduled(graph([((BATCH, 8, LENGTH, WIDTH), dtype)], lambda b, x: op.sum(x, [1, 2])), HOPPER)
+    assert "__global__" in cuda_source(build(module, HOPPER).mod)
