@@ -16,7 +16,7 @@ GATED = {
     "gated_matmul": (models.LLAMA, models.QWEN3, models.DEEPSEEK_V3, models.DEEPSEEK_V2),
     "gated_grouped_matmul": EXPERTS,
 }
-EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE)
+EMBEDDED = (models.LLAMA, models.QWEN3, models.MIXTRAL, models.QWEN3_MOE, models.DEEPSEEK_V2)
 
 
 @pytest.mark.parametrize("case", (*models.CASES, models.DEEPSEEK_V2), ids=lambda case: case.name)
