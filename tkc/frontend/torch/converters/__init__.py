@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from tkc.frontend.torch.converters import (
+    activations,
+    arithmetic,
     attention,
+    casts,
     convolution,
     creation,
     digits,
-    elementwise,
+    functions,
     indexing,
+    logic,
     masks,
     normalization,
     padding,
@@ -36,7 +40,11 @@ _IMAGES: dict[str, Converter] = {
 
 CONVERTERS: dict[str, Converter] = {
     **_IMAGES,
-    **elementwise.CONVERTERS,
+    **arithmetic.CONVERTERS,
+    **functions.CONVERTERS,
+    **activations.CONVERTERS,
+    **logic.CONVERTERS,
+    **casts.CONVERTERS,
     **digits.CONVERTERS,
     **shapes.CONVERTERS,
     **strided.CONVERTERS,
