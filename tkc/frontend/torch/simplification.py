@@ -14,12 +14,11 @@ from tkc.frontend.torch.callable_operators import can_be_called
 from tkc.frontend.torch.checks import check_control_flow, name_of, unknown_operators
 from tkc.frontend.torch.complex import (
     PAIRS,
-    complex_decompositions,
     complex_leaves,
     computes_complex_numbers,
-    is_linear_algebra,
     with_decomposable_complex_numbers,
 )
+from tkc.frontend.torch.complex_operators import complex_decompositions, is_linear_algebra
 from tkc.frontend.torch.converters import KEPT, KEPT_OF_OTHERS
 from tkc.frontend.torch.converters.emitter import source_of
 from tkc.frontend.torch.decompositions import decompositions

@@ -8,39 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax, te, tirx
 
+from tkc.frontend.onnx.converters.contrib_heads import fixed_width, join_heads, number_of_heads, refuse, split_heads
+from tkc.frontend.onnx.converters.contrib_rotary import angles, rotary_embedding, rotated
 from tkc.frontend.onnx.converters.quantization import integer_matmul, matmul_scales
 from tkc.frontend.onnx.converters.shared import Converted, Converter, is_number, scalar, size_scalar
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size, UndecidedError
 from tkc.frontend.onnx.values import ConversionError, shape_of
 from tkc.frontend.pixels import bounded
-
-
-def _split_heads(node: Node, tensor: relax.Expr, heads: int) -> relax.Expr:
-    """``(batch, length, heads * width)`` as ``(batch, heads, length, width)``."""
-    batch, length, hidden = shape_of(tensor, node.algebra)
-    split = node.emit(relax.op.reshape(tensor, [batch, length, heads, node.algebra.simplify(hidden // heads)]))
-    return node.emit(relax.op.permute_dims(split, [0, 2, 1, 3]))
-
-
-def _join_heads(node: Node, tensor: relax.Expr) -> relax.Expr:
-    batch, heads, length, width = shape_of(tensor, node.algebra)
-    moved = node.emit(relax.op.permute_dims(tensor, [0, 2, 1, 3]))
-    return node.emit(relax.op.reshape(moved, [batch, length, node.algebra.simplify(heads * width)]))
-
-
-def _fixed_width(node: Node, tensor: relax.Expr) -> int:
-    width = shape_of(tensor, node.algebra)[3]
-    if not isinstance(width, int):
-        raise ConversionError("needs heads of a fixed width; export the model with fixed sizes there")
-    return width
-
-
-def _heads(node: Node, name: str = "num_heads") -> int:
-    heads: int = node.attribute(name, 0)
-    if heads < 1:
-        raise ConversionError(f"has {name} {heads}; correct the model")
-    return heads
 
 
 def _attended(
@@ -61,7 +36,7 @@ def _attended(
     groups = heads // shape_of(key, node.algebra)[1]
     if groups > 1:
         key, value = (node.emit(relax.op.repeat(tensor, groups, 1)) for tensor in (key, value))
-    scale = node.attribute("scale", 0.0) or _fixed_width(node, query) ** -0.5
+    scale = node.attribute("scale", 0.0) or fixed_width(node, query) ** -0.5
     scores = node.emit(relax.op.matmul(query, node.emit(relax.op.permute_dims(key, [0, 1, 3, 2]))))
     scores = node.emit(relax.op.multiply(scores, scalar(scale, dtype)))
     if softcap:
@@ -126,21 +101,10 @@ def _padding(node: Node, position: int, query: relax.Expr, key: relax.Expr) -> l
     return [node.emit(relax.op.where(node.emit(seen), scalar(0, dtype), hidden))]
 
 
-def _refuse(
-    node: Node, inputs: dict[int, str], attributes: Sequence[str] = (), outputs: dict[int, str] | None = None
-) -> None:
-    """Refuse what is not supported, each by its name."""
-    found = [name for position, name in inputs.items() if node.has(position)]
-    found += [name for name in attributes if node.attribute(name, 0) not in (0, -1)]
-    found += [name for position, name in (outputs or {}).items() if node.wants(position)]
-    if found:
-        raise ConversionError(f"has {', '.join(found)}, which TKC does not support; export the model without")
-
-
 def _multi_head_attention(node: Node) -> Converted:
     """Queries, keys and values apart or packed, with a bias, a mask, a term of the scores, and keys of before."""
-    _refuse(node, {8: "past_sequence_length", 9: "cache_indirection"}, outputs={3: "the output qk"})
-    heads = _heads(node)
+    refuse(node, {8: "past_sequence_length", 9: "cache_indirection"}, outputs={3: "the output qk"})
+    heads = number_of_heads(node)
     query, key, value = _operands(node, heads)
     if node.has(6):
         key = node.emit(relax.op.concat([node.tensor(6), key], 2))
@@ -148,7 +112,7 @@ def _multi_head_attention(node: Node) -> Converted:
         value = node.emit(relax.op.concat([node.tensor(7), value], 2))
     added = [*([node.tensor(5)] if node.has(5) else []), *_padding(node, 4, query, key)]
     result = _attended(node, query, key, value, added=added, visible=_causal(node, query, key))
-    return _join_heads(node, result), key, value
+    return join_heads(node, result), key, value
 
 
 def _operands(node: Node, heads: int) -> list[relax.Expr]:
@@ -160,7 +124,7 @@ def _operands(node: Node, heads: int) -> list[relax.Expr]:
     else:
         parts = [node.tensor(i) for i in range(3)]
     if not node.has(3):
-        return [part if part.struct_info.ndim == 4 else _split_heads(node, part, heads) for part in parts]
+        return [part if part.struct_info.ndim == 4 else split_heads(node, part, heads) for part in parts]
     result, start = [], 0
     for part in parts:
         shape = shape_of(part, node.algebra)
@@ -171,7 +135,7 @@ def _operands(node: Node, heads: int) -> list[relax.Expr]:
         if len(shape) == 4:
             bias = node.emit(relax.op.reshape(bias, [1, shape[1], 1, shape[3]]))
         part = node.emit(relax.op.add(part, bias))
-        result.append(part if len(shape) == 4 else _split_heads(node, part, heads))
+        result.append(part if len(shape) == 4 else split_heads(node, part, heads))
         start += width
     return result
 
@@ -190,7 +154,7 @@ def _unpacked(node: Node, position: int) -> list[relax.Expr]:
 
 def _attention(node: Node) -> Converted:
     """Attention with the projection of its input: weights of queries, keys and values side by side."""
-    _refuse(node, {6: "past_sequence_length"}, ("do_rotary", "past_present_share_buffer"))
+    refuse(node, {6: "past_sequence_length"}, ("do_rotary", "past_present_share_buffer"))
     packed = node.emit(relax.op.matmul(node.tensor(0), node.tensor(1)))
     if node.has(2):
         packed = node.emit(relax.op.add(packed, node.tensor(2)))
@@ -199,7 +163,7 @@ def _attention(node: Node) -> Converted:
 
 def _quantized_attention(node: Node) -> Converted:
     """The same with a projection of integers, whose sum is scaled once; what follows is in floats."""
-    _refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
+    refuse(node, {}, ("do_rotary", "past_present_share_buffer"))
     total = node.emit(relax.op.astype(integer_matmul(node, 0, 1, 6, 7), "float32"))
     scaled = node.emit(relax.op.multiply(total, matmul_scales(node, 3, 4, [], 3)))
     if node.dtype(2) != "float32":
@@ -209,14 +173,14 @@ def _quantized_attention(node: Node) -> Converted:
 
 def _of_packed(node: Node, packed: relax.Expr, mask: int, past: int, added: int | None = None) -> Converted:
     """Attention of queries, keys and values side by side, with the keys and values of before in one tensor."""
-    heads, total = _heads(node), shape_of(packed, node.algebra)[2]
+    heads, total = number_of_heads(node), shape_of(packed, node.algebra)[2]
     if not isinstance(total, int):
         raise ConversionError("needs weights of fixed sizes; export the model with fixed sizes there")
     widths = node.attribute("qkv_hidden_sizes") or [total // 3] * 3
     parts, start = [], 0
     for width in widths:
         part = relax.op.strided_slice(packed, [2], [start], [start + width], assume_inbound=True)
-        parts.append(_split_heads(node, node.emit(part), heads))
+        parts.append(split_heads(node, node.emit(part), heads))
         start += width
     query, key, value = parts
     if node.has(past):
@@ -224,81 +188,13 @@ def _of_packed(node: Node, packed: relax.Expr, mask: int, past: int, added: int 
         key, value = (node.emit(relax.op.concat(pair, 2)) for pair in zip(rows, (key, value), strict=True))
     terms = [node.tensor(added)] if added is not None and node.has(added) else []
     terms += _padding(node, mask, query, key)
-    result = _join_heads(node, _attended(node, query, key, value, added=terms, visible=_causal(node, query, key)))
+    result = join_heads(node, _attended(node, query, key, value, added=terms, visible=_causal(node, query, key)))
     if not node.wants(1):
         return [result] * len(node.proto.output)
     return result, relax.op.stack([key, value], 0)
 
 
 # Rotary embeddings
-
-
-def _rotated(node: Node, tensor: relax.Expr, cosines: relax.Expr, sines: relax.Expr, interleaved: bool) -> relax.Expr:
-    """``(batch, heads, length, width)`` rotated by cosines and sines ``(batch, 1, length, rotated / 2)``."""
-    batch, heads, length, width = shape_of(tensor, node.algebra)
-    half = shape_of(cosines, node.algebra)[-1]
-    if not isinstance(half, int) or not isinstance(width, int):
-        raise ConversionError("needs heads and caches of fixed widths; export the model with fixed sizes there")
-
-    def part(data: relax.Expr, axis: int, start: int, end: int) -> relax.Expr:
-        return node.emit(relax.op.strided_slice(data, [axis], [start], [end], assume_inbound=True))
-
-    turned = tensor if 2 * half == width else part(tensor, 3, 0, 2 * half)
-    if interleaved:
-        pairs = node.emit(relax.op.reshape(turned, [batch, heads, length, half, 2]))
-        first, second = (node.emit(relax.op.take(pairs, relax.const(i, "int64"), 4, mode="clip")) for i in range(2))
-    else:
-        first, second = part(turned, 3, 0, half), part(turned, 3, half, 2 * half)
-    one = node.emit(relax.op.subtract(relax.op.multiply(first, cosines), relax.op.multiply(second, sines)))
-    two = node.emit(relax.op.add(relax.op.multiply(first, sines), relax.op.multiply(second, cosines)))
-    if interleaved:
-        result = node.emit(relax.op.reshape(node.emit(relax.op.stack([one, two], 4)), [batch, heads, length, 2 * half]))
-    else:
-        result = node.emit(relax.op.concat([one, two], 3))
-    return result if 2 * half == width else node.emit(relax.op.concat([result, part(tensor, 3, 2 * half, width)], 3))
-
-
-def _angles(node: Node, caches: Sequence[int], positions: relax.Expr, half: int) -> list[relax.Expr]:
-    """Rows of the caches of cosines and sines by ``positions (batch, length)``, ``(batch, 1, length, half)``."""
-    results = []
-    for cache in caches:
-        size, width = node.shape(cache)
-        node.note_indices(positions, size)
-        table = node.tensor(cache)
-        if not is_number(width, half):
-            table = node.emit(relax.op.strided_slice(table, [1], [0], [half], assume_inbound=True))
-        rows = node.emit(relax.op.take(table, positions, 0, mode="clip"))
-        results.append(node.emit(relax.op.expand_dims(rows, [1])))
-    return results
-
-
-def _rotary_embedding(node: Node) -> Converted:
-    """Of a tensor of three or four dimensions, all of a head or its first numbers."""
-    _refuse(node, {}, ("is_packed_batching",))
-    rank, rotated = node.rank(0), node.attribute("rotary_embedding_dim", 0)
-    half = node.shape(2)[1]
-    half = rotated // 2 if rotated else half
-    if not isinstance(half, int):
-        raise ConversionError("needs a cache of fixed width; export the model with fixed sizes there")
-    if rank == 4:
-        tensor = node.tensor(0)
-    elif rank == 3:
-        hidden = node.shape(0)[2]
-        heads = node.attribute("num_heads", 0) or node.algebra.divide(hidden, 2 * half)
-        tensor = _split_heads(node, node.tensor(0), heads)
-    else:
-        raise ConversionError(f"rotates a tensor of {rank} dimensions; expected 3 or 4: correct the model")
-    batch, _, length, _ = shape_of(tensor, node.algebra)
-    positions = node.tensor(1)
-    if node.rank(1) == 1:  # the position of the first
-        step = node.emit(relax.op.arange(0, length, 1, "int64"))
-        positions = node.emit(relax.op.broadcast_to(node.emit(relax.op.add(positions, step)), [batch, length]))
-    cosines, sines = _angles(node, (2, 3), positions, half)
-    factor = node.attribute("scale", 1.0)
-    if factor != 1.0:
-        raise ConversionError(f"has scale {factor}; export the model with caches that hold it")
-    result = _rotated(node, tensor, cosines, sines, bool(node.attribute("interleaved", 0)))
-    return result if rank == 4 else _join_heads(node, result)
 
 
 def _group_query_attention(node: Node) -> Converted:
@@ -308,10 +204,8 @@ def _group_query_attention(node: Node) -> Converted:
     the new keys, or, with ``total_sequence_length`` known to the importer, as the larger of it and the one before: so
     a cache that is allocated once keeps its size.
     """
-    _refuse(
-        node, {11: "head_sink", 12: "k_scale", 13: "v_scale"}, ("smooth_softmax", "qk_output"), {3: "the output qk"}
-    )
-    heads, groups = _heads(node), _heads(node, "kv_num_heads")
+    refuse(node, {11: "head_sink", 12: "k_scale", 13: "v_scale"}, ("smooth_softmax", "qk_output"), {3: "the output qk"})
+    heads, groups = number_of_heads(node), number_of_heads(node, "kv_num_heads")
     query, key, value = _grouped_operands(node, heads, groups)
     batch, _, length, _ = shape_of(query, node.algebra)
     lengths = node.emit(relax.op.astype(node.tensor(5), "int64"))
@@ -335,7 +229,7 @@ def _group_query_attention(node: Node) -> Converted:
         visible.append(node.emit(relax.op.greater(column, limit)))
     added = [node.tensor(10)] if node.has(10) else []
     result = _attended(node, query, key, value, added=added, visible=visible, softcap=node.attribute("softcap", 0.0))
-    return _join_heads(node, result), key, value
+    return join_heads(node, result), key, value
 
 
 def _grouped_operands(node: Node, heads: int, groups: int) -> list[relax.Expr]:
@@ -353,7 +247,7 @@ def _grouped_operands(node: Node, heads: int, groups: int) -> list[relax.Expr]:
         ]
     counts = (heads, groups, groups)
     return [
-        part if part.struct_info.ndim == 4 else _split_heads(node, part, count)
+        part if part.struct_info.ndim == 4 else split_heads(node, part, count)
         for part, count in zip(parts, counts, strict=True)
     ]
 
@@ -371,9 +265,9 @@ def _rotated_operands(
     half = node.shape(7)[1]
     if not isinstance(half, int):
         raise ConversionError("needs a cache of fixed width; export the model with fixed sizes there")
-    cosines, sines = _angles(node, (7, 8), positions, half)
+    cosines, sines = angles(node, (7, 8), positions, half)
     interleaved = bool(node.attribute("rotary_interleaved", 0))
-    return [_rotated(node, tensor, cosines, sines, interleaved) for tensor in (query, key)]
+    return [rotated(node, tensor, cosines, sines, interleaved) for tensor in (query, key)]
 
 
 def _appended(node: Node, pairs: Sequence[tuple[int, relax.Expr]], before: relax.Expr) -> list[relax.Expr]:
@@ -415,6 +309,6 @@ MICROSOFT_CONVERTERS: dict[str, Converter] = {
     "GroupQueryAttention": _group_query_attention,
     "MultiHeadAttention": _multi_head_attention,
     "QAttention": _quantized_attention,
-    "RotaryEmbedding": _rotary_embedding,
+    "RotaryEmbedding": rotary_embedding,
 }
 """Those of ONNX Runtime."""
