@@ -4,53 +4,47 @@ Every case runs in a worker process with a limit of time, so that a crash or a h
 twice where it has several inputs: with all of them given at the call, and with all but the first bound as constants,
 as exporters write shapes, axes and scales. Verdicts are appended to a file of JSON lines, which a later run resumes.
 
-    python tests/conformance/onnx_nodes.py --all            # everything, then docs/conformance/onnx.{json,md}
-    python tests/conformance/onnx_nodes.py --all --part 2/4
-    python tests/conformance/onnx_nodes.py --slice 2026-11-24
-    python tests/conformance/onnx_nodes.py test_gather_0 test_cast_FLOAT_to_DOUBLE
-    python tests/conformance/onnx_nodes.py --record test_gather_0   # again, then the record of all that was run
+    python -m tests.conformance.onnx_nodes --all            # everything, then docs/conformance/onnx.{json,md}
+    python -m tests.conformance.onnx_nodes --all --part 2/4
+    python -m tests.conformance.onnx_nodes --slice 2026-11-24
+    python -m tests.conformance.onnx_nodes test_gather_0 test_cast_FLOAT_to_DOUBLE
+    python -m tests.conformance.onnx_nodes --record test_gather_0   # again, then the record of all that was run
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
-import json
 import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 import time
 import warnings
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
-from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
-from onnx.backend.test.loader import load_model_tests
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "docs" / "conformance" / "onnx.json"
-TABLE = RECORD.with_suffix(".md")
-RUNTIME = RECORD.with_name("onnx_runtime.json")
-"""What ONNX Runtime passes, as :mod:`tests.conformance.onnx_runtime` writes it."""
-PROGRESS = ROOT / "build" / "conformance" / "onnx.jsonl"
-
-KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
-VERDICTS = ("right", "refused", "wrong", "internal", "crash", "hang")
-FAILURES = VERDICTS[2:]
+from tests.conformance.onnx_cases import Run, backend_cases, data_sets, disagreement, inputs_of, model_of, runs
+from tests.conformance.onnx_record import (
+    FAILURES,
+    PROGRESS,
+    VERDICTS,
+    Verdict,
+    noted,
+    read_progress,
+    read_record,
+    regressions,
+    write_record,
+)
 
 # A month of daily slices sees every case.
 DAYS = 28
@@ -63,100 +57,6 @@ MEMORY = 16 << 30
 
 # Cases that one worker runs, so that what compilations leave behind does not pile up.
 CASES_PER_WORKER = 300
-
-# What no two runtimes draw alike, so that only which numbers there are is compared.
-RANDOM = ("test_bernoulli",)
-
-# In how many units of the last place a chain of operations in 16 bits may differ from ONNX's own.
-ROUNDINGS = 4
-
-
-@dataclass(frozen=True)
-class Run:
-    """One way to run a case."""
-
-    case: str
-    constants: bool
-
-    @property
-    def mode(self) -> str:
-        """Where the inputs behind the first come from."""
-        return "constants" if self.constants else "inputs"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came of a run: one of :data:`VERDICTS`, and why, where it is not right."""
-
-    case: str
-    mode: str
-    verdict: str
-    detail: str
-    seconds: float
-    commit: str = ""
-
-
-# Cases
-
-
-def backend_cases() -> dict[str, TestCase]:
-    """ONNX's own tests of operators and small models, by name, in a stable order."""
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases = [case for kind in KINDS for case in load_model_tests(kind=kind)]
-    return {case.name: case for case in sorted(cases, key=lambda case: (zlib.crc32(case.name.encode()), case.name))}
-
-
-def runs(cases: Iterable[TestCase]) -> list[Run]:
-    """The ways to run each case."""
-    result = []
-    for case in cases:
-        result.append(Run(case.name, constants=False))
-        if len(inputs_of(model_of(case))) > 1:
-            result.append(Run(case.name, constants=True))
-    return result
-
-
-def model_of(case: TestCase) -> onnx.ModelProto:
-    """The model of a case."""
-    return case.model if case.model is not None else onnx.load(Path(case.model_dir or "") / "model.onnx")
-
-
-def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """What a caller gives: before IR version 4, initializers are listed among a graph's inputs."""
-    initialized = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in initialized]
-
-
-def data_sets(case: TestCase) -> Iterator[tuple[list[Any], list[Any]]]:
-    """The inputs and expected outputs of each of a case's data sets."""
-    model = model_of(case)
-    if case.data_sets is not None:
-        for inputs, outputs in case.data_sets:
-            yield _arrays(inputs), _arrays(outputs)
-        return
-    for folder in sorted(Path(case.model_dir or "").glob("test_data_set_*")):
-        yield (
-            [_stored(folder / f"input_{i}.pb", value) for i, value in enumerate(inputs_of(model))],
-            [_stored(folder / f"output_{i}.pb", value) for i, value in enumerate(model.graph.output)],
-        )
-
-
-def _stored(path: Path, value: onnx.ValueInfoProto) -> Any:
-    if value.type.HasField("sequence_type"):
-        return numpy_helper.to_list(onnx.SequenceProto.FromString(path.read_bytes()))
-    if value.type.HasField("optional_type"):
-        return numpy_helper.to_optional(onnx.OptionalProto.FromString(path.read_bytes()))
-    return numpy_helper.to_array(onnx.load_tensor(path))
-
-
-def _arrays(values: Sequence[Any]) -> list[Any]:
-    """Tensors as arrays; sequences and optional values as they are."""
-    arrays = [numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value for value in values]
-    return [np.asarray(value) if isinstance(value, np.generic) else value for value in arrays]
-
-
-# One run, in a worker
 
 
 def judged(case: TestCase, constants: bool) -> tuple[str, str]:
@@ -214,45 +114,6 @@ def _split(
     return inputs, bound
 
 
-def disagreement(outputs: Sequence[Any], expected: Sequence[Any], case: TestCase) -> str | None:
-    """Where outputs, tensors and sequences of them, differ from what a case expects; ``None`` where they agree."""
-    if len(outputs) != len(expected):
-        return f"{len(outputs)} outputs instead of {len(expected)}"
-    for output, reference in zip(outputs, expected, strict=True):
-        if reference is None or isinstance(reference, list | tuple):
-            if reference is None or output is None or not isinstance(output, list | tuple):
-                found = None if output is None and reference is None else f"{output} instead of {reference}"
-            else:
-                found = disagreement(output, reference, case)
-        else:
-            found = _difference(np.asarray(output), np.asarray(reference), case)
-        if found is not None:
-            return found
-    return None
-
-
-def _difference(output: np.ndarray, reference: np.ndarray, case: TestCase) -> str | None:
-    if (output.dtype, output.shape) != (reference.dtype, reference.shape):
-        return f"{output.dtype}{output.shape} instead of {reference.dtype}{reference.shape}"
-    if case.name.startswith(RANDOM):
-        odd = set(np.unique(output).tolist()) - set(np.unique(reference).tolist())
-        return f"{odd} among random numbers" if odd else None
-    rtol, atol = case.rtol, case.atol
-    if output.dtype in (np.float16, ml_dtypes.bfloat16):
-        rtol = max(rtol, ROUNDINGS * float(ml_dtypes.finfo(output.dtype).eps))
-    if output.dtype.kind not in "biuf":  # the types that NumPy does not know, whose numbers float32 holds
-        output, reference = output.astype("float32"), reference.astype("float32")
-    if case.name.startswith(("test_dft", "test_stft")):  # each number is a sum of all, and errs with the largest
-        atol = max(atol, ROUNDINGS * float(np.finfo(output.dtype).eps * np.abs(reference).max(initial=0)))
-    close = np.isclose(output, reference, rtol, atol, equal_nan=True)
-    if close.all():
-        return None
-    return f"{output[~close][:4]} instead of {reference[~close][:4]}, {(~close).sum()} of {close.size} elements"
-
-
-# Workers
-
-
 def verdicts(todo: Sequence[Run], cases: dict[str, TestCase], limit: float = LIMIT) -> Iterator[Verdict]:
     """The verdict on each run, one by one. A worker that dies or takes longer than ``limit`` seconds is replaced."""
     worker: BaseProcess | None = None
@@ -304,9 +165,6 @@ def _serve(connection: Connection, cases: dict[str, TestCase]) -> None:
             connection.send(judged(cases[run.case], run.constants))
 
 
-# Records
-
-
 def conform(part: int = 0, parts: int = 1, progress: Path = PROGRESS) -> list[Verdict]:
     """Every case of one part, those that ``progress`` already has left out; the verdicts of all it then has.
 
@@ -322,151 +180,11 @@ def conform(part: int = 0, parts: int = 1, progress: Path = PROGRESS) -> list[Ve
     return list(read_progress(progress).values())
 
 
-def noted(found: Iterable[Verdict], progress: Path) -> Iterator[Verdict]:
-    """The verdicts, each with the commit and as a line of ``progress`` before the next one is begun."""
-    commit = _commit()
-    progress.parent.mkdir(parents=True, exist_ok=True)
-    with progress.open("a") as lines:
-        for verdict in found:
-            lines.write(json.dumps(dataclasses.asdict(dataclasses.replace(verdict, commit=commit))) + "\n")
-            lines.flush()
-            yield verdict
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def read_progress(path: Path) -> dict[tuple[str, str], Verdict]:
-    """The verdicts in a file of JSON lines, by case and mode; the last of each counts."""
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):  # a line that was cut off
-            verdict = Verdict(**json.loads(line))
-            found[verdict.case, verdict.mode] = verdict
-    return found
-
-
-def read_record() -> dict[str, Any]:
-    """The committed record: the verdicts by case and mode, and the cases that once failed."""
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {"verdicts": {}, "refusals": {}, "once_failed": []}
-
-
-def write_record(found: Sequence[Verdict]) -> None:
-    """Write the record and its table. A case that ever failed stays listed, so that every slice runs it."""
-    once = set(read_record()["once_failed"]) | {v.case for v in found if v.verdict in FAILURES}
-    by_case: dict[str, dict[str, str]] = {}
-    refusals: dict[str, str] = {}
-    for verdict in sorted(found, key=lambda verdict: (verdict.case, verdict.mode)):
-        by_case.setdefault(verdict.case, {})[verdict.mode] = verdict.verdict
-        if verdict.verdict != "right":
-            refusals.setdefault(verdict.case, verdict.detail)
-    RECORD.parent.mkdir(parents=True, exist_ok=True)
-    record = {
-        "onnx": onnx.__version__,
-        "date": datetime.date.today().isoformat(),
-        "commits": dict(Counter(verdict.commit for verdict in found)),
-        "runs": len(runs(backend_cases().values())),
-        "verdicts": by_case,
-        "refusals": refusals,
-        "once_failed": sorted(once),
-    }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    TABLE.write_text(_table(record))
-
-
-def _table(record: dict[str, Any]) -> str:
-    cases = backend_cases()
-    rows: dict[tuple[str, str], Counter[str]] = {}
-    total: dict[str, Counter[str]] = {mode: Counter() for mode in ("inputs", "constants")}
-    for name, modes in record["verdicts"].items():
-        operator = _operator(cases[name])
-        for mode, verdict in modes.items():
-            total[mode][verdict] += 1
-            if verdict != "right":
-                rows.setdefault((operator, mode), Counter())[verdict] += 1
-    lines = [
-        "# ONNX's backend tests on the CPU",
-        "",
-        f"Written by `python -m tests.conformance.onnx_nodes --all` on {record['date']} with onnx {record['onnx']}: "
-        f"the cases of kinds {', '.join(KINDS)}, each with all inputs given at the call, and, of several inputs, with "
-        "all but the first bound as constants. Reasons of refusals stand in `onnx.json`.",
-        "",
-        f"{sum(record['commits'].values()):,} of {record['runs']:,} runs: "
-        + ", ".join(f"{count:,} at commit {commit}" for commit, count in record["commits"].items())
-        + ".",
-        "",
-        f"| inputs behind the first | {' | '.join(VERDICTS)} |",
-        f"|---|{'---:|' * len(VERDICTS)}",
-        *(f"| {mode} | {' | '.join(str(total[mode][verdict]) for verdict in VERDICTS)} |" for mode in total),
-        "",
-        *_goals(record, cases),
-        "",
-        "## Operators with cases that are not right",
-        "",
-        f"| operator | inputs | {' | '.join(VERDICTS[1:])} |",
-        f"|---|---|{'---:|' * (len(VERDICTS) - 1)}",
-        *(
-            f"| {operator} | {mode} | {' | '.join(str(counts[verdict] or '') for verdict in VERDICTS[1:])} |"
-            for (operator, mode), counts in sorted(rows.items())
-        ),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _goals(record: dict[str, Any], cases: dict[str, TestCase]) -> list[str]:
-    """The shares of right cases that are aimed at, beside what they are."""
-    verdicts: dict[str, dict[str, str]] = record["verdicts"]
-    rows = [("every input at the call", [modes["inputs"] == "right" for modes in verdicts.values()], 90)]
-    # Of a model with one input nothing is bound.
-    bound = {name: modes.get("constants", modes["inputs"]) == "right" for name, modes in verdicts.items()}
-    if RUNTIME.exists():
-        runtime = json.loads(RUNTIME.read_text())
-        of_runtime = [bound[name] for name in runtime["passed"] if name in bound]
-        rows.append((f"of what ONNX Runtime {runtime['onnxruntime']} passes, shapes bound", of_runtime, 98))
-    models = [modes["inputs"] == "right" for name, modes in verdicts.items() if cases[name].kind in KINDS[1:]]
-    rows.append(("`simple` and `pytorch-*`, every input at the call", models, 95))
-    return [
-        "| goal | cases | right | share | aimed at |",
-        "|---|---:|---:|---:|---:|",
-        *(
-            f"| {what} | {len(found)} | {sum(found)} | {100 * sum(found) / len(found):.1f} % | {aim} % |"
-            for what, found, aim in rows
-        ),
-    ]
-
-
-def _operator(case: TestCase) -> str:
-    """The operator that a case is about: that of its last node, or, of an expanded one, the function's."""
-    node = model_of(case).graph.node[-1]
-    prefix = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
-    return (
-        f"expanded {case.name.removeprefix('test_').split('_')[0]}"
-        if "_expanded" in case.name
-        else prefix + node.op_type
-    )
-
-
-# Slices
-
-
 def slice_of(day: datetime.date, cases: dict[str, TestCase]) -> list[Run]:
     """The runs of one day: its share of all cases, and every case that once failed."""
     once = set(read_record()["once_failed"])
     chosen = [case for i, case in enumerate(cases.values()) if i % DAYS == day.toordinal() % DAYS or case.name in once]
     return runs(chosen)
-
-
-def regressions(found: Iterable[Verdict]) -> list[str]:
-    """What failed, or is refused though the record has it right."""
-    known = read_record()["verdicts"]
-    return [
-        f"{verdict.case} ({verdict.mode}): {verdict.verdict}: {verdict.detail}"
-        for verdict in found
-        if verdict.verdict in FAILURES
-        or (verdict.verdict == "refused" and known.get(verdict.case, {}).get(verdict.mode) == "right")
-    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from onnx.backend.test.case.test_case import TestCase
 
-from tests.conformance import onnx_nodes
-
-PASSED = onnx_nodes.RECORD.with_name("onnx_runtime.json")
+from tests.conformance.onnx_cases import backend_cases, data_sets, disagreement, inputs_of, model_of
+from tests.conformance.onnx_record import RUNTIME
 
 _LIMIT = 60.0  # seconds of one case
 
@@ -28,17 +27,17 @@ def passes(case: TestCase) -> bool:
     import onnxruntime as ort  # type: ignore[import-not-found]  # no requirement of TKC's
 
     try:
-        for given, expected in onnx_nodes.data_sets(case):
-            model = onnx_nodes.model_of(case)
+        for given, expected in data_sets(case):
+            model = model_of(case)
             options = ort.SessionOptions()
             options.log_severity_level, options.intra_op_num_threads = 4, 1
             session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            names = [value.name for value in onnx_nodes.inputs_of(model)]
+            names = [value.name for value in inputs_of(model)]
             found = session.run(None, dict(zip(names, given, strict=True)))
             if _text(expected) or _text(found):
                 if not all(np.array_equal(_texts(one), _texts(two)) for one, two in zip(found, expected, strict=True)):
                     return False
-            elif onnx_nodes.disagreement(found, expected, case) is not None:
+            elif disagreement(found, expected, case) is not None:
                 return False
     except Exception:
         return False
@@ -64,7 +63,7 @@ def main() -> None:
     import onnx
     import onnxruntime as ort
 
-    cases = onnx_nodes.backend_cases()
+    cases = backend_cases()
     context = multiprocessing.get_context("fork")
     worker, passed = None, []
     for name in cases:
@@ -84,7 +83,7 @@ def main() -> None:
             worker.join()
             worker = None
     record = {"onnxruntime": ort.__version__, "onnx": onnx.__version__, "passed": sorted(passed)}
-    PASSED.write_text(json.dumps(record, indent=1) + "\n")
+    RUNTIME.write_text(json.dumps(record, indent=1) + "\n")
     print(f"ONNX Runtime {ort.__version__} passes {len(passed):,} of {len(cases):,} cases")
 
 

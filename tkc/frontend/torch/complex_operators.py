@@ -91,12 +91,8 @@ _OF_EACH_PART = frozenset(
     )
 ) | {aten.scatter.src}
 """Operators that move or add up elements: of the real parts, and of the imaginary ones."""
-
-
 _OF_ARITHMETIC = frozenset({aten.addbmm.default, aten.addmv.default, aten._trilinear.default, aten.dist.default})
 """Operators whose decomposition (``decompositions/``) holds for complex numbers, too."""
-
-
 _PLACES = frozenset({"index", "indices", "mask"})
 """Arguments that say where, and are the same for both parts."""
 

@@ -17,14 +17,10 @@ from tkc.frontend.torch.converters.symbols import Size
 _COUNTS = frozenset(
     {"argsort", "argmax", "argmin", "one_hot", "zeros_like", "new_zeros", "empty_like", "empty_permuted"}
 )
-
-
 _OF_FIRST = frozenset(
     {"view", "unsqueeze", "squeeze", "expand", "permute", "clone", "alias", "slice", "select", "flip", "repeat"}
     | {"cumsum", "to", "_to_copy", "index", "gather", "index_select", "reshape", "contiguous", "transpose"}
 )
-
-
 _OF_ALL = frozenset({"add", "mul", "div", "floor_divide", "maximum", "cat"})
 
 
