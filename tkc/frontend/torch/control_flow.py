@@ -18,7 +18,8 @@ from tvm import relax, tirx
 
 from tkc.contracts import CHOOSE, REPEAT, WHILE
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.dtypes import dtype_name
+from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.data_sizes import symbols_of
 from tkc.frontend.torch.graph_functions import Operands, Part, Translate, is_held_tensor, truth_value
 from tkc.frontend.torch.operator_calls import OperatorCalls

@@ -15,7 +15,8 @@ from tvm import relax, tirx
 from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.dtypes import dtype_name
+from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import Size, signed_number
 from tkc.frontend.torch.least_sizes import conditions_of_operators
 

@@ -13,7 +13,8 @@ from tvm import relax, te, tirx
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.sources import SourceBuilder
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.dtypes import dtype_name
+from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.operator_calls import OperatorCalls
 from tkc.frontend.torch.subgraphs import placeholders, used_symbols

@@ -19,7 +19,8 @@ from tkc.frontend.indices import CheckedInGraph, IndexUses
 from tkc.frontend.model import ImportedModel
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.checks import check_constants, check_interface, check_operators, check_strided_views
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name
+from tkc.frontend.torch.converters.dtypes import dtype_name
+from tkc.frontend.torch.converters.emitter import Emitter
 from tkc.frontend.torch.converters.symbols import Symbols
 from tkc.frontend.torch.dimensions import DimensionNames, Dimensions, dimension_names, names_in_program, renamed
 from tkc.frontend.torch.equal_sizes import equal_sizes_of

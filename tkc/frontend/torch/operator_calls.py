@@ -20,7 +20,8 @@ from tkc.contracts import CALL_OPERATOR
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.model import OperatorCall
 from tkc.frontend.torch.callable_operators import can_be_called, functional_operator, written_by
-from tkc.frontend.torch.converters.emitter import Emitter, dtype_name, source_of
+from tkc.frontend.torch.converters.dtypes import dtype_name
+from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import signed_number
 from tkc.frontend.torch.data_sizes import DataSizes
 from tkc.frontend.torch.mutation import functional_name

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tkc.frontend.torch.complex import PAIRS
-from tkc.frontend.torch.converters.emitter import dtype_name
+from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.dimensions import DimensionNames, Dimensions, input_dimensions, size_conditions
 from tkc.frontend.torch.equal_sizes import ranges_of_equal_sizes
 from tkc.frontend.torch.guards import Guards, holds_in

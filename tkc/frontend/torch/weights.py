@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from tvm import relax
 
 from tkc.frontend.held_weights import FLOAT_OF_CODE, NOT_STRIDED, NUMBER_OF_CODE, OVERLAPS, HeldWeight, overlapping
-from tkc.frontend.torch.converters.emitter import dtype_name
+from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.subgraphs import held_tensor
 from tkc.runtime.tensors import identity
 

@@ -7,9 +7,10 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
+from tkc.frontend.torch.converters.dtypes import is_floating, numeric, rounded
+from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.functions import elementwise, reciprocal, unary
-from tkc.frontend.torch.converters.tables import Binary, Unary, is_floating, numeric, overloads
+from tkc.frontend.torch.converters.tables import Binary, Unary, overloads
 from tkc.passes.lowering import number_functions
 
 

@@ -7,7 +7,8 @@ from typing import TypeAlias
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter, rounded
+from tkc.frontend.torch.converters.dtypes import rounded
+from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.functions import elementwise, of_two_from_library
 from tkc.passes.lowering import number_functions
 

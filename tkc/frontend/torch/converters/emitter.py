@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -10,11 +9,12 @@ from typing import Any, Protocol
 import sympy
 import torch
 from torch import fx
-from tvm import DataType, arith, relax, te, tirx
+from tvm import arith, relax, te, tirx
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.sources import SourceBuilder
+from tkc.frontend.torch.converters.dtypes import LOW_PRECISION, as_element, dtype_name, is_inexact
 from tkc.frontend.torch.converters.symbols import Size, Symbols, signed_number
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
@@ -47,19 +47,6 @@ class DefinedSizes(Protocol):
 
 class FaultyModelError(UnsupportedModelError):
     """What a model does that PyTorch refuses in every call; it is not called there either."""
-
-
-_LOW_PRECISION = frozenset({"float16", "bfloat16"})
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name that Relax has for a PyTorch dtype."""
-    if dtype.is_complex:
-        raise UnsupportedModelError(
-            f"The model computes with {dtype}, which TKC cannot represent. "
-            "Write the computation on real and imaginary parts."
-        )
-    return str(dtype).removeprefix("torch.")
 
 
 def has_no_elements(tensor: torch.Tensor) -> bool:
@@ -228,7 +215,7 @@ class Emitter:
         take numbers, and a tensor without axes as the second operand, in float32, and round their result alone. What
         is exact stays in ``dtype``, which gives the same and leaves kernels and fusion their operators.
         """
-        wide = dtype in _LOW_PRECISION and (_is_inexact(x, dtype) or _is_inexact(y, dtype) or _is_wide_scalar(y))
+        wide = dtype in LOW_PRECISION and (is_inexact(x, dtype) or is_inexact(y, dtype) or _is_wide_scalar(y))
         chosen = "float32" if wide else dtype
         return self.tensor(x, chosen), self.tensor(y, chosen)
 
@@ -256,7 +243,7 @@ class Emitter:
 
     def wide(self, x: relax.Expr) -> relax.Expr:
         """``x`` in the precision that PyTorch accumulates it in: float32 for the 16-bit floating types."""
-        return self.cast(x, "float32") if x.struct_info.dtype in _LOW_PRECISION else x
+        return self.cast(x, "float32") if x.struct_info.dtype in LOW_PRECISION else x
 
     def simplified(self, size: Size) -> Size:
         """``size`` in its simplest form."""
@@ -400,35 +387,11 @@ def _example(argument: Any) -> Any:
     return 1.0 if isinstance(value, torch.SymFloat) else value
 
 
-def rounded(value: float, dtype: str) -> float:
-    """``value`` as the floating ``dtype`` has it."""
-    return torch.tensor(value, dtype=getattr(torch, dtype)).item()
-
-
-def _is_inexact(value: Any, dtype: str) -> bool:
-    """Whether ``value`` is a number that the floating ``dtype`` may not have."""
-    value = getattr(value, "value", value)
-    if isinstance(value, int | float):
-        return not math.isnan(value) and rounded(value, dtype) != value
-    return isinstance(value, tirx.PrimExpr)
-
-
 def _is_wide_scalar(value: Any) -> bool:
     """Whether ``value`` is a tensor without axes of a dtype that floats of 16 bits do not cover."""
     if not isinstance(value, relax.Expr) or not isinstance(value.struct_info, relax.TensorStructInfo):
         return False
-    return value.struct_info.ndim == 0 and value.struct_info.dtype not in (*_LOW_PRECISION, "bool", "int8", "uint8")
-
-
-def as_element(value: Any, dtype: str) -> Any:
-    """A Python number as PyTorch brings it to ``dtype``: a truth value, or the lowest bits of a whole number."""
-    if dtype == "bool":
-        return bool(value)
-    if "int" not in dtype or not isinstance(value, int) or isinstance(value, bool):
-        return value
-    bits = DataType(dtype).bits
-    low = value % (1 << bits)
-    return low - (1 << bits) if not dtype.startswith("uint") and low >> (bits - 1) else low
+    return value.struct_info.ndim == 0 and value.struct_info.dtype not in (*LOW_PRECISION, "bool", "int8", "uint8")
 
 
 def _differ(left: Size, right: Size) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
+from tkc.frontend.torch.converters.dtypes import is_floating, numeric
 from tkc.frontend.torch.converters.emitter import Converter, Emitter, source_of
-from tkc.frontend.torch.converters.tables import Binary, Unary, is_floating, numeric, overloads
+from tkc.frontend.torch.converters.tables import Binary, Unary, overloads
 
 
 def _predicate(function: Unary) -> Converter:

@@ -7,7 +7,8 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter, as_element
+from tkc.frontend.torch.converters.dtypes import as_element
+from tkc.frontend.torch.converters.emitter import Converter, Emitter
 from tkc.frontend.torch.converters.strided import strided_slice_written
 from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.converters.vectors import as_vectors

@@ -1,4 +1,4 @@
-"""What several files of converters share: tables of overloads, and which dtype to calculate in."""
+"""Tables of converters by operator and overload."""
 
 from __future__ import annotations
 
@@ -15,13 +15,3 @@ Binary = Callable[[relax.Expr, relax.Expr], relax.Expr]
 def overloads(functions: dict[str, Converter], *names: str) -> dict[str, Converter]:
     """Each function under its operator's overloads."""
     return {f"aten.{operator}.{name}": function for operator, function in functions.items() for name in names}
-
-
-def numeric(dtype: str) -> str:
-    """The dtype to calculate in: truth values, which TVM does not calculate with, as small numbers."""
-    return "int8" if dtype == "bool" else dtype
-
-
-def is_floating(dtype: str) -> bool:
-    """Whether ``dtype``'s numbers have a point."""
-    return "float" in dtype
