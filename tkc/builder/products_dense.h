@@ -11,6 +11,8 @@ constexpr int PixelsOf(int vectors) {
   if (TKC_LANES < 16) return vectors == 2 ? 6 : 10;
   return vectors == 4 ? 6 : vectors == 3 ? 8 : 12;
 }
+constexpr int64_t kLine = 16;          // floats of a cache line
+constexpr int64_t kStreamed = 1 << 16; // floats of a weight, from which on it does not stay in the caches from call to call
 constexpr int64_t kPixelBlock = 240;   // whose pointers are made at once
 constexpr int64_t kChunk = 1024;       // steps of a sum whose weights stay in the cache
 constexpr int64_t kLineChannels = 32;  // of an image, up to which a line of the filter is one run
@@ -21,56 +23,97 @@ struct Segment {
   int64_t begin, end;
 };
 
-// Adds up `segments` for P pixels and V vectors, and `from`, the sums of earlier ones, if there are any; `pixels[tap * pitch + p]` is where a pixel's channels are
-// for a tap. The sums of a pixel lie together in `from`, and `stride` apart from those of the next in `to`.
-template <int P, int V>
+// Adds up `segments` for P pixels and V vectors, and `from`, the sums of earlier ones, if there are any; `pixels[tap * pitch + p]` is
+// where a pixel's channels are for a tap. The sums of a pixel lie together in `from`, and `stride` apart from those of the next in `to`.
+// Takes `step` of the vectors at `channel`, if there is one. Has a line at `ahead` brought to the second cache in each step, if it `kFetches`. Loops are unrolled by name: GCC keeps the sums on
+// the stack otherwise, and stores and loads them at the end.
+template <int P, int V, bool kFetches>
 void Tile(const Segment* segments, int count, const float* const* pixels, int64_t pitch, const float* weight, const float* from,
-          float* to, int64_t stride) {
+          float* to, int64_t stride, const float* ahead, const InRegisters* step, int64_t channel) {
   Vec sum[P][V];
+#pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) sum[p][v] = Vec{};
   }
   for (int s = 0; s < count; ++s) {
     const float* x[P];
+#pragma GCC unroll 16
     for (int p = 0; p < P; ++p) x[p] = pixels[segments[s].tap * pitch + p];
     for (int64_t c = segments[s].begin; c < segments[s].end; ++c) {
       Vec w[V];
+#pragma GCC unroll 16
       for (int v = 0; v < V; ++v) w[v] = Load(weight + v * kLanes);
       weight += V * kLanes;
+      if constexpr (kFetches) {
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += kLine;
+      }
+#pragma GCC unroll 16
       for (int p = 0; p < P; ++p) {
         Vec value = All(x[p][c]);
+#pragma GCC unroll 16
         for (int v = 0; v < V; ++v) sum[p][v] += value * w[v];
       }
     }
   }
   if (from != nullptr) {
+#pragma GCC unroll 16
     for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
       for (int v = 0; v < V; ++v) sum[p][v] += Load(from + (p * V + v) * kLanes);
     }
   }
+  if (step != nullptr) {
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      int64_t at = channel + v * kLanes;
+      Vec shift = Load(step->shift + at);
+      if (step->normalizes) {
+        Vec mean = Load(step->mean + at), scale = Load(step->scale + at);
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) sum[p][v] = (sum[p][v] - mean) * scale + shift;
+      } else {
+#pragma GCC unroll 16
+        for (int p = 0; p < P; ++p) sum[p][v] += shift;
+      }
+    }
+    if (step->relu) {
+#pragma GCC unroll 16
+      for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) sum[p][v] = Relu(sum[p][v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
   for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) Store(to + p * stride + v * kLanes, sum[p][v]);
   }
 }
 
-using TileFunction = void (*)(const Segment*, int, const float* const*, int64_t, const float*, const float*, float*, int64_t);
+using TileFunction = void (*)(const Segment*, int, const float* const*, int64_t, const float*, const float*, float*, int64_t,
+                              const float*, const InRegisters*, int64_t);
 
-template <int P, int V>
+template <int P, int V, bool kFetches>
 constexpr TileFunction TileIfAny() {
-  if constexpr (V <= kVectors && P <= PixelsOf(V)) return Tile<P, V>;
+  if constexpr (V <= kVectors && P <= PixelsOf(V)) return Tile<P, V, kFetches>;
   return nullptr;
 }
 
 template <int P>
 struct Row {
-  static constexpr TileFunction of[4] = {TileIfAny<P, 1>(), TileIfAny<P, 2>(), TileIfAny<P, 3>(), TileIfAny<P, 4>()};
+  static constexpr TileFunction of[2][4] = {
+      {TileIfAny<P, 1, false>(), TileIfAny<P, 2, false>(), TileIfAny<P, 3, false>(), TileIfAny<P, 4, false>()},
+      {TileIfAny<P, 1, true>(), TileIfAny<P, 2, true>(), TileIfAny<P, 3, true>(), TileIfAny<P, 4, true>()}};
 };
 
-TileFunction TileOf(int pixels, int vectors) {
-  static constexpr const TileFunction* tiles[kPixels] = {Row<1>::of, Row<2>::of,  Row<3>::of,  Row<4>::of,  Row<5>::of,
-                                                         Row<6>::of, Row<7>::of,  Row<8>::of,  Row<9>::of,  Row<10>::of,
-                                                         Row<11>::of, Row<12>::of};
-  return tiles[pixels - 1][vectors - 1];
+TileFunction TileOf(int pixels, int vectors, bool fetches) {
+  static constexpr const TileFunction(*tiles[kPixels])[4] = {Row<1>::of, Row<2>::of,  Row<3>::of,  Row<4>::of,  Row<5>::of,
+                                                            Row<6>::of, Row<7>::of,  Row<8>::of,  Row<9>::of,  Row<10>::of,
+                                                            Row<11>::of, Row<12>::of};
+  return tiles[pixels - 1][fetches][vectors - 1];
 }
 
 // How an image is read: in runs of the channels of one tap, or, where these are few, of the taps of one line of the filter, which
@@ -145,7 +188,7 @@ void Point(const Plan& plan, const Runs& runs, int64_t begin, int64_t end, const
 // The steps behind `rows` pixels' sums, which lie `width` apart, and the result of them.
 void Write(const Plan& plan, float* values, int rows, int width, int64_t pixel, int64_t channel) {
   int columns = static_cast<int>(std::min<int64_t>(width, plan.outputs - channel));
-  Apply(plan.steps, values, rows, width, width, pixel, channel, columns, plan.outputs);
+  Apply(plan.steps, 0, values, rows, width, width, pixel, channel, columns, plan.outputs);
   for (int row = 0; row < rows; ++row) {
     std::memcpy(plan.result + (pixel + row) * plan.outputs + channel, values + row * width, columns * sizeof(float));
   }
@@ -185,6 +228,8 @@ void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, in
   int64_t chunks = static_cast<int64_t>(sums.chunks.size()) - 1;
   Aligned copies(runs.copied(plan, most)), partial(chunks > 1 ? most * kBlock : 0), own(weight == nullptr ? depth * kBlock : 0);
   alignas(64) float edge[kPixels * kBlock];
+  const InRegisters in_registers(plan.steps);
+  bool streams = depth * plan.outputs > kStreamed;
   auto pixels_of = [&](int64_t block, int64_t n, const float* from) {
     int64_t count = std::min(end - block, most), channel = FirstChannel(plan, n);
     int width = static_cast<int>(FirstChannel(plan, n + 1) - channel);
@@ -193,19 +238,24 @@ void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, in
     for (int64_t chunk = 0; chunk < chunks; ++chunk, from += kChunk * width) {
       const Segment* segments = sums.segments.data() + sums.chunks[chunk];
       int number = sums.chunks[chunk + 1] - sums.chunks[chunk];
+      int64_t steps = std::min(depth - chunk * kChunk, kChunk);
       for (int64_t tile = 0; tile < tiles; ++tile) {
         int64_t at = tile * count / tiles;
         int rows = static_cast<int>((tile + 1) * count / tiles - at);
         float* held = partial.values + at * width;
-        auto sum = [&](float* to, int64_t stride) {
-          TileOf(rows, width / kLanes)(segments, number, pointers.data() + at, most, from, chunk > 0 ? held : nullptr, to, stride);
+        // The first tiles of a chunk have the weights of the next one brought along, which would wait for memory otherwise.
+        bool fetches = streams && tile * kLine < width;
+        const float* ahead = from + steps * (width + tile * kLine);
+        auto sum = [&](float* to, int64_t stride, const InRegisters* step = nullptr) {
+          TileOf(rows, width / kLanes, fetches)(segments, number, pointers.data() + at, most, from, chunk > 0 ? held : nullptr, to,
+                                                stride, ahead, step, channel);
         };
         if (chunk + 1 < chunks) {
           sum(held, width);
         } else if (whole) {
           float* to = plan.result + (block + at) * plan.outputs + channel;
-          sum(to, plan.outputs);
-          Apply(plan.steps, to, rows, width, plan.outputs, block + at, channel, width, plan.outputs);
+          sum(to, plan.outputs, in_registers.any() ? &in_registers : nullptr);
+          Apply(plan.steps, in_registers.any(), to, rows, width, plan.outputs, block + at, channel, width, plan.outputs);
         } else {
           sum(edge, width);
           Write(plan, edge, rows, width, block + at, channel);

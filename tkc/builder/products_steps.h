@@ -67,6 +67,23 @@ std::vector<Step> Joined(const std::vector<Step>& steps) {
   return joined;
 }
 
+// A first step that sums take while they are in registers.
+struct InRegisters {
+  explicit InRegisters(const std::vector<Step>& steps) {
+    if (steps.empty()) return;
+    const Step& step = steps.front();
+    normalizes = step.operation == kNormalize || step.operation == kNormalizeRelu;
+    relu = step.operation == kNormalizeRelu || step.operation == kAddChannelRelu;
+    if (normalizes) mean = step.operand, scale = step.more[0], shift = step.more[1];
+    if (step.operation == kAddChannel || step.operation == kAddChannelRelu) shift = step.operand;
+  }
+
+  bool any() const { return shift != nullptr; }
+
+  bool normalizes = false, relu = false;  // (sum - mean) * scale + shift, or sum + shift; then the greater of that and zero
+  const float *mean = nullptr, *scale = nullptr, *shift = nullptr;
+};
+
 // A vector of channels' operands, of which `columns` of `width` count; `room` is where it lies if these are not all.
 inline const float* Whole(const float* operand, int columns, int width, float* room) {
   if (columns == width) return operand;
@@ -82,14 +99,16 @@ inline void Each(float* values, int rows, int width, int64_t stride, F apply) {
 }
 
 // `rows` rows of `width` values (whole vectors, of which `columns` count) that lie `stride` apart; the first is of pixel `pixel` and
-// output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read.
-void Apply(const std::vector<Step>& steps, float* values, int rows, int width, int64_t stride, int64_t pixel, int64_t channel,
-           int columns, int64_t channels) {
-  if (steps.empty()) return;
+// output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read. The steps before `first`
+// are done.
+void Apply(const std::vector<Step>& steps, size_t first, float* values, int rows, int width, int64_t stride, int64_t pixel,
+           int64_t channel, int columns, int64_t channels) {
+  if (first == steps.size()) return;
   alignas(64) float room[3][kBlock], saved[kPixels * kBlock];
   if (columns < width) std::memset(room, 0, sizeof room);
   auto each = [&](auto apply) { Each(values, rows, width, stride, apply); };
-  for (const Step& step : steps) {
+  for (; first < steps.size(); ++first) {
+    const Step& step = steps[first];
     float number = step.number;
     switch (step.operation) {
       case kAddChannel: case kSubtractChannel: case kMultiplyChannel: case kAddChannelRelu: {
