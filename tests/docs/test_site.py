@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ OF_ITS_TIME = DOCS / "notebook"
 """Pages of a day, which name files as they were then."""
 
 _LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
+_QUOTED = re.compile(r"^ *```python title=\"([^\"]+)\"\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`((?:tkc|passes|kernels|schedules|tests|docs|tuning_db)/[\w/.-]+)`")
 
 
@@ -71,6 +73,18 @@ def test_files_that_pages_name_exist() -> None:
         if "NAME" not in name and not (ROOT / name).exists()
     ]
     assert missing == []
+
+
+def test_quoted_code_stands_in_its_file() -> None:
+    """Where a block is of a file of the source, by its title, it is as the file has it."""
+    quoted = [
+        (page.name, file, textwrap.dedent(code))
+        for page in written_pages()
+        if page != CUSTOM_KERNEL and OF_ITS_TIME not in page.parents
+        for file, code in _QUOTED.findall(page.read_text())
+    ]
+    assert quoted
+    assert [code for code in quoted if code[2] not in (ROOT / code[1]).read_text()] == []
 
 
 def test_every_page_is_in_the_navigation(generated: dict[str, str]) -> None:
