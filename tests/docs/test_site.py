@@ -13,9 +13,11 @@ from types import ModuleType
 import pytest
 from pages import CUSTOM_KERNEL, DOCS, ROOT
 
+from tkc import api
 from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
 from tkc.frontend.torch.converters import CONVERTERS
 from tkc.kernels import SPECS
+from tkc.kernels.devices import ARCHITECTURES, UNLISTED
 
 pytest.importorskip("transformers")
 
@@ -103,6 +105,14 @@ def test_tables_have_all_that_there_is(generated: dict[str, str]) -> None:
     commands = generated["reference/command-line.md"]
     assert all(f"## tkc {name}\n" in commands for name in ("compile", "run", "db stats", "bench kernels", "tune model"))
     assert "--batch-invariant" in commands
+
+
+def test_every_device_is_named() -> None:
+    """By the README, those with a row in its table, and by the docstring of ``tkc.compile``."""
+    readme, docstring = (ROOT / "README.md").read_text(), str(api.compile.__doc__)
+    assert [arch for arch in ARCHITECTURES if f"\n| `cuda:{arch}` |" not in readme] == []
+    assert [arch for arch in UNLISTED if f"`{arch}`" not in readme] == []
+    assert [arch for arch in (*ARCHITECTURES, *UNLISTED) if f"``{arch}``" not in docstring] == []
 
 
 def test_architecture_is_ten_minutes_of_reading() -> None:
