@@ -115,6 +115,14 @@ def test_every_device_is_named() -> None:
     assert [arch for arch in (*ARCHITECTURES, *UNLISTED) if f"``{arch}``" not in docstring] == []
 
 
+def test_architecture_has_every_room() -> None:
+    """Each folder and module of the package is named."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    places = [path for path in (ROOT / "tkc").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    named = (f"`{path.name}/" if path.is_symlink() else f"`tkc/{path.name}" for path in places)
+    assert [name for name in named if name not in text and "__init__" not in name] == []
+
+
 def test_architecture_is_ten_minutes_of_reading() -> None:
     """At 200 words a minute."""
     assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= 2000
