@@ -9,11 +9,14 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import typer
 from pages import CUSTOM_KERNEL, DOCS, ROOT
 
 from tkc import api
+from tkc.cli.app import app
 from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
 from tkc.frontend.torch.converters import CONVERTERS
 from tkc.kernels import SPECS
@@ -26,6 +29,8 @@ OF_ITS_TIME = DOCS / "notebook"
 
 _LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
 _QUOTED = re.compile(r"^ *```python title=\"([^\"]+)\"\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^ *(?:\.venv/bin/)?tkc ([a-z].*)$|`tkc ([a-z][^`]*)`", re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _FILE = re.compile(r"`((?:tkc|passes|kernels|schedules|tests|docs|tuning_db)/[\w/.-]+)`")
 
 
@@ -105,6 +110,31 @@ def test_tables_have_all_that_there_is(generated: dict[str, str]) -> None:
     commands = generated["reference/command-line.md"]
     assert all(f"## tkc {name}\n" in commands for name in ("compile", "run", "db stats", "bench kernels", "tune model"))
     assert "--batch-invariant" in commands
+
+
+def test_commands_on_pages_are_there() -> None:
+    """With the options that they are given, or that are named behind them."""
+    program: Any = typer.main.get_command(app)
+    unknown, count = [], 0
+    for page in written_pages():
+        if OF_ITS_TIME in page.parents or page.name == "CHANGELOG.md":
+            continue
+        for line in (block or inline for block, inline in _COMMAND.findall(page.read_text())):
+            command, words = program, line.split()
+            while words and words[0] in getattr(command, "commands", ()):
+                command = command.commands[words.pop(0)]
+            groups = getattr(command, "commands", {})  # what is said of a group is of its commands
+            known = set().union(*map(options_of, (command, *groups.values())))
+            if len(words) == len(line.split()):
+                unknown.append((page.name, line, "no such command"))
+            unknown += [(page.name, line, option) for option in _OPTION.findall(line) if option not in known]
+            count += 1
+    assert unknown == [] and count > 50
+
+
+def options_of(command: Any) -> set[str]:
+    """The names of a command's options."""
+    return {"--help", *(name for each in command.params for name in (*each.opts, *each.secondary_opts))}
 
 
 def test_every_device_is_named() -> None:
