@@ -82,6 +82,19 @@ def test_files_that_pages_name_exist() -> None:
     assert missing == []
 
 
+def test_programs_that_pages_run_are_there() -> None:
+    """Modules of the tests, and targets of the Makefile."""
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets, unknown = phony.split(), []
+    for page in written_pages():
+        if OF_ITS_TIME not in page.parents and page.name != "CHANGELOG.md":
+            text = page.read_text()
+            modules = (ROOT / name.replace(".", "/") for name in re.findall(r"python -m (tests[.\w]*\w)", text))
+            unknown += [path for path in modules if not (path.with_suffix(".py").exists() or path.is_dir())]
+            unknown += [name for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M) if name not in targets]
+    assert unknown == []
+
+
 def test_quoted_code_stands_in_its_file() -> None:
     """Where a block is of a file of the source, by its title, it is as the file has it."""
     quoted = [
