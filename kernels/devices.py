@@ -111,7 +111,7 @@ BLOCK_SHARED_MEMORY = KIB
 MULTIPROCESSOR_THREADS = 2048
 """Threads of all blocks that a multiprocessor of Hopper's holds at once."""
 
-UNLISTED = {
+_UNLISTED = {
     "sm_87": (8, 7),
     "sm_88": (8, 8),
     "sm_100a": (10, 0),
@@ -124,7 +124,7 @@ UNLISTED = {
 ARCHITECTURES = tuple(row.arch for row in _TABLE)
 """The names of the architectures that have a row."""
 
-_NAMES = f"{', '.join(ARCHITECTURES)}, or with the limits that all of these keep {', '.join(UNLISTED)}"
+_NAMES = f"{', '.join(ARCHITECTURES)}, or with the limits that all of these keep {', '.join(_UNLISTED)}"
 
 
 @cache
@@ -136,8 +136,8 @@ def device(arch: str) -> Device:
     for row in _TABLE:
         if row.arch == arch:
             return row
-    if arch in UNLISTED:
-        return _conservative(arch, UNLISTED[arch])
+    if arch in _UNLISTED:
+        return _conservative(arch, _UNLISTED[arch])
     raise ValueError(f"CUDA architecture {arch!r} is not supported{_why_not(arch)}; choose one of {_NAMES}")
 
 
@@ -145,7 +145,7 @@ def device_of(capability: tuple[int, int]) -> Device:
     """The row of a compute capability, or the conservative one; :class:`ValueError` with the reason if it has none."""
     if capability in DEVICES:
         return DEVICES[capability]
-    for arch, unlisted in UNLISTED.items():
+    for arch, unlisted in _UNLISTED.items():
         if unlisted == capability:
             return _conservative(arch, capability)
     arch = f"sm_{capability[0]}{capability[1]}"
@@ -173,7 +173,7 @@ def _why_not(arch: str) -> str:
         return ""
     if (int(number[1]), int(number[2])) < (8, 0):
         return ": kernels need the asynchronous copies and bfloat16 tensor cores that GPUs have from 8.0 on"
-    for known in (*ARCHITECTURES, *UNLISTED):
+    for known in (*ARCHITECTURES, *_UNLISTED):
         if re.sub(r"\D", "", known) == number[1] + number[2]:
             return f": write {known!r}"
     return ": it was unknown when this version was made"

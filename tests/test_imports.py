@@ -1,4 +1,4 @@
-"""Imports between files go in no circle, at the top of a file, in a function or for types only; each file is imported."""
+"""Imports between files go in no circle, at the top of a file, in a function or for types only; no file is unused."""
 
 from __future__ import annotations
 

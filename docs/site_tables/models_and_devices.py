@@ -50,7 +50,7 @@ def models() -> str:
 
 def devices() -> str:
     """The table of devices."""
-    from tkc.kernels.devices import DEVICES, UNLISTED
+    from tkc.kernels.devices import _UNLISTED, DEVICES
 
     rows = [
         (
@@ -73,7 +73,7 @@ def devices() -> str:
             "Generated from `kernels/devices.py`, which names the sources. Multiprocessors, clock and bandwidth serve "
             "for estimates alone.\n",
             table(head, rows),
-            f"For {', '.join(f'`{arch}`' for arch in UNLISTED)} there is no row: kernels use the instructions of 8.0 "
+            f"For {', '.join(f'`{arch}`' for arch in _UNLISTED)} there is no row: kernels use the instructions of 8.0 "
             "and the least shared memory of all rows, and the report says so. Nothing was measured on them.\n",
         ]
     )

@@ -20,7 +20,7 @@ from tkc.cli.app import app
 from tkc.frontend.onnx.converters import CONVERTERS as ONNX_CONVERTERS
 from tkc.frontend.torch.converters import CONVERTERS
 from tkc.kernels import SPECS
-from tkc.kernels.devices import ARCHITECTURES, UNLISTED
+from tkc.kernels.devices import _UNLISTED, ARCHITECTURES
 
 pytest.importorskip("transformers")
 
@@ -154,8 +154,8 @@ def test_every_device_is_named() -> None:
     """By the README, those with a row in its table, and by the docstring of ``tkc.compile``."""
     readme, docstring = (ROOT / "README.md").read_text(), str(api.compile.__doc__)
     assert [arch for arch in ARCHITECTURES if f"\n| `cuda:{arch}` |" not in readme] == []
-    assert [arch for arch in UNLISTED if f"`{arch}`" not in readme] == []
-    assert [arch for arch in (*ARCHITECTURES, *UNLISTED) if f"``{arch}``" not in docstring] == []
+    assert [arch for arch in _UNLISTED if f"`{arch}`" not in readme] == []
+    assert [arch for arch in (*ARCHITECTURES, *_UNLISTED) if f"``{arch}``" not in docstring] == []
 
 
 def test_architecture_has_every_room() -> None:

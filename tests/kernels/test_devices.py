@@ -12,7 +12,7 @@ from tkc.errors import TargetError
 from tkc.kernels import SPECS, Target
 from tkc.kernels.all_cases import tuning_cases
 from tkc.kernels.attention.parameters import AttentionParameters
-from tkc.kernels.devices import ARCHITECTURES, DEVICES, UNLISTED, device, device_of
+from tkc.kernels.devices import _UNLISTED, ARCHITECTURES, DEVICES, device, device_of
 from tkc.kernels.library_calls import without_libraries
 from tkc.kernels.scaled_matmul.parameters import ScaledMatmulParameters
 from tkc.runtime import local_gpu
@@ -21,7 +21,7 @@ from tkc.schedules.estimate import estimated_seconds
 from tkc.schedules.target import tvm_target
 
 KIB = 1024
-NO_ROW, NO_ROW_CAPABILITY = next(iter(UNLISTED.items()))
+NO_ROW, NO_ROW_CAPABILITY = next(iter(_UNLISTED.items()))
 
 
 @pytest.mark.parametrize("capability", DEVICES)
