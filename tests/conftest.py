@@ -79,7 +79,10 @@ _DAYS_OF_A_PART = 3
 
 
 def _other_days(items: list[pytest.Item], day: datetime.date) -> set[pytest.Item]:
-    """Of each ``daily`` test of N parts, all cases but those of one part, which the day and its name decide."""
+    """The cases of ``daily`` tests that are not run on this day.
+
+    ``daily(N)`` splits a test's cases into 3 N parts; the day and the test's name decide which part is run.
+    """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("daily"):

@@ -20,16 +20,23 @@ def with_custom_kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("tkc", "kernels", "passes", "schedules", "tuning_db"):
         place = copy / ("tkc" if folder == "tkc" else f"tkc/{folder}")
         shutil.copytree(ROOT / folder, place, ignore=_links_and_caches)
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=_links_and_caches)
+    shutil.copy(ROOT / "pyproject.toml", copy)
     for block in blocks_of(CUSTOM_KERNEL):
         if block.title is None:
             continue
-        file = copy / "tkc" / block.title
+        file = copy / place_of(block.title)
         if block.language == "diff":
             file.write_text(changed(file.read_text(), block.text))
         else:
             file.parent.mkdir(exist_ok=True)
             file.write_text(block.text)
     return copy
+
+
+def place_of(title: str) -> str:
+    """Where a copy has a file of the checkout: the folders that are linked into ``tkc`` stand in it."""
+    return title if title.startswith("tests/") else f"tkc/{title}"
 
 
 def run_in(copy: Path, script: str) -> None:
@@ -43,6 +50,23 @@ def run_in(copy: Path, script: str) -> None:
 def test_a_custom_kernel_is_added_as_the_page_says(with_custom_kernel: Path) -> None:
     """In a copy of the source, where the page's last block is run."""
     run_in(with_custom_kernel, "".join(block.text for block in blocks_of(CUSTOM_KERNEL) if block.title is None))
+
+
+@pytest.mark.parametrize("command", [("check", "--no-cache"), ("format", "--check", "--no-cache")], ids=" ".join)
+def test_its_files_are_as_lint_wants_them(with_custom_kernel: Path, command: tuple[str, ...]) -> None:
+    """By ruff, with the rules of the repository."""
+    files = [place_of(block.title) for block in blocks_of(CUSTOM_KERNEL) if block.title is not None]
+    ruff = [sys.executable, "-m", "ruff", *command, *files]
+    done = subprocess.run(ruff, cwd=with_custom_kernel, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.daily(3)
+def test_its_tests_pass(with_custom_kernel: Path) -> None:
+    """That of the rule, which stands on the page, and one of those that take every family."""
+    chosen = ["tests/passes/test_squared_relu_rule.py", "tests/kernels/test_reduction_order.py"]
+    arguments = ["-q", "-p", "no:cacheprovider", "-k", "squared_relu or every_family", *chosen]
+    run_in(with_custom_kernel, f"import sys, pytest; sys.exit(pytest.main({arguments!r}))")
 
 
 @pytest.mark.nvcc

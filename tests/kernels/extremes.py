@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from tests.kernels.built_kernel import POISON, BuiltKernel
-from tkc.kernels import KernelRequest, Target
+from tkc.kernels import SPECS, KernelRequest, Target
+from tkc.kernels import cases as measured
+from tkc.kernels.all_cases import cases_of, checked_cases, input_of
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
-from tkc.kernels.fp8 import QUANTIZATION_BLOCK
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -70,7 +71,7 @@ _DECODE = ({"batch": 2, "keys": 200}, {"batch": _BATCHES, "keys": _LENGTHS})
 _BATCHED = ({"batch": 2, "m": 130}, {"batch": _BATCHES, "m": _ROWS})
 _COMBINED = MoeCombineParameters(256, 2, "bfloat16", "float32", weight_order="tokens")
 
-CASES = {
+_CHOSEN = {
     "matmul": Case(
         "matmul", MatmulParameters(136, 72, "bfloat16", bias=True, activation="gelu", residual=True), {"m": 40}, _M
     ),
@@ -181,6 +182,22 @@ CASES = {
 }
 
 
+def of_checked(kernels: Collection[str]) -> dict[str, Case]:
+    """The small cases of ``kernels``, and at none and one of each size.
+
+    Where a family makes its inputs itself, its sizes belong together, and are not changed one by one.
+    """
+    found = {}
+    for number, case in enumerate(case for case in checked_cases() if case.kernel in kernels):
+        apart = cases_of(case.kernel).make_input is None
+        others = {name: (0, 1, size + 1) for name, size in case.sizes.items()} if apart else {}
+        found[f"{case.kernel} {number}"] = Case(case.kernel, case.parameters, case.sizes, others)
+    return found
+
+
+CASES = _CHOSEN | of_checked(set(SPECS) - {case.kernel for case in _CHOSEN.values()})
+
+
 def requests(case: Case, target: Target) -> list[KernelRequest]:
     """On a GPU, the first configuration of each kind that makes a kernel of its own; else the first."""
     spec, p = KernelRequest(case.kernel, case.parameters, None, target).spec, case.parameters
@@ -235,7 +252,7 @@ def inputs_of(case: Case, sizes: Mapping[str, int], device: str, shift: int = 0)
     spec = KernelRequest(case.kernel, case.parameters, None, Target("cpu")).spec
     tensors = []
     for declared in spec.inputs(case.parameters):
-        values = _values(declared, case.parameters, sizes, generator)
+        values = _values(declared, case, sizes, generator)
         dtype = getattr(torch, declared.dtype)
         whole = torch.full(
             (values.numel() * dtype.itemsize + 2 * _GUARD_BYTES,), 0xFF, dtype=torch.uint8, device=device
@@ -246,8 +263,8 @@ def inputs_of(case: Case, sizes: Mapping[str, int], device: str, shift: int = 0)
     return tensors
 
 
-def _values(declared: TensorType, p: Any, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
-    shape = shape_of(declared, sizes)
+def _values(declared: TensorType, case: Case, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+    shape, p = shape_of(declared, sizes), case.parameters
     if declared.dtype == "bool":
         return torch.rand(shape, generator=generator) < 0.7
     if declared.name == "offsets":
@@ -259,6 +276,8 @@ def _values(declared: TensorType, p: Any, sizes: Mapping[str, int], generator: t
             "positions": sizes.get("copies"),
             "rows": sizes.get("tokens"),
         }
+        if declared.name not in beyond:
+            return input_of(measured.Case(case.kernel, p, sizes), declared, sizes, torch.device("cpu"))
         return torch.randint(0, max(beyond[declared.name] or 0, 1), shape, generator=generator)
     scale = p.k**-0.5 if declared.name in ("b", "gate", "up") and getattr(p, "k", None) else 1.0
     values = torch.randn(shape, generator=generator) * scale
@@ -278,7 +297,7 @@ def call(
     Fails if anything is written before or after them or workspaces.
     """
     request, spec = kernel.request, kernel.request.spec
-    known = {**sizes, "token_blocks": -(-sizes.get("tokens", 0) // QUANTIZATION_BLOCK)}
+    known = {**cases_of(request.kernel).derived_sizes(sizes), **sizes}
     written = (*spec.outputs(request.parameters), *spec.workspaces(request.parameters, request.configuration))
     wholes, tensors = [], []
     for declared in written:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.built_kernel import BuiltKernel, build, gpu_target
-from tests.kernels.extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, requests
+from tests.kernels.extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, of_checked, requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
 from tkc.kernels.attention.parameters import LatentParameters
@@ -33,6 +33,15 @@ def check(kernel: BuiltKernel, case: Case) -> None:
         expected = kernel.request.spec.reference(case.parameters, *inputs)
         about = f"{kernel.request.configuration} at {sizes}"
         assert_same(call(kernel, inputs, sizes), expected, about)
+
+
+def test_every_kernel_has_cases() -> None:
+    """A new one needs no line: it is called at sizes beside those of its own small cases."""
+    assert {case.kernel for case in CASES.values()} == set(SPECS)
+    rotary = of_checked({"rotary"})
+    assert {case.kernel for case in rotary.values()} == {"rotary"}
+    (first, *_) = rotary.values()
+    assert {0, 1} <= {sizes["sequence"] for sizes in first.sizes}
 
 
 @pytest.mark.daily(4)

