@@ -37,6 +37,7 @@ from tkc.passes.lowering.distinct_constants import DistinctConstants
 from tkc.passes.lowering.empty_tensors import AllocateEmptyConstants, FoldEmptyTensors
 from tkc.passes.lowering.expand_functions import ExpandFunctions
 from tkc.passes.lowering.fuse_operators import FuseOperators
+from tkc.passes.lowering.grouped_concatenations import GroupedConcatenations
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
@@ -202,6 +203,7 @@ def fusion_stages() -> list[PassStage]:
                 PlannedViews(),
                 TransposedProducts(),
                 SimpleSizes(),
+                GroupedConcatenations(),
                 transform.LegalizeOps(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape})),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),

@@ -49,6 +49,8 @@ def with_names_of_readers(module: IRModule, after: relax.Function, before: relax
         return after
     known, bindings = {var for var, _ in _bindings(before.body)}, list(_bindings(after.body))
     new = {var for var, _ in bindings} - known
+    if not new:
+        return after
     names: dict[relax.Var, str] = {}
     for var, value in reversed(bindings):
         name = str(var.name_hint) if var in known else names.get(var)

@@ -242,6 +242,7 @@ def test_complex_arrays_and_what_does_not_fit() -> None:
 def _of_parts(z: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
     square = z[:4, :4]
     return [
+        torch.ops.aten.unfold_backward(z.unfold(1, 2, 1), z.shape, 1, 2, 1),
         *(z.unfold(1, 2, 1), square.diagonal(1), torch.diagonal_scatter(square, z[0, :4].real, 0), z.unbind(1)[1]),
         *(torch.put(z, i, z[0, :3]), torch.block_diag(square, square.real, square), square.trace()),
         *(torch.addcmul(z, z, z + 1, value=0.5), torch.addcdiv(z, z, z + 3), torch.lerp(z, -z, 0.3), F.silu(z)),

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import tkc
 from tests.frontend.side_by_side import Function, Several, compare
 from tests.schedules.graphs import Model
+from tkc.frontend.torch.simplification import simplified
 
 NAN, INF = math.nan, math.inf
 
@@ -56,7 +57,19 @@ STRIDED: dict[str, Function] = {
     "permute_copy": lambda x, i: torch.permute_copy(x, [1, 0]),
 }
 
+_unfold_backward = torch.ops.aten.unfold_backward.default
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x.new_ones(4, 6)])
+
+
 INDEXED: dict[str, Function] = {
+    "windows": lambda x, i: _unfold_backward(x.unfold(1, 5, 1) * 2, x.shape, 1, 5, 1),
+    "windows of rows": lambda x, i: _unfold_backward(_rows(x).unfold(0, 4, 3) * 2, _rows(x).shape, 0, 4, 3),
+    "windows with gaps": lambda x, i: _unfold_backward(x.unfold(1, 2, 3) * 2, x.shape, -1, 2, 3),
+    "windows, then cut off": lambda x, i: _unfold_backward(x.unfold(1, 4, 2), [x.shape[0], 5], 1, 4, 2),
+    "windows of all rows": lambda x, i: _unfold_backward(x.sum(0, True).to(x.dtype).unfold(1, 4, 1), x.shape, 1, 4, 1),
     "put": lambda x, i: torch.put(x.sum(0).to(x.dtype), i - 6, x.new_ones(5)),
     "put and add": lambda x, i: torch.put(x.sum(0).to(x.dtype), i, x.new_ones(5), accumulate=True),
     "masked_scatter": lambda x, i: torch.masked_scatter(x, x > 0, x.flip(1)),
@@ -265,3 +278,20 @@ def test_the_most_frequent_value_beside_nan() -> None:
     x = torch.tensor([[NAN, -1.0, 2.0, -1.0], [1.0, NAN, NAN, 2.0], [NAN] * 4])
     found = tkc.compile(Model(lambda x: torch.mode(x, 1)[0]), (x,), fallback=False)(x)
     torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, NAN]), equal_nan=True)
+
+
+def test_overlapping_windows_are_added_up_by_one_operator() -> None:
+    """However long they are: PyTorch writes out an operator for each place in a window of ``istft``."""
+
+    class Synthesis(torch.nn.Module):
+        def forward(self, x: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+            size = window.shape[0]
+            spectrum = torch.stft(x, size, window=window, return_complex=True)
+            return torch.istft(spectrum, size, window=window)
+
+    def nodes(size: int) -> int:
+        inputs = (torch.randn(2, 256), torch.hann_window(size))
+        program = torch.export.export(Synthesis(), inputs, strict=False)
+        return len(simplified(program, fallback=True).graph.nodes)
+
+    assert nodes(64) == nodes(16)

@@ -83,6 +83,8 @@ def test_pixels_change_places() -> None:
         "columns": lambda x: F.unfold(x, (3, 2), dilation=(1, 2), padding=(1, 0), stride=(2, 1)),
         "columns_unbatched": lambda x: F.unfold(x[0], 2),
         "image": lambda x: F.fold(F.unfold(x, 3, padding=1), (6, 4), 3, padding=1),
+        "image_of_long_windows": lambda x: F.fold(F.unfold(x, (5, 3), 1, (1, 1), (2, 3)), (6, 4), (5, 3), 1, 1, (2, 3)),
+        "image_with_gaps": lambda x: F.fold(F.unfold(x, 1, stride=2), (6, 4), 1, stride=2),
         "image_strided": lambda x: F.fold(F.unfold(x, 2, dilation=2, stride=2), (6, 4), 2, dilation=2, stride=2),
     }
     calls = [(torch.randn(batch, 8, 6, 4),) for batch in (2, 5)]

@@ -87,7 +87,7 @@ _OF_EACH_PART = frozenset(
         *("scatter_add", "flip", "roll", "rot90", "tril", "triu", "repeat", "cumsum", "sum", "mean", "nansum"),
         *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
         *("unbind", "unsafe_split", "split_with_sizes", "split_with_sizes_copy", "_chunk_cat", "block_diag"),
-        *("im2col", "col2im", "zero", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
+        *("im2col", "col2im", "unfold_backward", "zero", "replication_pad1d", "replication_pad2d", "replication_pad3d"),
     )
 ) | {aten.scatter.src}
 """Operators that move or add up elements: of the real parts, and of the imaginary ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -53,26 +54,53 @@ def col2im(b: Emitter, x: relax.Expr, _: Any, kernel: Any, dilation: Any, paddin
     counts = _counts(sizes, kernel, dilation, padding, stride)
 
     def image(columns: te.Tensor) -> te.Tensor:
-        inside = [reduction(extent, "inside") for extent in kernel]
-        area = kernel[0] * kernel[1]
+        axes = [_windows_over(*each) for each in zip(kernel, dilation, padding, stride, strict=True)]
 
         def element(item: tirx.Var, channel: tirx.Var, *pixel: tirx.Var) -> tirx.PrimExpr:
-            axes = zip(pixel, inside, dilation, padding, strict=True)
-            offsets = [position + before - place.var * apart for position, place, apart, before in axes]
-            begins = [offset % step == 0 for offset, step in zip(offsets, stride, strict=True)]
-            windows = [tirx.floordiv(offset, step) for offset, step in zip(offsets, stride, strict=True)]
-            row = channel * area + inside[0].var * kernel[1] + inside[1].var
+            found = [at(position) for (_, at), position in zip(axes, pixel, strict=True)]
+            windows, inside, conditions = zip(*found, strict=True)
             zero = tirx.const(0, columns.dtype)
-            counted = extents(counts)
+            counted, extent = extents(counts), extents(kernel)
 
             def read(at: Any) -> tirx.PrimExpr:
+                row = (channel * kernel[0] + at[2]) * kernel[1] + at[3]
                 return columns(item, row, at[0] * counted[1] + at[1])
 
-            return te.sum(read_within(read, windows, counted, zero, *begins), inside)
+            return te.sum(
+                read_within(read, [*windows, *inside], [*counted, *extent], zero, *conditions),
+                [windows for windows, _ in axes],
+            )
 
-        return te.compute(extents([columns.shape[0], columns.shape[1] // area, *sizes]), element, name="image")
+        return te.compute(
+            extents([columns.shape[0], columns.shape[1] // (kernel[0] * kernel[1]), *sizes]), element, name="image"
+        )
 
     return unbatched(b, b.emit_te("col2im", image, wide))
+
+
+_Window = Callable[[tirx.Var], tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr]]
+
+
+def _windows_over(extent: int, apart: int, before: int, step: int) -> tuple[tirx.IterVar, _Window]:
+    """An axis of the windows that may have a position; and of a position the window, its place inside, and whether the
+    window has it."""
+    if apart > 1:
+        inside = reduction(extent, "inside")
+
+        def by_places(position: tirx.Var) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr]:
+            offset = position + before - inside.var * apart
+            return tirx.floordiv(offset, step), inside.var, offset % step == 0
+
+        return inside, by_places
+    # Among the places of a long window, only each ``step``-th is where a window has the position.
+    later = reduction(-(-extent // step), "window")
+
+    def by_windows(position: tirx.Var) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr]:
+        offset = position + before
+        place = offset % step + later.var * step
+        return tirx.floordiv(offset, step) - later.var, place, place < extent
+
+    return later, by_windows
 
 
 def pixel_shuffle(b: Emitter, x: relax.Expr, factor: int) -> relax.Expr:

@@ -103,6 +103,25 @@ def _max_pool2d_backward(
     return empty.scatter_add(-1, indices.flatten(-2), grad_output.flatten(-2)).reshape(self.shape)
 
 
+def _unfold_backward(grad_in: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
+    """The windows ``grad_in`` added up where they overlap, as those of an image of one row.
+
+    PyTorch (2.13) has an operator for each place in a window: in ``istft``, as many as the transform has frequencies.
+    """
+    if not input_sizes:
+        return grad_in.reshape(())
+    if any(isinstance(extent, int) and extent == 0 for extent in grad_in.shape):
+        return grad_in.new_zeros(input_sizes)
+    dim = canonicalize_dim(len(input_sizes), dim)
+    windows = grad_in.movedim(dim, -1)
+    *others, _, count = windows.shape
+    covered = (count - 1) * step + size
+    columns = windows.reshape(math.prod(others), size, count)
+    row = _aten.col2im(columns, [1, covered], [1, size], [1, 1], [0, 0], [1, step]).reshape(*others, covered)
+    whole = torch.nn.functional.pad(row, (0, input_sizes[dim] - covered))
+    return whole.movedim(-1, dim).expand(input_sizes).contiguous()  # gradients of one for all are not repeated before
+
+
 def _embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -186,4 +205,5 @@ DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     _aten.repeat_interleave.Tensor: _repeat_interleave,
     _aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     _aten.segment_reduce.default: _segment_reduce,
+    _aten.unfold_backward.default: _unfold_backward,
 }
