@@ -74,7 +74,7 @@ def data_sets(case: TestCase) -> Iterator[tuple[list[Any], list[Any]]]:
     model = model_of(case)
     if case.data_sets is not None:
         for inputs, outputs in case.data_sets:
-            yield _arrays(inputs), _arrays(outputs)
+            yield plain_arrays(inputs), plain_arrays(outputs)
         return
     for folder in sorted(Path(case.model_dir or "").glob("test_data_set_*")):
         yield (
@@ -91,7 +91,7 @@ def _stored(path: Path, value: onnx.ValueInfoProto) -> Any:
     return numpy_helper.to_array(onnx.load_tensor(path))
 
 
-def _arrays(values: Sequence[Any]) -> list[Any]:
+def plain_arrays(values: Sequence[Any]) -> list[Any]:
     """Tensors as arrays; sequences and optional values as they are."""
     arrays = [numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value for value in values]
     return [np.asarray(value) if isinstance(value, np.generic) else value for value in arrays]
@@ -108,13 +108,14 @@ def disagreement(outputs: Sequence[Any], expected: Sequence[Any], case: TestCase
             else:
                 found = disagreement(output, reference, case)
         else:
-            found = _difference(np.asarray(output), np.asarray(reference), case)
+            found = difference(np.asarray(output), np.asarray(reference), case)
         if found is not None:
             return found
     return None
 
 
-def _difference(output: np.ndarray, reference: np.ndarray, case: TestCase) -> str | None:
+def difference(output: np.ndarray, reference: np.ndarray, case: TestCase) -> str | None:
+    """How one tensor differs from what a case expects of it; ``None`` where it is as close as the case asks."""
     if (output.dtype, output.shape) != (reference.dtype, reference.shape):
         return f"{output.dtype}{output.shape} instead of {reference.dtype}{reference.shape}"
     if case.name.startswith(RANDOM):

@@ -8,21 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 
 import tkc
+from tests.conformance.onnx_cases import difference, plain_arrays
 from tkc.runtime.tensors import from_torch_as, narrowed
 
 # What takes minutes, and is made of what other tests check, runs only if asked for.
 EVERY_CASE = os.environ.get("TKC_EVERY_ONNX_CASE") == "1"
-
-# In how many units of the last place a chain of operations in 16 bits may differ from ONNX's own.
-ROUNDINGS = 4
 
 
 Model = str | Path | onnx.ModelProto
@@ -123,10 +120,10 @@ def disagreement(case: TestCase, constants: bool) -> str | None:
     assert case.data_sets is not None and case.model is not None
     for inputs, expected in case.data_sets:
         # A sequence is its tensors, one after the other, as what a compiled model returns is here.
-        references = [part for each in _arrays(expected) for part in (each if isinstance(each, list) else [each])]
+        references = [part for each in plain_arrays(expected) for part in (each if isinstance(each, list) else [each])]
         arrays: list[Any] = []
         bound: dict[str, np.ndarray] = {}
-        for value, array in zip(case.model.graph.input, _arrays(inputs), strict=True):
+        for value, array in zip(case.model.graph.input, plain_arrays(inputs), strict=True):
             if constants and arrays and isinstance(array, np.ndarray):
                 bound[value.name] = array
             else:
@@ -135,29 +132,7 @@ def disagreement(case: TestCase, constants: bool) -> str | None:
         if len(outputs) != len(references):
             return f"{len(outputs)} outputs instead of {len(references)}"
         for output, reference in zip(outputs, references, strict=True):
-            found = _difference(output, np.asarray(reference), case)
+            found = difference(output, np.asarray(reference), case)
             if found is not None:
                 return found
     return None
-
-
-def _arrays(values: Sequence[Any]) -> list[Any]:
-    """Tensors as arrays; sequences and optional values as they are."""
-    arrays = [numpy_helper.to_array(value) if isinstance(value, TensorProto) else value for value in values]
-    return [np.asarray(value) if isinstance(value, np.generic) else value for value in arrays]
-
-
-def _difference(output: np.ndarray, reference: np.ndarray, case: TestCase) -> str | None:
-    if (output.dtype, output.shape) != (reference.dtype, reference.shape):
-        return f"{output.dtype}{output.shape} instead of {reference.dtype}{reference.shape}"
-    rtol, atol = case.rtol, case.atol
-    if output.dtype in (np.float16, ml_dtypes.bfloat16):
-        rtol = max(rtol, ROUNDINGS * float(ml_dtypes.finfo(output.dtype).eps))
-    if output.dtype.kind not in "biuf":  # the types that NumPy does not know, whose numbers float32 holds
-        output, reference = output.astype("float32"), reference.astype("float32")
-    if case.name.startswith(("test_dft", "test_stft")):  # each number is a sum of all, and errs with the largest
-        atol = max(atol, ROUNDINGS * float(np.finfo(output.dtype).eps * np.abs(reference).max(initial=0)))
-    close = np.isclose(output, reference, rtol, atol, equal_nan=True)
-    if close.all():
-        return None
-    return f"{output[~close][:4]} instead of {reference[~close][:4]}, {(~close).sum()} of {close.size} elements"

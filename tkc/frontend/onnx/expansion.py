@@ -19,7 +19,7 @@ from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, LimitError, nodes_of, tol
 from tkc.frontend.onnx.value_types import with_narrow_types
 
 # Function operators whose standard expansion covers more than Apache TVM's converter does.
-_BETTER_EXPANDED = frozenset({"HardSigmoid", "HardSwish", "Softsign", "ThresholdedRelu"})
+_BETTER_EXPANDED = frozenset({"Softsign", "ThresholdedRelu"})
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 """Operators of the standard domain that have graphs in them."""
