@@ -118,7 +118,7 @@ def attend_rows(
                 sums = register_tile(
                     Tiling(tile_rows, columns, 1, stages=1, threads=1),
                     T.min(block_keys, keys - first_key),
-                    _weighted_value(p, rows, scores, first_key, first_column),
+                    weighted_value(p, rows, lambda row, key: scores[row, key], first_key, first_column),
                 )
                 for i, products in enumerate(sums):
                     for j in T.serial(columns):
@@ -143,11 +143,17 @@ def _score_product(
     return product
 
 
-def _weighted_value(
-    p: AttentionParameters, rows: Rows, weights: Buffer, first_key: PrimExpr, first_column: PrimExpr
+def weighted_value(
+    p: AttentionParameters,
+    rows: Rows,
+    weight: Callable[[int, PrimExpr], PrimExpr],
+    first_key: PrimExpr,
+    first_column: PrimExpr,
 ) -> Product:
+    """The products of ``weight(row, key)``, a key's number in its block, and the values from ``first_column`` on."""
+
     def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
-        return weights[i, depth] * to_float32(rows.value(first_key + depth, first_column + j), p.dtype)
+        return weight(i, depth) * to_float32(rows.value(first_key + depth, first_column + j), p.dtype)
 
     return product
 

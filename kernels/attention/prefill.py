@@ -8,7 +8,8 @@ import tilelang.language as T
 from tvm.tirx import PrimExpr, PrimFunc
 
 from tkc.kernels.attention import overlapped
-from tkc.kernels.attention.cpu import Part, Rows, attend_rows, stored_mask_entry, stored_sink
+from tkc.kernels.attention.cpu import Part, Rows, stored_mask_entry, stored_sink
+from tkc.kernels.attention.cpu_tile import attend_tile
 from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.signature import annotations
@@ -112,7 +113,7 @@ def _cpu(p: AttentionParameters, c: PrefillConfiguration) -> PrimFunc:
             first_block = first_key_block(p, first_query, queries, keys, c.block_keys, end)
             own = QueryTile(mask, batch, head, first_query, queries, keys)
             rows = _tile_rows(p, Tensors(q, k, v, mask, sinks, out), own)
-            attend_rows(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out, first_block)
+            attend_tile(p, c.block_queries, c.block_keys, keys, visible_keys, rows, out, first_block)
 
     return attention_prefill
 

@@ -73,7 +73,7 @@ KERNELS = (
     ),
     _kernel(
         "attention leaves out the last block of keys",
-        "attention/cpu",
+        "attention/cpu_tile",
         "T.ceildiv(visible_keys, block_keys)",
         "visible_keys // block_keys",
         f"{_SIZES}[prefill, no mask]",
