@@ -13,11 +13,9 @@ from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight, tanh_score
 from tkc.kernels.attention.tensors import mask_entry
 from tkc.kernels.cpu_math import exp
-from tkc.kernels.matmul.register_tile import register_tile
+from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.narrow_floats import from_float32, to_float32
-
-Product = Callable[[int, PrimExpr, PrimExpr], PrimExpr]
 
 # What the registers hold: rows, keys beside each other, and parts of a sum along the head.
 ROWS, KEYS, LANES = 4, 4, 16
@@ -72,16 +70,12 @@ def attend_rows(
     visible_keys: PrimExpr,
     rows: Rows,
     out: Buffer,
-    first_block: PrimExpr | int = 0,
 ) -> None:
-    """Attention of ``num_rows`` queries over the first ``visible_keys`` of ``keys``, into ``out``.
-
-    They see nothing of the blocks of keys before ``first_block``.
+    """Attention of a few queries, ``num_rows``, over the first ``visible_keys`` of ``keys``, into ``out``.
 
     ``num_rows`` is at most ``ROWS`` or a multiple of it, ``block_keys`` a multiple of ``LANES``.
     """
     tile_rows = min(ROWS, num_rows)
-    columns = math.gcd(p.value_head_size, 2 * LANES)
     acc = T.alloc_local((num_rows, p.value_head_size), "float32")
     maximum = T.alloc_local((num_rows,), "float32")
     total = T.alloc_local((num_rows,), "float32")
@@ -93,7 +87,7 @@ def attend_rows(
         for column in T.serial(p.value_head_size):
             acc[row, column] = 0.0
 
-    for block in T.serial(first_block, T.ceildiv(visible_keys, block_keys)):
+    for block in T.serial(T.ceildiv(visible_keys, block_keys)):
         first_key = block * block_keys
         # All rows pass the block before the next one, which keeps it in the cache.
         for tile in T.serial(num_rows // tile_rows):
@@ -113,24 +107,11 @@ def attend_rows(
                         scores[i, key_tile * KEYS + j] = rows.masked(score, first_row + i, tile_key + j)
             for i in T.serial(tile_rows):
                 softmax_step(p, i, scores, rescale, first_row + i, maximum, total)
-            for column_tile in T.serial(p.value_head_size // columns):
-                first_column = column_tile * columns
-                sums = register_tile(
-                    Tiling(tile_rows, columns, 1, stages=1, threads=1),
-                    T.min(block_keys, keys - first_key),
-                    weighted_value(p, rows, lambda row, key: scores[row, key], first_key, first_column),
-                )
-                for i, products in enumerate(sums):
-                    for j in T.serial(columns):
-                        acc[first_row + i, first_column + j] = (
-                            acc[first_row + i, first_column + j] * rescale[i] + products[j, 0]
-                        )
+            weights = weighted_values(p, rows, lambda row, key: scores[row, key], first_key)
+            num_keys = T.min(block_keys, keys - first_key)
+            add_values(p, weights, num_keys, tile_rows, first_row, lambda row: rescale[row], acc)
 
-    for row in T.serial(num_rows):
-        if p.sinks:
-            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)  # type: ignore[misc]  # p has sinks
-        for column in T.serial(p.value_head_size):
-            out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
+    write_rows(p, rows, acc, maximum, total, out)
 
 
 def _score_product(
@@ -143,19 +124,55 @@ def _score_product(
     return product
 
 
-def weighted_value(
-    p: AttentionParameters,
-    rows: Rows,
-    weight: Callable[[int, PrimExpr], PrimExpr],
-    first_key: PrimExpr,
-    first_column: PrimExpr,
+def weighted_values(
+    p: AttentionParameters, rows: Rows, weight: Callable[[int, PrimExpr], PrimExpr], first_key: PrimExpr
 ) -> Product:
-    """The products of ``weight(row, key)``, a key's number in its block, and the values from ``first_column`` on."""
+    """The products of ``weight(row, key)``, a key's number in its block, and a column of the key's value."""
 
-    def product(i: int, depth: PrimExpr, j: PrimExpr) -> PrimExpr:
-        return weight(i, depth) * to_float32(rows.value(first_key + depth, first_column + j), p.dtype)
+    def product(row: int, key: PrimExpr, column: PrimExpr) -> PrimExpr:
+        return weight(row, key) * to_float32(rows.value(first_key + key, column), p.dtype)
 
     return product
+
+
+@T.macro
+def add_values(
+    p: AttentionParameters,
+    weighted: Product,
+    num_keys: PrimExpr,
+    tile_rows: int,
+    first_row: PrimExpr,
+    rescale: Callable[[int], PrimExpr],
+    acc: Buffer,
+) -> None:
+    """Rescale ``tile_rows`` rows of ``acc``, ``[rows, value_head_size]``, and add a block's values to them."""
+    columns = math.gcd(p.value_head_size, 2 * LANES)
+    for column_tile in T.serial(p.value_head_size // columns):
+        first_column = column_tile * columns
+        sums = register_tile(
+            Tiling(tile_rows, columns, 1, stages=1, threads=1),
+            num_keys,
+            _from_column(weighted, first_column),
+        )
+        for i, products in enumerate(sums):
+            for j in T.serial(columns):
+                acc[first_row + i, first_column + j] = (
+                    acc[first_row + i, first_column + j] * rescale(i) + products[j, 0]
+                )
+
+
+def _from_column(weighted: Product, first_column: PrimExpr) -> Product:
+    return lambda row, key, column: weighted(row, key, first_column + column)
+
+
+@T.macro
+def write_rows(p: AttentionParameters, rows: Rows, acc: Buffer, maximum: Buffer, total: Buffer, out: Buffer) -> None:
+    """Write ``acc`` over the rows' totals, sinks among them, to where each row's result is."""
+    for row in T.serial(acc.shape[0]):
+        if p.sinks:
+            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)  # type: ignore[misc]  # p has sinks
+        for column in T.serial(p.value_head_size):
+            out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
 
 
 @T.macro

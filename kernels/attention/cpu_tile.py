@@ -1,6 +1,5 @@
 """Attention of many queries on the CPU: queries lie beside each other in vectors, so that no sum is folded."""
 
-import math
 from collections.abc import Callable
 from functools import reduce
 from operator import add
@@ -8,16 +7,16 @@ from operator import add
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr
 
-from tkc.kernels.attention.cpu import ROWS, Part, Product, Rows, weighted_value
+from tkc.kernels.attention.cpu import ROWS, Part, Rows, add_values, weighted_values, write_rows
 from tkc.kernels.attention.parameters import AttentionParameters
-from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight, tanh_score
+from tkc.kernels.attention.softmax import exponent, finite, tanh_score
 from tkc.kernels.cpu_math import exp
-from tkc.kernels.matmul.register_tile import register_tile
+from tkc.kernels.matmul.register_tile import Product, register_tile
 from tkc.kernels.matmul.tiling import Tiling
-from tkc.kernels.narrow_floats import from_float32, to_float32
+from tkc.kernels.narrow_floats import to_float32
 
-# Keys whose scores with all queries the registers hold, and columns of values that a few queries' sums are held of.
-_KEYS, _COLUMNS = 8, 32
+# Keys whose scores with all queries of a tile the registers hold.
+_KEYS = 8
 
 
 @T.macro
@@ -36,7 +35,6 @@ def attend_tile(
     Queries are turned once, so that a score is a sum down a column, and maxima and totals are of columns, too.
     ``block_keys`` is a multiple of 8.
     """
-    columns = math.gcd(p.value_head_size, _COLUMNS)
     turned = [T.alloc_local((part.size, num_rows), "float32") for part in rows.parts]
     acc = T.alloc_local((num_rows, p.value_head_size), "float32")
     scores = T.alloc_local((block_keys, num_rows), "float32")
@@ -68,30 +66,21 @@ def attend_tile(
                         score = tanh_score(p, score, exp, 1.0)
                     scores[key_tile * _KEYS + i, row] = rows.masked(score, row, tile_key + i)
         _softmax_step(p, scores, rescale, maximum, total)
+        num_keys = T.min(block_keys, keys - first_key)
         for tile in T.serial(num_rows // ROWS):
             first_row = tile * ROWS
-            for column_tile in T.serial(p.value_head_size // columns):
-                first_column = column_tile * columns
-                sums = register_tile(
-                    Tiling(ROWS, columns, 1, stages=1, threads=1),
-                    T.min(block_keys, keys - first_key),
-                    weighted_value(p, rows, _weights(scores, first_row), first_key, first_column),
-                )
-                for i, products in enumerate(sums):
-                    for j in T.serial(columns):
-                        acc[first_row + i, first_column + j] = (
-                            acc[first_row + i, first_column + j] * rescale[first_row + i] + products[j, 0]
-                        )
+            weighted = weighted_values(p, rows, _from_row(scores, first_row), first_key)
+            add_values(p, weighted, num_keys, ROWS, first_row, _of_row(rescale, first_row), acc)
 
-    for row in T.serial(num_rows):
-        if p.sinks:
-            total[row] += sink_weight(p, rows.sink(row), maximum[row], exp, 1.0)  # type: ignore[misc]  # p has sinks
-        for column in T.serial(p.value_head_size):
-            out[(*rows.out(row), column)] = from_float32(mean_value(acc[row, column], total[row]), p.dtype)
+    write_rows(p, rows, acc, maximum, total, out)
 
 
-def _weights(scores: Buffer, first_row: PrimExpr) -> Callable[[int, PrimExpr], PrimExpr]:
+def _from_row(scores: Buffer, first_row: PrimExpr) -> Callable[[int, PrimExpr], PrimExpr]:
     return lambda row, key: scores[key, first_row + row]
+
+
+def _of_row(rescale: Buffer, first_row: PrimExpr) -> Callable[[int], PrimExpr]:
+    return lambda row: rescale[first_row + row]
 
 
 def _turned_product(

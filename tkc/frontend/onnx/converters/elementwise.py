@@ -175,25 +175,23 @@ def _mish(node: Node) -> Converted:
 
 
 def _hard_sigmoid(node: Node) -> Converted:
-    alpha, beta = node.attribute("alpha", 0.2), node.attribute("beta", 0.5)
-    return relax.op.astype(_line_between_zero_and_one(node, alpha, beta)[1], node.dtype(0))
+    factor = _wide_hard_sigmoid(node, node.attribute("alpha", 0.2), node.attribute("beta", 0.5))
+    return relax.op.astype(factor, node.dtype(0))
 
 
 def _hard_swish(node: Node) -> Converted:
-    data, factor = _line_between_zero_and_one(node, float(np.float32(1 / 6)), 0.5)  # as the standard has it
+    factor = _wide_hard_sigmoid(node, float(np.float32(1 / 6)), 0.5)  # as the standard has it
+    data = node.emit(relax.op.astype(node.tensor(0), factor.struct_info.dtype))
     return relax.op.astype(node.emit(relax.op.multiply(data, factor)), node.dtype(0))
 
 
-def _line_between_zero_and_one(node: Node, alpha: float, beta: float) -> tuple[relax.Expr, relax.Expr]:
-    """``x`` in float32 or wider, and ``alpha * x + beta`` within 0 and 1.
-
-    In 16 bits ``x / 6 + 1 / 2`` would not be 0 at -3.
-    """
+def _wide_hard_sigmoid(node: Node, alpha: float, beta: float) -> relax.Expr:
+    """``alpha * x + beta`` within 0 and 1, in float32 or wider: in 16 bits ``x / 6 + 1 / 2`` would not be 0 at -3."""
     dtype = node.dtype(0)
     inner = dtype if dtype in EXACT else "float32"
     data = node.emit(relax.op.astype(node.tensor(0), inner))
     line = relax.op.add(relax.op.multiply(data, scalar(alpha, inner)), scalar(beta, inner))
-    return data, node.emit(relax.op.minimum(relax.op.maximum(line, scalar(0, inner)), scalar(1, inner)))
+    return node.emit(relax.op.minimum(relax.op.maximum(line, scalar(0, inner)), scalar(1, inner)))
 
 
 def _exponential_unit(alpha: float, gamma: float = 1.0, divides: bool = False) -> Converter:
