@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 from tvm import relax, tirx
 
@@ -18,7 +19,7 @@ from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.converters.emitter import Emitter, source_of
 from tkc.frontend.torch.converters.symbols import Size, signed_number
-from tkc.frontend.torch.least_sizes import conditions_of_operators
+from tkc.frontend.torch.least_sizes import bounds_of_broadcast_selections, conditions_of_operators
 
 
 class DataSizes:
@@ -38,9 +39,13 @@ class DataSizes:
         for node in graph.find_nodes(op="placeholder"):
             self._defined |= symbols_of(node.meta.get("val"))
         self._of_data: set[sympy.Symbol] = set()
-        self._conditions = [(condition, node) for node in graph.nodes if (condition := _condition(node)) is not None]
-        asserted = {condition for condition, _ in self._conditions}
-        self._conditions += (each for each in conditions_of_operators(graph) if each[0] not in asserted)
+        asserted = ((condition, node) for node in graph.nodes if (condition := _condition(node)) is not None)
+        too_small = set(bounds_of_broadcast_selections(graph))
+        first: dict[sympy.Basic, fx.Node] = {}
+        for condition, node in (*asserted, *conditions_of_operators(graph)):
+            if condition not in too_small:
+                first.setdefault(condition, node)
+        self._conditions = list(first.items())
         self._is_inner = False
         self._asserted_alone: list[tuple[str, relax.Expr, Sequence[tirx.PrimExpr]]] = []
 
@@ -88,6 +93,14 @@ class DataSizes:
         results = node.meta.get("val")
         leaves = results if isinstance(results, list | tuple) else [results]
         return any(symbol not in self._defined for leaf in leaves for symbol in symbols_of(leaf))
+
+    def decide(self, size: Size) -> bool:
+        """Whether only the data decides ``size``."""
+        if isinstance(size, int | tirx.IntImm):
+            return False
+        used = list(tirx.analysis.undefined_vars(size))
+        own = (self._emitter.symbols.expression(symbol) for symbol in self._of_data)
+        return any(variable.same_as(mine) for mine in own if isinstance(mine, tirx.Var) for variable in used)
 
     def mixes_sizes(self, node: fx.Node) -> bool:
         """Whether the node takes several tensors with different sizes that only the data decides.
@@ -179,8 +192,8 @@ class DataSizes:
         pairs = zip(value.struct_info.shape.values, shape, strict=True)
         holds = tirx.all(*(_equal(own, wanted) for own, wanted in pairs if not emitter.equal(own, wanted)))
         message = (
-            f"{emitter.node.target} ({source_of(emitter.node)}): sizes of its operands, which the data decides, do not "
-            "fit each other in this call"
+            f"{emitter.node.target} ({source_of(emitter.node)}): sizes that the data decides do not fit each other, or "
+            "what the model was exported for, in this call"
         )
         info = relax.TensorStructInfo(list(shape), value.struct_info.dtype)
         arguments = [relax.StringImm(message), value, relax.PrimValue(tirx.Cast("int64", holds))]
@@ -233,7 +246,20 @@ class DataSizes:
         self._of_data |= named.keys()
         for message, holds in self.checks(set(named)):
             value = self.checking(message, value, relax.PrimValue(tirx.Cast("int64", holds)))
+        if self._replace_equal(set(named)):
+            value = self.fitted(value, self._emitter.sizes(expected.shape))
         return value, new - named.keys()
+
+    def _replace_equal(self, new: set[sympy.Symbol]) -> bool:
+        """Have the sizes ``new`` that are asserted to be equal to known ones be these from here on; whether any is."""
+        replaced = False
+        for condition, _ in self._conditions:
+            for symbol, other in _equal_sizes(condition):
+                if symbol in new and other.free_symbols <= self._defined - new:
+                    self._emitter.symbols.replace(symbol, self._emitter.symbols.expression(other))
+                    self._of_data.discard(symbol)
+                    replaced = True
+        return replaced
 
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
@@ -279,11 +305,7 @@ class DataSizes:
                 condition = tirx.Cast("int64", tirx.stmt_functor.substitute(holds, unchecked))
                 value = self.checking(message, value, relax.PrimValue(condition))
         self._of_data |= new
-        for condition, _ in self._conditions:
-            for symbol, other in _equal_sizes(condition):
-                if symbol in new and other.free_symbols <= self._defined - new:
-                    symbols.replace(symbol, symbols.expression(other))
-                    self._of_data.discard(symbol)
+        self._replace_equal(new)
         result = builder.match_cast(value, sinfo())
         for message, holds in conditions:
             self.note_asserted(node, message, relax.PrimValue(tirx.Cast("int64", holds)))
@@ -314,7 +336,8 @@ def _message(condition: sympy.Basic, node: fx.Node) -> str:
     """What to say where ``condition``, which ``node`` asserts or asks for, does not hold."""
     said = node.args[1] if str(node.target) == "aten._assert_scalar.default" else ""
     own = f": {said}" if said and not str(said).startswith("Runtime assertion failed") else ""
-    return f"the model was exported for {condition} ({source_of(node)}), which does not hold in this call{own}"
+    written = PythonPrinter().doprint(condition)
+    return f"the model was exported for {written} ({source_of(node)}), which does not hold in this call{own}"
 
 
 def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:
@@ -347,4 +370,30 @@ def _condition(node: fx.Node) -> sympy.Basic | None:
     if str(node.target) != "aten._assert_scalar.default" or not isinstance(node.args[0], fx.Node):
         return None
     value = node.args[0].meta["val"]
-    return value.node.expr if isinstance(value, torch.SymBool) else None
+    if not isinstance(value, torch.SymBool):
+        return None
+    # What PyTorch asserted once is true to it when it traces the same again.
+    written = None if value.node.expr.free_symbols else _compared(node.args[0])
+    return value.node.expr if written is None else written
+
+
+def _compared(node: fx.Node) -> sympy.Basic | None:
+    """The relation between sizes that ``node`` computes, whatever PyTorch knows of it."""
+    relation = _RELATIONS.get(node.target)
+    if relation is None:
+        return None
+    values = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
+    if not all(isinstance(value, int | torch.SymInt) for value in values):
+        return None
+    left, right = (value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value) for value in values)
+    return relation(left, right)  # type: ignore[no-any-return]  # sympy has no types
+
+
+_RELATIONS: dict[Any, Callable[..., Any]] = {
+    operator.eq: sympy.Eq,
+    operator.ne: sympy.Ne,
+    operator.lt: sympy.Lt,
+    operator.le: sympy.Le,
+    operator.gt: sympy.Gt,
+    operator.ge: sympy.Ge,
+}

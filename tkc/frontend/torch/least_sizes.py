@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import is_symbolic
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, is_symbolic
 
 Least: TypeAlias = "tuple[sympy.Expr | sympy.Rel, int]"
 """A formula over the program's symbols, and the least value that it may have; or a condition on them, and 1."""
@@ -36,6 +36,16 @@ def conditions_of_operators(graph: fx.Graph) -> Iterator[tuple[sympy.Basic, fx.N
         for formula, least in _asked_by(node, {}):
             is_condition = isinstance(formula, sympy.Rel)
             yield (formula if is_condition else sympy.Ge(formula, least, evaluate=False)), node
+
+
+def bounds_of_broadcast_selections(graph: fx.Graph) -> Iterator[sympy.Basic]:
+    """The conditions that PyTorch's tracer makes of ``masked_select`` with a larger mask, which holds at more places
+    than the tensor has elements."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
+        x, mask = (each.meta["val"] for each in node.args)
+        (count,) = map(_formula, node.meta["val"].shape)
+        if x.shape != torch.broadcast_shapes(x.shape, mask.shape):
+            yield sympy.Le(count, _formula(x.numel()))
 
 
 def _asked_by(node: fx.Node, constants: Constants) -> Iterator[Least]:
@@ -291,7 +301,17 @@ def _normalized(call: _Call) -> Iterator[tuple[Any, int]]:
     yield sympy.Ne(count, 1, evaluate=False), 1  # not evaluated: to PyTorch every size is 2 or more
 
 
+def _squeezed(call: _Call) -> Iterator[tuple[Any, int]]:
+    """An axis of a size that the data decides stays in the result, and is none of 1 then."""
+    shape, dims = call.shape("self"), call["dim"]
+    every = dims is None
+    for dim in range(len(shape)) if every else dims if isinstance(dims, list) else [dims]:
+        if free_unbacked_symbols(shape[dim]):
+            yield sympy.Ne(_formula(shape[dim]), 1, evaluate=False), 1  # not evaluated: to PyTorch every size is another
+
+
 _RULES: dict[str, _Rule] = {
+    "squeeze": _squeezed,
     **dict.fromkeys(("select", "select_scatter"), _select),
     **dict.fromkeys(("slice", "slice_scatter"), _slice),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin", "aminmax", "mode"), _reduced),

@@ -38,6 +38,9 @@ class DefinedSizes(Protocol):
     def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
         """``value`` as one of ``shape``; a call in which it is of another shape fails."""
 
+    def decide(self, size: Size) -> bool:
+        """Whether only the data decides ``size``."""
+
     def defines_sizes(self, node: fx.Node) -> bool:
         """Whether the node's result has a size that is not known yet."""
 

@@ -47,6 +47,9 @@ def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | 
     dim %= x.struct_info.ndim
     if b.data_sizes.defines_sizes(b.node):
         return _data_slice(b, x, dim, start, end, step)
+    if _is_decided_by_data(b, start, end):
+        # PyTorch has found how many rows the model needs, whatever the data says in a call.
+        return b.data_sizes.fitted(b.emit(_data_slice(b, x, dim, start, end, step)), b.shape)
     length = b.shape[dim]
     if b.equal(length, x.struct_info.shape[dim]) and step == 1:
         return x
@@ -56,7 +59,14 @@ def slice_(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | 
 
 def _data_slice(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Size | None, step: Size) -> relax.Expr:
     """The same where data decides the start or the end, and PyTorch has a new name for the length: both are clamped."""
-    size = x.struct_info.shape[dim]
+    first, length = _rows_between(b, x.struct_info.shape[dim], start, end, step)
+    return _strided(b, x, dim, first, first + (length - 1) * step + 1, step)
+
+
+def _rows_between(
+    b: Emitter, size: Size, start: Size | None, end: Size | None, step: Size
+) -> tuple[tirx.Var, tirx.Var]:
+    """The first of the rows ``start:end:step`` of ``size``, and how many there are."""
 
     def place(index: Size | None, otherwise: Size) -> Size:
         if index is None:
@@ -67,7 +77,11 @@ def _data_slice(b: Emitter, x: relax.Expr, dim: int, start: Size | None, end: Si
 
     first, last = place(start, 0), place(end, size)
     length = b.data_sizes.computed(b.simplified(tirx.max(tirx.floordiv(last - first + step - 1, step), 0)))
-    return _strided(b, x, dim, first, first + (length - 1) * step + 1, step)
+    return first, length
+
+
+def _is_decided_by_data(b: Emitter, *bounds: Size | None) -> bool:
+    return any(bound is not None and b.data_sizes.decide(bound) for bound in bounds)
 
 
 def _clamped(b: Emitter, index: Size, size: Size) -> Size:
@@ -116,6 +130,11 @@ def slice_scatter(
     """``x`` with ``source`` in place of ``x[start:end]`` along ``dim``: what is before, ``source``, what is after."""
     dim %= x.struct_info.ndim
     size, length = x.struct_info.shape[dim], source.struct_info.shape[dim]
+    if _is_decided_by_data(b, start, end):
+        _, rows = _rows_between(b, size, start, end, step)
+        shape = list(source.struct_info.shape)
+        there = b.data_sizes.fitted(source, [*shape[:dim], rows, *shape[dim + 1 :]])
+        source = b.data_sizes.fitted(there, shape)
     if b.equal(size, length):
         return b.cast(source, b.dtype)
     first = _clamped(b, 0 if start is None else start, size)

@@ -1,0 +1,98 @@
+"""Sizes that the data decides where PyTorch has found while tracing what they have to be: each call is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tkc
+
+_ROWS = torch.arange(12.0).reshape(4, 3) - 5
+_WEIGHTS = torch.arange(4 * 3 * 2.0).reshape(4, 3, 2) / 7
+
+
+class _Chosen(nn.Module):
+    """A function of ``x [4, 3]`` and of flags ``[4]``, which decide sizes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor, flags: torch.Tensor) -> Any:
+        return self.function(x, flags)
+
+
+def _first(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    return x[: flags.sum().item()]
+
+
+def _replaced(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[: flags.sum().item()] = _ROWS + 1
+    return x
+
+
+def _last_replaced(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[flags.sum().item() // 2 :] = _ROWS[:2]
+    return x
+
+
+def _selected_twice(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    chosen = torch.repeat_interleave(x, flags.long(), 0)
+    return (chosen + 2)[:, None] @ _WEIGHTS + chosen[torch.tensor([True, False, True, True])].sum()
+
+
+OF_FOUR = {
+    "product of a slice": lambda x, flags: _first(x, flags)[:, None] @ _WEIGHTS,
+    "sum with a slice": lambda x, flags: _first(x, flags) + _ROWS,
+    "sum with a part of a slice": lambda x, flags: _first(x, flags)[:, 1:] * _ROWS[:, :2],
+    "an assigned slice": _replaced,
+    "an assigned slice at the end": _last_replaced,
+    "a mask of repeated rows": _selected_twice,
+    "a product of repeated rows": lambda x, flags: torch.repeat_interleave(x, flags.long(), 0)[:, None] @ _WEIGHTS,
+}
+"""Functions for four flags that hold."""
+
+
+@pytest.mark.daily(4)
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_a_size_that_was_found_is_checked(name: str, exported: bool) -> None:
+    model, flags = _Chosen(OF_FOUR[name]), torch.ones(4, dtype=torch.bool)
+    executable = _compiled(model, flags, exported)
+    torch.testing.assert_close(executable(_ROWS, flags), model(_ROWS, flags))
+    for count in (0, 1, 3):
+        with pytest.raises(tkc.InputError, match="does not hold|do not fit|as many elements|expected"):
+            executable(_ROWS, torch.arange(4) < count)
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
+def test_an_axis_that_was_not_squeezed_is_none_of_one(exported: bool) -> None:
+    model = _Chosen(lambda x, flags: (torch.masked_select(x[:, 0], flags).squeeze(0), _first(x, flags).squeeze()))
+    executable = _compiled(model, torch.tensor([True, False, True, False]), exported)
+    for count in (0, 2, 3, 4):
+        flags = torch.arange(4) < count
+        for found, expected in zip(executable(_ROWS, flags), model(_ROWS, flags), strict=True):
+            torch.testing.assert_close(found, expected)
+    with pytest.raises(tkc.InputError, match="exported for u0 != 1"):
+        executable(_ROWS, torch.arange(4) < 1)
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
+def test_a_mask_may_hold_more_often_than_there_are_elements(exported: bool) -> None:
+    model = _Chosen(lambda x, flags: torch.masked_select(x[:1], flags[:, None]) * 2)
+    executable = _compiled(model, torch.ones(4, dtype=torch.bool), exported)
+    for count in range(5):
+        flags = torch.arange(4) < count
+        torch.testing.assert_close(executable(_ROWS, flags), model(_ROWS, flags))
+
+
+def _compiled(model: nn.Module, flags: torch.Tensor, exported: bool) -> tkc.Executable:
+    if exported:
+        return tkc.compile(torch.export.export(model, (_ROWS, flags), strict=False), target="cpu")
+    return tkc.compile(model, (_ROWS, flags), target="cpu")
