@@ -7,12 +7,11 @@ from math import prod
 import tvm
 from tvm import DataType, s_tir, tirx
 from tvm.target import Target
-from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.contracts import THREAD_EXTENT
 from tkc.schedules.blocks import nodes, static
-from tkc.schedules.refusals import last_line
+from tkc.schedules.lowering.thread_reductions import UnreducedError, reduce_among_threads
 
 # CUDA Programming Guide, "Technical Specifications per Compute Capability": a grid may be 2^31 - 1 blocks wide.
 _MOST_BLOCKS = {"blockIdx.y": 65535, "blockIdx.z": 65535}
@@ -30,8 +29,6 @@ _COMPACTED = tvm.transform.Sequential(
     ]
 )
 
-_REDUCED = tvm.transform.Sequential([s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()])
-
 
 def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
     """What ``func``, scheduled, asks for and no launch on ``target`` can have, as a clause; ``None`` if nothing."""
@@ -39,8 +36,10 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
         most, blocks = _MOST_BLOCKS.get(_thread_tag(loop) or ""), static(loop.extent)
         if most is not None and blocks is not None and blocks > most:
             return f"it launches {blocks} blocks along {_thread_tag(loop)}, which takes {most}"
-    if (reason := _unreduced(func)) is not None:
-        return reason
+    try:
+        reduce_among_threads(func)
+    except UnreducedError as error:
+        return f"threads cannot reduce as it asks: {error}"
     if not any(_is_large_or_open(buffer) for buffer in _on_chip(func)):
         return None
     available = int(target.attrs["max_shared_memory_per_block"])
@@ -51,27 +50,6 @@ def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
             return f"it keeps a number of elements in {memory} that is only known at run time"
     wanted = sum((_elements(buffer) or 0) * DataType(buffer.dtype).itemsize for buffer in compact if _is_shared(buffer))
     return None if wanted <= available else f"it takes {wanted} bytes of shared memory, where a block has {available}"
-
-
-def _unreduced(func: tirx.PrimFunc) -> str | None:
-    """Why TVM cannot have threads reduce together as ``func`` asks; ``None`` if it can, or none do."""
-    if not any(_thread_tag(node) is not None and _reduces(node) for node in nodes(func.body)):
-        return None
-    try:
-        _REDUCED(tvm.IRModule({"main": func}))
-    except Exception as error:  # of whatever type TVM has for it
-        return f"threads cannot reduce as it asks: {last_line(error)}"
-    return None
-
-
-def _reduces(loop: tirx.For | tirx.AttrStmt) -> bool:
-    """Whether a reduction runs along ``loop``."""
-    variable = loop.loop_var if isinstance(loop, tirx.For) else loop.node.var
-    return any(
-        iterator.iter_type == tirx.IterVar.CommReduce and variable in undefined_vars(value)
-        for realize in (node for node in nodes(loop) if isinstance(node, tirx.SBlockRealize))
-        for iterator, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    )
 
 
 def widest_first(func: tirx.PrimFunc) -> tirx.PrimFunc:

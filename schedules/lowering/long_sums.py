@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import tvm
-from tvm import arith, s_tir, tirx
+from tvm import arith, tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from tkc.schedules.blocks import nodes, static
 from tkc.schedules.lowering.sum_nests import SumNest, adds_in, known_product, sum_nest
+from tkc.schedules.lowering.thread_reductions import reduce_among_threads
 
 _MOST_TOTALS = 16
 _SHORT_ROW = 16
@@ -58,7 +58,7 @@ def sum_threads_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if not any(isinstance(node, tirx.For) and _is_long_among_threads(node) for node in nodes(func.body)):
         return func
-    lowered = s_tir.transform.LowerCrossThreadReduction()(tvm.IRModule({"main": func}))["main"]
+    lowered = reduce_among_threads(func)
 
     def lengths(nest: SumNest) -> _Lengths | None:
         has_few = (known_product(nest.spatial) or _MOST_TOTALS + 1) <= _MOST_TOTALS

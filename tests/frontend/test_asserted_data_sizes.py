@@ -63,16 +63,18 @@ OF_FOUR = {
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
 @pytest.mark.parametrize("name", OF_FOUR)
 def test_a_size_that_was_found_is_checked(name: str, exported: bool) -> None:
+    """Four flags are what the model was exported for; other numbers of them are refused."""
     model, flags = _Chosen(OF_FOUR[name]), torch.ones(4, dtype=torch.bool)
     executable = _compiled(model, flags, exported)
     torch.testing.assert_close(executable(_ROWS, flags), model(_ROWS, flags))
     for count in (0, 1, 3):
-        with pytest.raises(tkc.InputError, match="does not hold|do not fit|as many elements|expected"):
+        with pytest.raises(tkc.InputError, match=r"does not hold|do not fit|as many elements"):
             executable(_ROWS, torch.arange(4) < count)
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
 def test_an_axis_that_was_not_squeezed_is_none_of_one(exported: bool) -> None:
+    """The model squeezes an axis whose size the data decides: PyTorch's tracer takes it for another than 1."""
     model = _Chosen(lambda x, flags: (torch.masked_select(x[:, 0], flags).squeeze(0), _first(x, flags).squeeze()))
     executable = _compiled(model, torch.tensor([True, False, True, False]), exported)
     for count in (0, 2, 3, 4):
@@ -85,6 +87,7 @@ def test_an_axis_that_was_not_squeezed_is_none_of_one(exported: bool) -> None:
 
 @pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
 def test_a_mask_may_hold_more_often_than_there_are_elements(exported: bool) -> None:
+    """The mask of a selection is broadcast, and so is what is selected from."""
     model = _Chosen(lambda x, flags: torch.masked_select(x[:1], flags[:, None]) * 2)
     executable = _compiled(model, torch.ones(4, dtype=torch.bool), exported)
     for count in range(5):

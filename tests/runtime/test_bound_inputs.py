@@ -94,6 +94,36 @@ def test_updated_inputs_may_be_bound() -> None:
     assert torch.equal(total, torch.full((16,), 2.0))
 
 
+def test_a_cache_that_moves_is_checked_where_it_moved() -> None:
+    """Calls with the cache of the call before look at it no more; others do, whatever is changed of it."""
+    executable = tkc.compile(export(_Added(), (torch.zeros(4, 8), torch.ones(4, 8))))
+    memory, x = torch.zeros(9, 8), torch.ones(4, 8)
+    bound = executable.bind([memory[:4], x], {1})
+    for total in (
+        memory[:4],
+        memory[:4],
+        memory[4:8],
+        torch.zeros(8, 4).t(),
+        memory[:4],
+        torch.zeros(33)[1:].view(4, 8),
+    ):
+        expected = total + 1
+        for _ in range(2):
+            assert executable.call_flat([total, x], bound) == expected.sum()
+            torch.testing.assert_close(total, expected)
+            expected = expected + 1
+    with pytest.raises(tkc.InputError, match="overlap in memory"):
+        executable.call_flat([x, x], bound)
+    with pytest.raises(tkc.InputError, match="axis 0 of input 'total' is 8"):
+        executable.call_flat([memory[:8], x], bound)
+    with pytest.raises(tkc.InputError, match="has dtype int32"):
+        executable.call_flat([memory[:4].view(torch.int32), x], bound)
+    with pytest.raises(tkc.InputError, match="expanded"):
+        executable.call_flat([torch.zeros(8).expand(4, 8), x], bound)
+    total = memory[:4]
+    assert executable.call_flat([total, x], bound) == total.sum()
+
+
 def test_weights_that_are_exchanged_are_used() -> None:
     """What was bound before is bound no more."""
     model, other = nn.Linear(4, 8), nn.Linear(4, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import tkc
-from tkc.runtime.overlaps import OverlapCheck
+from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck
 
 
 class Updating(nn.Module):
@@ -75,8 +76,26 @@ def test_places(of: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
     OverlapCheck(["x", "y"], [])(pair)
     for updated in ("x", "y"):
         check = OverlapCheck(["x", "y"], [updated])
-        if overlaps:
-            with pytest.raises(tkc.InputError, match=f"updates '{updated}'"):
-                check(pair)
-        else:
-            check(pair)
+        x, y = pair
+        elsewhere = torch.randn(4, 6)
+        both_move, one_moves = MovedOverlapCheck(check, {}), MovedOverlapCheck(check, {0: x})
+        both_move({0: elsewhere, 1: y})
+        one_moves({1: elsewhere})
+        for checked in (partial(check, pair), partial(both_move, {0: x}), partial(one_moves, {1: y})):
+            if overlaps:
+                with pytest.raises(tkc.InputError, match=f"updates '{updated}'"):
+                    checked()
+            else:
+                checked()
+
+
+def test_one_of_many_that_moves() -> None:
+    """It is compared with all that stay, the long ones that begin far before it among them."""
+    memory = torch.zeros(100)
+    bound = {0: memory[:60], 1: memory[60:70], 2: memory[70:72], 3: memory[80:90]}
+    check = MovedOverlapCheck(OverlapCheck([f"x{i}" for i in range(6)], ["x4", "x5"]), bound)
+    check({4: memory[72:80], 5: memory[90:]})
+    check({4: memory[:0], 5: memory[72:80]})
+    for moved in (memory[59:60], memory[10:11], memory[65:75], memory[79:81], memory[89:], memory[72:80]):
+        with pytest.raises(tkc.InputError, match=r"updates 'x[45]'"):
+            check({4: moved})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from tkc.errors import InputError
-from tkc.runtime.overlaps import OverlapCheck
+from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.tensors import held, to_torch
@@ -122,24 +122,46 @@ class BoundChecks(InputChecks):
         """The positions of the others."""
         self._moving_checks = [(position, self._tensors[position]) for position in self.moving]
         self._complete: list[Any] = [self.bound.get(position) for position in range(self.number)]
+        self._seen: dict[int, _Place] = {}
+        self._moved = None if self._overlaps is None else MovedOverlapCheck(self._overlaps, self.bound)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The moving ones of all inputs ``values``, as generated code takes them."""
         if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
             self._check_plain(values)
         sizes = self._sizes.copy()
-        moving = [check(values[position], sizes) for position, check in self._moving_checks]
-        if self._overlaps is not None:
-            given = list(values)
-            for position, check in self._moving_checks:
-                given[position] = to_torch(values[position], check.spec.name)
-            self._overlaps(given, self.moving)
+        moving, moved = [], []
+        for position, check in self._moving_checks:
+            value = values[position]
+            place = _place(value) if check.is_of_one_shape else None
+            if place is not None and self._seen.get(position) == place:
+                moving.append(value)  # a cache, as it was in the call before
+                continue
+            self._seen.pop(position, None)
+            moved.append((position, check))
+            moving.append(check(value, sizes))
+        if self._moved is not None and moved:
+            self._moved({position: to_torch(values[position], check.spec.name) for position, check in moved})
+        for position, check in moved:
+            place = _place(values[position]) if check.is_of_one_shape else None
+            if place is not None and check.takes_as_it_is(values[position]):
+                self._seen[position] = place
         if self._conditions or self._dependent or self._indices:
             complete = self._complete.copy()
             for position, tensor in zip(self.moving, moving, strict=True):
                 complete[position] = tensor
             self._check_together(complete, sizes)
         return moving
+
+
+_Place: TypeAlias = "tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]"
+
+
+def _place(value: Any) -> _Place | None:
+    """Where a plain tensor is, and what; ``None`` for others."""
+    if type(value) is not torch.Tensor or value.requires_grad or value.is_neg() or value.layout is not torch.strided:
+        return None
+    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
 
 
 def _is_where(tensor: torch.Tensor, value: torch.Tensor) -> bool:
@@ -160,6 +182,17 @@ class _TensorCheck:
         self.device = device
         self.updated = spec.name in signature.updated_inputs
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
+        self.is_of_one_shape = all(isinstance(dim, int) for dim in spec.shape)
+
+    def takes_as_it_is(self, value: torch.Tensor) -> bool:
+        """Whether generated code takes ``value``, which fits, where it is."""
+        return (
+            self.spec.held == self.spec.dtype
+            and not value.is_complex()
+            and value.numel() > 0
+            and value.data_ptr() % _ALIGNMENT == 0
+            and value.stride() == _strides(value)
+        )
 
     def __call__(self, value: Any, sizes: dict[str, tuple[int, str]]) -> torch.Tensor:
         name = self.spec.name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -23,24 +25,27 @@ class OverlapCheck:
         self._updated = [name in updated for name in names]
         self._accepted: list[_Place] = []  # of the last call; caches are the same ones for many calls
 
-    def __call__(self, tensors: Sequence[torch.Tensor], moving: Sequence[int] | None = None) -> None:
-        """Raises :class:`InputError` for inputs that overlap; ``tensors`` are the inputs as they were handed over.
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises :class:`InputError` for inputs that overlap; ``tensors`` are the inputs as they were handed over."""
+        places = [_place(tensor) for tensor in tensors]
+        if places != self._accepted:
+            self.compare_all(dict(enumerate(places)))
+            self._accepted = places
 
-        Only those at ``moving`` may be elsewhere than in the last call, where that is given.
-        """
-        looked_at = [_place(tensor) for tensor in (tensors if moving is None else map(tensors.__getitem__, moving))]
-        if looked_at == self._accepted:
-            return
-        places = looked_at if moving is None else [_place(tensor) for tensor in tensors]
-        spans = sorted((place[0], _end(place), position) for position, place in enumerate(places) if 0 not in place[1])
+    def compare_all(self, places: Mapping[int, _Place]) -> None:
+        """Raises for inputs that overlap, which have ``places`` by their positions."""
+        spans = sorted((place[0], _end(place), position) for position, place in places.items() if 0 not in place[1])
         open_ones: list[tuple[int, int]] = []
         for start, end, position in spans:
             open_ones = [(until, other) for until, other in open_ones if until > start]
             for _, other in open_ones:
-                if (self._updated[position] or self._updated[other]) and _overlap(places[position], places[other]):
-                    self._refuse(position, other)
+                self.compare(position, places[position], other, places[other])
             open_ones.append((end, position))
-        self._accepted = looked_at
+
+    def compare(self, one: int, place: _Place, other: int, other_place: _Place) -> None:
+        """Raises for the inputs at two positions if they overlap there, and the model updates one."""
+        if (self._updated[one] or self._updated[other]) and _overlap(place, other_place):
+            self._refuse(one, other)
 
     def _refuse(self, one: int, other: int) -> None:
         updated = self._names[one if self._updated[one] else other]
@@ -48,6 +53,43 @@ class OverlapCheck:
         raise InputError(
             f"inputs '{first}' and '{second}' overlap in memory, and the model updates '{updated}'; pass a copy of one"
         )
+
+
+class MovedOverlapCheck:
+    """The same of calls in which few inputs are elsewhere than in the call before: these are compared with all."""
+
+    def __init__(self, check: OverlapCheck, bound: Mapping[int, torch.Tensor]) -> None:
+        """The inputs at the positions of ``bound`` are these tensors in each call. Raises where these overlap."""
+        self._check = check
+        self._places = {position: _place(tensor) for position, tensor in bound.items() if tensor.numel()}
+        check.compare_all(self._places)
+        spans = sorted((place[0], _end(place), position) for position, place in self._places.items())
+        self._starts = [start for start, _, _ in spans]
+        self._bound = spans
+        self._reach = list(itertools.accumulate((end for _, end, _ in spans), max))
+        self._moving: dict[int, tuple[int, int]] = {}
+
+    def __call__(self, moved: Mapping[int, torch.Tensor]) -> None:
+        """Raises :class:`InputError` for inputs that overlap. Those that are not ``moved`` are where they were."""
+        for position, tensor in moved.items():
+            self._moving.pop(position, None)
+            if tensor.numel():
+                place = _place(tensor)
+                start, end = place[0], _end(place)
+                for other in self._meeting(start, end):
+                    self._check.compare(position, place, other, self._places[other])
+                self._places[position], self._moving[position] = place, (start, end)
+
+    def _meeting(self, start: int, end: int) -> Iterator[int]:
+        """The inputs that have something between ``start`` and ``end``."""
+        for position, (first, last) in self._moving.items():
+            if first < end and last > start:
+                yield position
+        index = bisect.bisect_left(self._starts, end)
+        while index and self._reach[index - 1] > start:
+            index -= 1
+            if self._bound[index][1] > start:
+                yield self._bound[index][2]
 
 
 def _place(tensor: torch.Tensor) -> _Place:

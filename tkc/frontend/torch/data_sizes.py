@@ -386,7 +386,7 @@ def _compared(node: fx.Node) -> sympy.Basic | None:
     if not all(isinstance(value, int | torch.SymInt) for value in values):
         return None
     left, right = (value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value) for value in values)
-    return relation(left, right)  # type: ignore[no-any-return]  # sympy has no types
+    return relation(left, right)
 
 
 _RELATIONS: dict[Any, Callable[..., Any]] = {

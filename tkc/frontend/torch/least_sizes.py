@@ -307,7 +307,10 @@ def _squeezed(call: _Call) -> Iterator[tuple[Any, int]]:
     every = dims is None
     for dim in range(len(shape)) if every else dims if isinstance(dims, list) else [dims]:
         if free_unbacked_symbols(shape[dim]):
-            yield sympy.Ne(_formula(shape[dim]), 1, evaluate=False), 1  # not evaluated: to PyTorch every size is another
+            yield (
+                sympy.Ne(_formula(shape[dim]), 1, evaluate=False),
+                1,
+            )  # not evaluated: to PyTorch every size is another
 
 
 _RULES: dict[str, _Rule] = {
