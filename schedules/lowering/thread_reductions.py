@@ -22,7 +22,6 @@ from tkc.schedules.blocks import nodes
 from tkc.schedules.refusals import last_line
 
 _WRITE_BACK = "_write_back"  # what TVM appends to the name of a block
-_IN_THREAD = "_in_thread"
 
 
 class UnreducedError(ValueError):
@@ -91,7 +90,7 @@ def _reductions(func: tirx.PrimFunc) -> Iterator[_Reduction]:
             continue
         if realize.block.init is not None:
             yield _Reduction(realize, steps)
-        elif not realize.block.name_hint.endswith(_IN_THREAD):
+        elif any(write.buffer.scope() != "local" for write in realize.block.writes):
             raise UnreducedError(f"threads add to one place in {realize.block.name_hint}, which begins elsewhere")
 
 

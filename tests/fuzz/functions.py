@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .operators import Draw, Drawn, Operator
+from .operators import Draw, Drawn, Inner, Operator
 from .types import Sizes, Type, limited, require, result
 
 INF = math.inf
@@ -213,12 +213,12 @@ EXACT: dict[str, Operator] = {
 }
 
 
-def inner_source(template: str) -> Callable[[list[str], Callable[[str], str]], str] | None:
+def inner_source(template: str) -> Inner | None:
     """How a function of what nearly cancels is written out; ``None`` for others."""
     if template not in _INNER:
         return None
 
-    def source(args: list[str], moved: Callable[[str], str]) -> str:
+    def source(args: list[str], _: dict[str, Any], moved: Callable[[str], str]) -> str:
         (x,) = args
         tanh = f"torch.tanh({math.sqrt(2 / math.pi)} * ({x} + 0.044715 * {x} ** 3))"
         return _INNER[template].format(

@@ -64,6 +64,9 @@ class Draw:
         return number(dim) is not None
 
 
+Inner = Callable[[list[str], dict[str, Any], Callable[[str], str]], str]
+
+
 @dataclass(frozen=True)
 class Operator:
     """One row of the table.
@@ -71,8 +74,8 @@ class Operator:
     ``shares``: results share the memory of the first argument. ``overlaps``: nothing may be written there afterwards.
     ``writes``: the first argument is updated. ``rounds``: there are roundings within, whose effect is measured by
     moving the arguments. ``moves``: elements are only moved. ``inner``: the source for the reference where values
-    cancel within, from the arguments and a function that spells a value which is rounded there. ``many``: several
-    results. ``statement``: the source is a statement, and there is no result.
+    cancel within, from the arguments, the attributes and a function that spells a value which is rounded there.
+    ``many``: several results. ``statement``: the source is a statement, and there is no result.
     """
 
     draw: Callable[[Draw], Drawn]
@@ -84,7 +87,7 @@ class Operator:
     writes: bool = False
     rounds: bool = False
     moves: bool = False
-    inner: Callable[[list[str], Callable[[str], str]], str] | None = None
+    inner: Inner | None = None
     many: bool = False
     statement: bool = False
     motif: bool = field(default=False)

@@ -201,11 +201,12 @@ def source(program: Program, name: str = "Model", reference: bool = False) -> st
                 else arg
                 for position, (id, arg) in enumerate(zip(node.args, args, strict=True))
             ]
+        attributes = dict(node.attributes)
         if reference and operator.inner is not None:
             made, dtype = node.results[0], state.types[node.results[0]].dtype
-            text = operator.inner(args, lambda value: f"noisy({made}, 9, {value}, {dtype!r})")  # noqa: B023
+            text = operator.inner(args, attributes, lambda value: f"noisy({made}, 9, {value}, {dtype!r})")  # noqa: B023
         else:
-            text = operator.source(args, {key: value for key, value in node.attributes})
+            text = operator.source(args, attributes)
         results = [f"v{each}" for each in node.results]
         names.update({each: f"v{each}" for each in node.results})
         if operator.statement:

@@ -273,14 +273,25 @@ def _rms_norm_source(args: Any, _: dict[str, Any]) -> str:
     return f"F.rms_norm({args[0]}, {args[0]}.shape[-1:], {args[1] if len(args) > 1 else None}, 1e-5)"
 
 
-def _correction(operator: Operator) -> Operator:
+def _deviation(operator: Operator, of_variance: str) -> Operator:
+    """The variance, or what is made ``of_variance``. A mean that is off by so much makes it larger by the square."""
+
     def draw(draw: Draw) -> Drawn:
         args, attributes = operator.draw(draw)
-        if attributes["axes"] is None:
-            return args, {**attributes, "axes": None, "correction": draw.rng.choice([0, 1])}
         return args, {**attributes, "correction": draw.rng.choice([0, 1])}
 
-    return Operator(draw, operator.infer, operator.source, operator.weight, rounds=True)
+    def inner(args: list[str], attributes: dict[str, Any], rounded: Callable[[str], str]) -> str:
+        axes = attributes["axes"]
+        along = "" if axes is None else f", dim={text(axes)}, keepdim={attributes['keep']}"
+        mean = f"torch.mean({args[0]}{along})"
+        variance = f"torch.var({args[0]}{along}, correction={attributes['correction']})"
+        return of_variance.format(f"({variance} + ({_MEAN_ROUNDINGS} * ({rounded(mean)} - {mean})) ** 2)")
+
+    return Operator(draw, operator.infer, operator.source, operator.weight, rounds=True, inner=inner)
+
+
+_MEAN_ROUNDINGS = 8
+"""How far the mean of equal numbers, all of whose roundings go the same way, may be off."""
 
 
 def _no_bool(t: Type) -> bool:
@@ -298,8 +309,8 @@ OPERATORS: dict[str, Operator] = {
     "amin": _reduction("amin", _any, _extreme, 0.7, False),
     "any": _reduction("any", lambda t: t.exact, _flag, 0.4, False),
     "all": _reduction("all", lambda t: t.exact, _flag, 0.4, False),
-    "var": _correction(_reduction("var", _float, _variance(False), 0.4)),
-    "std": _correction(_reduction("std", _float, _variance(True), 0.3)),
+    "var": _deviation(_reduction("var", _float, _variance(False), 0.4), "{0}"),
+    "std": _deviation(_reduction("std", _float, _variance(True), 0.3), "torch.sqrt({0})"),
     "logsumexp": _reduction("logsumexp", _float, _log_sum, 0.3, every=False),
     "count_nonzero": _reduction("count_nonzero", lambda t: t.exact, _count, 0.2, False),
     "vector_norm": _reduction("linalg.vector_norm", _float, _norm, 0.3),

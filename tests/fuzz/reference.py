@@ -1,7 +1,8 @@
 """What a graph computes in PyTorch, and how far a correct computation may be from it.
 
 The bound follows from the operators (Monte Carlo arithmetic): the graph runs in float64, once as it is, and several
-times with every rounded value moved by its dtype's precision, each element in a random direction, at every operator.
+times with every rounded value moved by its dtype's precision, each element in a random direction or all in the same,
+as the roundings of a sum of equal numbers go, at every operator.
 Operators that round in between (reductions, matrix products) have their arguments moved too. What the results move by
 is what the roundings of any correct computation may come to, cancellation and ill-conditioned functions included.
 Elements that are finite in one of these runs and not in another are left out.
@@ -23,7 +24,7 @@ from .program import Program, infer, source
 from .tensors import make_all
 from .types import DTYPES, FLOATS
 
-_DIRECTIONS = 4
+_DIRECTIONS = (0, 1, 2, 3, "up", "down")
 _DOUBLE = 2.0**-40
 """What float64 values are moved by: more than their precision, for the reference has no more of it than they do."""
 
@@ -87,7 +88,7 @@ class Expected:
         torch.set_default_dtype(torch.float64)
         try:
             self._exact = self._wide(lambda *_: None)
-            self._moved = [self._wide(_noise(direction)) for direction in range(_DIRECTIONS)]
+            self._moved = [self._wide(_noise(direction)) for direction in _DIRECTIONS]
         finally:
             torch.set_default_dtype(default)
 
@@ -136,8 +137,11 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64, copy=True) if tensor.is_floating_point() else tensor.clone()
 
 
-def _noise(direction: int) -> Callable[[int, torch.Tensor, float, float], None]:
+def _noise(direction: int | str) -> Callable[[int, torch.Tensor, float, float], None]:
     def move(place: int, tensor: torch.Tensor, eps: float, tiny: float) -> None:
+        if isinstance(direction, str):
+            tensor.add_(tensor.abs() * eps + tiny, alpha=1 if direction == "up" else -1)
+            return
         generator = torch.Generator().manual_seed(direction * 1_000_003 + place)
         signs = torch.randint(0, 2, tensor.shape, generator=generator).mul(2).sub(1).to(tensor.device)
         tensor.add_((tensor.abs() * eps + tiny) * signs)
