@@ -23,15 +23,20 @@ def without_cuda() -> Iterator[None]:
 def capability_of_the_driver() -> Iterator[None]:
     """Inside, the GPU's compute capability comes from its driver, which needs no context.
 
-    PyTorch's operator database asks for it when it is imported, and lists dtypes by it. Whether there are Triton,
-    Numba and cuDNN, for which its import asks the GPU too, matters to none of its samples.
+    PyTorch's operator database asks for it when it is imported, and lists dtypes by it.
     """
-    with (
-        patch.object(torch.cuda, "get_device_capability", _capability),
-        patch.object(torch.utils._triton, "has_triton", lambda: False),
-        _without_numba(),
-    ):
-        from torch.testing._internal import common_cuda  # which asks for the capability
+    with patch.object(torch.cuda, "get_device_capability", _capability), without_gpu_libraries():
+        yield
+
+
+@contextmanager
+def without_gpu_libraries() -> Iterator[None]:
+    """Inside, PyTorch's operator database is imported without Triton and Numba, and does not ask for cuDNN.
+
+    Whether these are there matters to none of its samples; Triton and Numba bring an LLVM of their own.
+    """
+    with patch.object(torch.utils._triton, "has_triton", lambda: False), _without_numba():
+        from torch.testing._internal import common_cuda
 
         with patch.object(common_cuda, "TEST_CUDNN", False):
             yield

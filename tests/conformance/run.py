@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 
 import torch
 
@@ -23,7 +22,9 @@ def load(device: str) -> None:
     torch.set_num_threads(1)
     # TileLang is loaded ahead of time for models that have kernels. Few samples have, and those load it themselves.
     KernelBuilder.load = lambda self: None  # type: ignore[method-assign]  # in this process alone
-    with before_forks.no_context(), before_forks.capability_of_the_driver() if device == "cuda" else nullcontext():
+    is_cuda = device == "cuda"
+    database = before_forks.capability_of_the_driver if is_cuda else before_forks.without_gpu_libraries
+    with before_forks.no_context(), database():
         operators()
     with before_forks.no_context(), before_forks.without_cuda():
         for name in ("nn.functional.softsign", "nn.functional.huber_loss"):  # the second is decomposed
