@@ -45,8 +45,30 @@ def sizes_as_variables(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = over_buffers(func.body, replaced)
     kinds = sorted({f"tirx.{type(formula).__name__}" for formula, _ in found})
     body = ir_transform(body, None, lambda expr: _variable(expr, found), kinds)
+    body = _by_distance(body, found)
     buffer_map = {param: replaced[buffer] for param, buffer in func.buffer_map.items()}
     return tirx.PrimFunc(func.params, body, func.ret_type, buffer_map, func.attrs)
+
+
+def _by_distance(body: tirx.Stmt, found: list[tuple[tirx.PrimExpr, tirx.Var]]) -> tirx.Stmt:
+    """``body`` with other sums of what a size is a sum of, such as ``(h - 1) // 32 + 3``, by the size's variable."""
+    analyzer = tvm.arith.Analyzer()
+    parts: list[tuple[tirx.PrimExpr, tirx.PrimExpr]] = []
+    for formula, variable in found:
+        if isinstance(formula, tirx.Add) and isinstance(formula.b, tirx.IntImm) and _is_formula(formula.a):
+            parts.append((formula.a, variable - formula.b))
+    if not parts:
+        return body
+
+    def replaced(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        for part, distance in parts:
+            if structural_equal(part, expr):
+                return distance
+        is_sum = isinstance(expr, tirx.Add) and isinstance(expr.b, tirx.IntImm)
+        return analyzer.simplify(expr) if is_sum and any(structural_equal(expr.a, each) for _, each in parts) else None
+
+    kinds = sorted({"tirx.Add", *(f"tirx.{type(part).__name__}" for part, _ in parts)})
+    return ir_transform(body, None, replaced, kinds)
 
 
 def _is_formula(size: tirx.PrimExpr) -> bool:

@@ -53,7 +53,8 @@ def interpret(func: tirx.PrimFunc, arrays: Sequence[np.ndarray]) -> None:
         "rsqrt": lambda x: 1 / math.sqrt(x),
         "quotient": _quotient,
     }
-    for parameter, array in zip(func.params, arrays, strict=True):
+    tensors = [parameter for parameter in func.params if parameter in func.buffer_map]  # sizes are theirs
+    for parameter, array in zip(tensors, arrays, strict=True):
         buffer = func.buffer_map[parameter]
         space[names.of(buffer.data)] = _Tensor(array)
         for size, own in zip(buffer.shape, array.shape, strict=True):

@@ -28,6 +28,16 @@ def test_each_formula_has_one_variable() -> None:
         assert sizes_as_variables(func).same_as(func)
 
 
+def test_other_sums_of_a_formula_are_sums_of_its_variable() -> None:
+    """Of zeros around an image, which has two rows more, and of the last row."""
+    n, batch = (tirx.SizeVar(name, "int64") for name in ("n", "batch"))
+    rows = (n - 1) // 4 + 1
+    x = te.placeholder((batch, rows, 8), "float32", name="x")
+    last = te.compute((batch, rows + 2, 8), lambda b, i, j: x(b, te.min(i, (n - 1) // 4), j), name="y")
+    text = sizes_as_variables(te.create_prim_func([x, te.compute(x.shape, lambda b, i, j: last(b, i + 2, j))])).script()
+    assert "//" not in text and "size0 + T.int64(2)" in text and "size0 - T.int64(1)" in text
+
+
 def test_strided_convolutions_of_any_image_compile() -> None:
     """Their results' elements are copied in registers, of which there is a number: pooled, cast, normalized, padded."""
     model = nn.Sequential(
@@ -64,3 +74,19 @@ def test_grouped_convolutions_of_any_image_compile(groups: int, stride: int, mon
     rules = {entry.function: entry.scheduled_by for entry in executable.report.scheduled}
     assert not [name for name in rules if name.startswith("reshape")], rules
     assert ("gpu-windows" in rules.values()) == (groups == 32), rules
+
+
+def test_windows_of_what_a_strided_convolution_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each channel of patches, as SegFormer has them."""
+    generated_sources(monkeypatch)
+    model = nn.Sequential(nn.Conv2d(3, 32, 7, 4, 3), nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.GELU())
+    free = torch.export.Dim.AUTO
+    executable = tkc.compile(
+        model.eval().bfloat16(),
+        (torch.rand(4, 3, 64, 48).bfloat16(),),
+        target="cuda:sm_90a",
+        dynamic_shapes=({0: free, 2: free, 3: free},),
+        kernels="none",
+    )
+    rules = {entry.scheduled_by for entry in executable.report.scheduled}
+    assert "gpu-windows" in rules and not {rule for rule in rules if "fallback" in rule}, executable.report

@@ -69,6 +69,20 @@ def test_windows_of_images_of_any_size(
     assert difference(inputs, body, tensors, expected, "gpu-windows") < 1e-5
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (7, 1)])
+def test_windows_of_images_whose_size_is_a_formula(kernel: int, stride: int) -> None:
+    """Of what a strided convolution leaves of any image, with zeros around it."""
+    size = (LENGTH - 1) // 4 + 1, (WIDTH - 1) // 4 + 1
+    tensors = [random((2, 5, 3, 16)), random((kernel, kernel, 1, 16), seed=1), random((16,), seed=2)]
+    expected = convolved(*tensors[:2], 16, (stride, stride)).float() + tensors[2]
+
+    def body(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, bias: relax.Var) -> relax.Expr:
+        return op.add(windowed(b, x, w, 16, (stride, stride)), bias)
+
+    inputs: list[Input] = [((BATCH, *size, 16), "float32"), ((kernel, kernel, 1, 16), "float32"), ((16,), "float32")]
+    assert difference(inputs, body, tensors, expected, "gpu-windows") < 1e-5
+
+
 def _clipped(b: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
     """A window of each channel between 0 and 6, which are tensors without axes, as PyTorch's ``hardtanh`` has them."""
     least, most = relax.const(0.0, "float32"), relax.const(6.0, "float32")
