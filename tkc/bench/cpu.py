@@ -111,25 +111,29 @@ def _row(
 
 
 def least_milliseconds(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """The least CPU time of a call of each, over about ``seconds`` of each, by turns."""
+    """The least CPU time of a call of each, over about ``seconds`` of each, by turns; of many calls in a row, if short.
+
+    The process's clock may stand still for a call of some microseconds.
+    """
     least: dict[str, float] = {}
     counts: dict[str, int] = {}
     for name, call in calls.items():
         call()
         call()  # TKC packs weights for the first two calls of a size
-        least[name] = _milliseconds(call)
-        counts[name] = _SMALL_TURNS if least[name] < 1 else 1
+        counts[name] = _SMALL_TURNS if _milliseconds(call, 1) < 1 else 1
+        least[name] = _milliseconds(call, counts[name])
     turns = max(5, round(seconds * 1e3 * len(calls) / sum(least[name] * counts[name] for name in calls)))
     for _ in range(turns):
         for name, call in calls.items():
-            least[name] = min(least[name], *(_milliseconds(call) for _ in range(counts[name])), least[name])
+            least[name] = min(least[name], _milliseconds(call, counts[name]))
     return least
 
 
-def _milliseconds(call: Call) -> float:
+def _milliseconds(call: Call, count: int) -> float:
     start = time.process_time()
-    call()
-    return (time.process_time() - start) * 1e3
+    for _ in range(count):
+        call()
+    return (time.process_time() - start) / count * 1e3
 
 
 def _first(outputs: Any) -> torch.Tensor:
