@@ -18,6 +18,7 @@ from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
 from tkc.schedules.lowering.size_variables import sizes_as_variables
+from tkc.schedules.lowering.thread_reductions import UnreducedError
 from tkc.schedules.refusals import DoesNotApplyError, last_line
 from tkc.schedules.rules import fallback
 from tkc.schedules.rules.cpu_default import schedule_cpu_default, schedule_cpu_matmul, schedule_cpu_matmul_by_rows
@@ -175,14 +176,14 @@ def schedule_function(
         return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, default.reason)
     way = "database" if found.match == "exact" else "database (anchor)"
     try:
-        tuned = schedule_found(func, found, tvm_target, lambda: by_rules().scheduled)
-    except DoesNotApplyError as refusal:
+        tuned = _finished(func, schedule_found(func, found, tvm_target, lambda: by_rules().scheduled), target)
+    except (DoesNotApplyError, UnreducedError) as refusal:
         default = by_rules()
         reason = "; ".join(filter(None, [f"{way} does not apply: {refusal}", default.reason]))
         return _finished(func, default.scheduled, target), ScheduledFunction(name, default.rule, cost, reason)
     cost = replace(cost, recorded=recorded_seconds(found))
     device = found.device if found.other_device else None
-    return _finished(func, tuned, target), ScheduledFunction(name, way, cost, None, device)
+    return tuned, ScheduledFunction(name, way, cost, None, device)
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,7 @@ def test_the_pipeline_keeps_what_it_promises() -> None:
     assert sorted(kernel.kernel for kernel in done.kernels or ()) == ["attention.prefill", "swiglu"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(name: str) -> None:
     """The stage behind which it is there, the condition and the function."""

@@ -30,10 +30,12 @@ class UnreducedError(ValueError):
 
 @dataclass(frozen=True)
 class _Reduction:
-    """A block along whose reduction threads run; ``steps`` are the variables of all loops that it reduces over."""
+    """A block along whose reduction threads run, with the variables of the loops that it reduces over, ``steps``, and
+    of those that decide the place, ``others``."""
 
     realize: tirx.SBlockRealize
     steps: frozenset[tirx.Var]
+    others: frozenset[tirx.Var]
 
     def bounds(self) -> list[tirx.PrimExpr]:
         """What has to hold of the place that the block writes. Raises where it is not apart from what is reduced."""
@@ -42,7 +44,7 @@ class _Reduction:
             used = set(undefined_vars(condition))
             if not used & self.steps:
                 bounds.append(condition)
-            elif used - self.steps:
+            elif used & self.others:
                 raise UnreducedError(f"a condition is about what is written and what is reduced: {condition}")
         return bounds
 
@@ -79,17 +81,18 @@ def reduce_among_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _reductions(func: tirx.PrimFunc) -> Iterator[_Reduction]:
     """The blocks of ``func`` that reduce among threads, in program order."""
-    along: defaultdict[tirx.SBlockRealize, set[tirx.Var]] = defaultdict(set)
+    threads: defaultdict[tirx.SBlockRealize, set[tirx.Var]] = defaultdict(set)
     for loop in nodes(func.body):
         variable = _thread(loop)
         for realize in () if variable is None else _realizes(loop):
-            along[realize].add(variable)
+            threads[realize].add(variable)
+    loops = frozenset(node.loop_var for node in nodes(func.body) if isinstance(node, tirx.For))
     for realize in _realizes(func):
         steps = _steps(realize)
-        if not steps & along[realize]:
+        if not steps & threads[realize]:
             continue
         if realize.block.init is not None:
-            yield _Reduction(realize, steps)
+            yield _Reduction(realize, steps, (loops | threads[realize]) - steps)
         elif any(write.buffer.scope() != "local" for write in realize.block.writes):
             raise UnreducedError(f"threads add to one place in {realize.block.name_hint}, which begins elsewhere")
 

@@ -84,6 +84,7 @@ def test_a_file_where_the_folder_should_be(
     assert (tmp_path / "file").read_text() == ""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("use", USES)
 def test_a_full_disk(
     use: Callable[[], object], mounted: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

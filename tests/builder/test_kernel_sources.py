@@ -68,6 +68,7 @@ def test_the_table_and_records_change_no_key(name: str, kernels: Path) -> None:
     assert _changed(kernels / name) == set()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("path", "shaped"),
     [

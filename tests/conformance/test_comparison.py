@@ -13,6 +13,7 @@ OPERATORS = ["add", "exp", "sum", "bmm", "nn.functional.layer_norm", "nn.functio
 NARROWER = {"float64": torch.float32, "float32": torch.bfloat16}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_pytorch_itself_is_right(operator: str, dtype: str) -> None:

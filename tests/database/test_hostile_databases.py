@@ -113,6 +113,7 @@ WORKLOADS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_a_workload_that_would_end_the_process_is_refused_by_its_line(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -167,6 +168,7 @@ RECORDS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", RECORDS)
 def test_a_record_that_is_none_is_refused_by_its_line(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -198,6 +200,7 @@ def test_a_provenance_that_is_none(line: str, tmp_path: Path) -> None:
     assert Lookup([tmp_path], CPU).find(product(4)) is not None
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", [files.WORKLOADS, files.RECORDS, files.PROVENANCE])
 def test_a_line_without_an_end_takes_no_memory(name: str, tmp_path: Path) -> None:
     """Some lines' worth of zeros, which a sparse file has for nothing, without an end and with one."""

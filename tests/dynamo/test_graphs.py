@@ -126,6 +126,7 @@ def test_tensors_without_elements(dynamic: bool) -> None:
     check_compiled(lambda x: (x + 1, x.sum(0), torch.cat([x, x]), x @ x.t()), torch.empty(0, 4), dynamic=dynamic)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8]
 )

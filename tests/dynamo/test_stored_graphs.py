@@ -46,6 +46,7 @@ def test_a_graph_is_compiled_once(compilations: list[object]) -> None:
     assert len(compilations) == 1
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("function", "x", "options"),
     [

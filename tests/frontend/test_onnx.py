@@ -134,6 +134,7 @@ BRANCHES = """g (float[N] x, bool flag) => (float[N] y) {
 }"""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("choice", "condition", "flag", "factor"), [
     ("t", 1, True, 2), ("t", 1, False, -1), ("c", 0, True, -1), ("c", 1, True, 2),
 ])  # fmt: skip

@@ -269,6 +269,7 @@ def test_attention_becomes_a_kernel(graph: str, kernel: str) -> None:
     assert "softmax" not in rewritten["main"].script()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("kind", "k", "normalized"), [("relu", 1, 0), ("silu", 2, 0), ("identity", 2, 1), ("gelu", 1, 1), ("swiglu", 2, 1)]
 )

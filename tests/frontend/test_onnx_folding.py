@@ -116,6 +116,7 @@ def test_a_node_that_is_wrong_is_named() -> None:
 NORMALIZED = "n = BatchNormalization(c, scale, shift, mean, var) y = Relu(n)"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("shape", "nodes", "operators"),
     [

@@ -106,6 +106,7 @@ def rows(random: np.random.Generator, count: int, dtype: str) -> np.ndarray:
     return np.where(random.random(values.shape) < 0.15, np.nan, values).astype(dtype)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("aggregate", "dtype"),
     [("SUM", "float32"), ("SUM", "float64"), ("AVERAGE", "float32"), ("MIN", "float32"), ("MAX", "float32")],
@@ -129,6 +130,7 @@ def test_tree_regressors(aggregate: str, dtype: str) -> None:
                 assert np.isclose(result[k], combine(weights) + base[k] if weights else unseen, 1e-5, 1e-5)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("classes", [[0, 1, 2], [0], [1]])
 def test_tree_classifiers(classes: list[int]) -> None:
     """The largest score; weights of one of two classes alone are those of the other, too."""
@@ -324,6 +326,7 @@ def test_support_vector_machines(kernel: str) -> None:
     assert np.allclose(found[:, 0], matrix @ coefficients[0] + 0.5, 1e-4, 1e-5)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 def test_counts_of_n_grams(mode: str) -> None:
     """Of a symbolic number of tokens, fewer than an n-gram has among them, with tokens left out between."""

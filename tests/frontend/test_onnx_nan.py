@@ -46,6 +46,7 @@ def test_floats(family: str, kind: str) -> None:
     assert failures(FLOATS[family], kind, **inputs_of(family, TYPES[kind])) == {}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", WHOLE)
 def test_integers(kind: str) -> None:
     """Extrema, bounds and comparisons of both ends of a type."""

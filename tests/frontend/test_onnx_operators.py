@@ -109,6 +109,7 @@ EXTREME_ROWS = np.array(
 )
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("reduction", ["ReduceMax", "ReduceMin", "ReduceLogSumExp"])
 def test_reductions_of_the_largest_and_infinite_numbers(reduction: str, sign: int) -> None:
@@ -139,6 +140,7 @@ def test_positions_of_extremes_are_inside(operator: str, sign: int, last: int) -
     np.testing.assert_array_equal(evaluated(graph, sign * EXTREME_ROWS)[0], expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("reduction", "expected"), [
     ("ReduceSum", 0), ("ReduceProd", 1), ("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceMean", np.nan),
     ("ReduceL2", 0), ("ReduceLogSum", -np.inf), ("ReduceLogSumExp", -np.inf),
@@ -301,6 +303,7 @@ def test_images_of_symbolic_size_are_resized_by_whole_factors(mode: str) -> None
     assert output.shape[2:] == ("h * 2", "w * 3")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "align_corners"])
 def test_pixels_of_images_of_symbolic_size_are_repeated(coordinates: str, rounding: str) -> None:

@@ -163,6 +163,7 @@ def check(layer: Layer, *sizes: tuple[int, int]) -> None:
             np.testing.assert_allclose(output, reference, tolerance, tolerance)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("kind", "direction"), [*((kind, "bidirectional") for kind in GATES), ("LSTM", "reverse")])
 def test_each_direction_with_lengths_and_states(kind: str, direction: str) -> None:
     """Sequences of a batch have lengths of their own, 0 among them; the reverse begins at each one's end."""
@@ -182,6 +183,7 @@ def test_other_floats(dtype: str) -> None:
     check(Layer("LSTM", 4, states=True, dtype=dtype), (3, 2))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("layer", [
     Layer("LSTM", 4, "bidirectional", {"clip": 0.4}, states=True, peepholes=True),
     Layer("LSTM", 4, attributes={"input_forget": 1}, peepholes=True),
@@ -194,6 +196,7 @@ def test_variants(layer: Layer) -> None:
     check(layer, (5, 3))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("kind", GATES)
 def test_compiles_for_cuda(kind: str) -> None:

@@ -133,6 +133,7 @@ def test_a_number_of_a_tensor_is_a_size() -> None:
             executable(X, torch.tensor(n))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["read", "written", "added"])
 def test_sizes_of_data_that_do_not_fit_are_an_error(name: str) -> None:
     """As PyTorch has it: nothing is read past the end of the shorter one."""
@@ -204,6 +205,7 @@ def test_operators_have_the_names_that_users_know() -> None:
     assert not any(name in str(refused.value) for name in ("tkc.", "with_effects", "token"))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("function", "least"),
     [

@@ -45,6 +45,7 @@ def test_transformer_agrees_with_pytorch(case: models.Case) -> None:
         assert max(execution.relative_error(*pair) for pair in pairs) < 1e-4
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", models.MOE_CASES, ids=lambda case: case.name)
 def test_experts_are_grouped_products(case: models.Case) -> None:
     """Each layer's experts are two grouped products over sorted tokens, with the weight as the model stores it."""

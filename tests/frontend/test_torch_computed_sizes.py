@@ -47,6 +47,7 @@ FLOATS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("functions", [WINDOWS, FLOATS], ids=["windows", "floats"])
 @pytest.mark.parametrize("batch", [Dim("batch"), Dim.AUTO], ids=["named", "unnamed"])
 def test_computed_sizes(functions: dict[str, Function], batch: Any) -> None:

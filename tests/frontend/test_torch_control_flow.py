@@ -131,6 +131,7 @@ OVER_ROWS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", OVER_ROWS)
 def test_scans_and_maps(name: str) -> None:
     """Of any number of rows; eager PyTorch refuses none, of which the compiled model makes none."""

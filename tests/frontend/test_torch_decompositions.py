@@ -264,6 +264,7 @@ def test_rows_of_an_embedding_are_scaled_to_a_norm(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found[name], expected[name], rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool])
 def test_the_most_frequent_value_of_rows(dtype: torch.dtype) -> None:
     """The least of several, and where the last such is, of few and of many values, along either axis."""

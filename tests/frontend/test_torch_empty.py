@@ -14,6 +14,7 @@ from tests.frontend.test_torch_numbers import Several
 from tests.schedules.sources import generated_sources
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool), ids=str)
 def test_no_rows_at_a_call(dtype: torch.dtype) -> None:
     """One module whose rows are 0, 1 or more: sums, scans, truth, rotations of nothing."""

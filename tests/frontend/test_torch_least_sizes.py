@@ -55,6 +55,7 @@ LEAST: dict[str, tuple[Function, int]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", LEAST)
 def test_too_few_rows_are_refused(name: str) -> None:
     """Memory outside of the tensor was read, and written, where PyTorch raises."""

@@ -44,6 +44,7 @@ class Attention(nn.Module):
         return flex_attention(heads, heads, heads, score_mod=lambda score, b, h, i, j: score * id[j])[0, 0]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("model", [Spectrum, Held, Attention])
 def test_inputs_named_as_pythons_own_functions(model: type[nn.Module]) -> None:
     """``torch.fx`` names the copy of such a value otherwise."""

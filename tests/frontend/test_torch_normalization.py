@@ -34,6 +34,7 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_layer(dtype: torch.dtype) -> None:
     """A batch known at the call; numbers far from zero."""

@@ -64,6 +64,7 @@ UNARY: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_special_numbers(dtype: torch.dtype) -> None:
     """Division, remainders, extrema and powers of every pair, and functions of one number, small ones among them."""
@@ -125,6 +126,7 @@ DIVISIONS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.int8, torch.uint8), ids=str)
 def test_whole_numbers(dtype: torch.dtype) -> None:
     """Both ends of a dtype: what overflows wraps around, shifts go past the last bit, and quotients round down."""
@@ -272,6 +274,7 @@ def test_nan_semantics_on_a_gpu(dtype: torch.dtype) -> None:
         assert not difference(found[name].cpu(), expected, TOLERANCES[dtype], (x, y)), name
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_whose_head_size_only_calls_know(dtype: torch.dtype, causal: bool) -> None:

@@ -57,6 +57,7 @@ def _all(x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
     return {name: function(x, y) for name, function in OUTPUTS.items()}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", [_all, OUTPUTS["a size"], OUTPUTS["nothing"], OUTPUTS["a dataclass"]])
 def test_results_have_pytorchs_types_and_structure(function: Callable[..., Any]) -> None:
     """Compiled once, at several sizes."""

@@ -63,6 +63,7 @@ def _adaptive(rank: int) -> dict[str, Function]:
     return functions
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_every_option(rank: int) -> None:
     """A batch known at the call, without images too, and NaN and equal elements among what is pooled."""
@@ -77,6 +78,7 @@ WINDOWS_LARGER_THAN_IMAGES = ((2560, 2560, 0), (100, 100, 50), (12, 30, 3), (90,
 """Kernel, stride and padding of images of :data:`SIZES`, in ceil mode."""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_windows_larger_than_images(rank: int) -> None:
     """EfficientNet's pooler averages windows of 2560 x 2560. Only the image is looked at: its sizes, known or not, are

@@ -32,6 +32,7 @@ def _resized(rank: int) -> dict[str, Function]:
     return functions
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_every_mode(rank: int) -> None:
     """Scales that do not divide, sizes, and corners; a batch known at the call."""
@@ -61,6 +62,7 @@ def test_sizes_known_at_the_call() -> None:
     compare(functions, *calls, dynamic_shapes=[{2: Dim("height", min=4, max=32), 3: Dim("width", min=4, max=32)}])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.uint8])
 def test_dtypes(dtype: torch.dtype) -> None:
     """Weights are of float32 at least; whole numbers have nearest ones."""

@@ -32,6 +32,7 @@ FUNCTIONS: dict[str, tuple[Function, int]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("named", [True, False], ids=["named", "auto"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:

@@ -84,6 +84,7 @@ def test_tied_weights_beside_an_input_that_is_changed() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "function",
     [

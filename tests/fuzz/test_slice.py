@@ -12,6 +12,7 @@ KNOWN: dict[int, str] = {}
 """What still fails; strict, so that a graph leaves this list when its fault is mended."""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "index",
     [

@@ -87,6 +87,7 @@ def test_any_lengths(builder: KernelBuilder, batch: int, queries: int, keys: int
     check(builder, request(PREFILL, kind, CPU), {"batch": batch, "queries": queries, "keys": keys})
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
 def test_capped_scores_keep_their_digits(builder: KernelBuilder, spread: float) -> None:
     """A wide cap bends scores little: what float32 loses is what PyTorch loses, for small scores and large ones."""

@@ -34,6 +34,7 @@ def check(kernel: BuiltKernel, batch: int, m: int, n: int, k: int, device: str =
     assert error <= tolerance, f"{kernel.request}, {batch} x {m} x {n} x {k}: error {error} > {tolerance}"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("float32", None), ("float16", None), ("bfloat16", "float32")])
 def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str, out_dtype: str | None) -> None:

@@ -62,6 +62,7 @@ def test_reference_is_pytorchs_swiglu() -> None:
     torch.testing.assert_close(SPEC.reference(packed, a, weight, bias)[0], expected)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "parameters",
     [

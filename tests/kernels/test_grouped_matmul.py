@@ -59,6 +59,7 @@ def check(kernels: Kernels, parameters: GroupedMatmulParameters, sizes: Sequence
         assert error <= tolerance, f"{p}, {configuration}, sizes {sizes}, rest {rest}: error {error} > {tolerance}"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("layout", ["gnk", "gkn"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_cpu_kernels_agree_with_pytorch(builder: KernelBuilder, layout: str, dtype: str) -> None:

@@ -18,6 +18,7 @@ from tkc.builder import KernelBuilder
 from tkc.kernels.matmul.parameters import MatmulParameters
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("capability", "dtypes"), [("AVX2", ("float32", "bfloat16")), ("AVX512", ("float32", "float16"))]
 )

@@ -45,6 +45,7 @@ def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
     assert len(slices) == (256 // 64 if parameters.residual else 0)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("tiling", "ahead"),
     [
@@ -66,6 +67,7 @@ def test_what_is_added_comes_while_products_run(tiling: Tiling, ahead: tuple[str
         assert loads and max(loads) < max(products), name
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("kernel", "parameters", "tiling", "parts"),
     [

@@ -106,6 +106,7 @@ def assert_agrees_on_awkward_logits(kernel: BuiltKernel, parameters: MoeGatePara
             assert_agrees(parameters, inputs, kernel(*inputs), exact=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
     """One build serves every number of tokens."""

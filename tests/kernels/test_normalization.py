@@ -76,6 +76,7 @@ def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
         assert torch.equal(outputs[1], expected[1])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: NormalizationParameters) -> None:
     """One build serves every number of tokens."""
@@ -135,6 +136,7 @@ def test_what_makes_no_sense_is_refused(parameters: NormalizationParameters, tar
     assert reason in (SPECS["normalization"].unsupported(parameters, Target.parse(target)) or "")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("arch", "case"), [("sm_80", "rms-sum"), ("sm_90a", "layer-odd"), ("sm_90a", "combined"), ("sm_120", "rms-head")]

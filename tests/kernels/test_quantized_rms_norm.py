@@ -109,6 +109,7 @@ def quotients(p: QuantizedRMSNormParameters, inputs: list[torch.Tensor], scales:
     return (y.unflatten(-1, (-1, 128)) / scales[..., None]).view_as(y) if p.scale == "group" else y / scales[..., None]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: QuantizedRMSNormParameters) -> None:
     """One build serves every number of tokens."""
@@ -256,6 +257,7 @@ def test_configurations_hold_a_token(channels: int, scale: str) -> None:
         assert c.lanes * 64 >= channels and (scale != "group" or c.lanes >= 16)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("arch", "case"), [("sm_80", "group"), ("sm_89", "token-odd"), ("sm_90a", "tensor"), ("sm_120", "group-unbounded")]

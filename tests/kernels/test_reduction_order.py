@@ -181,6 +181,7 @@ def test_splits_that_the_batch_decides_have_no_order() -> None:
         assert spec.reduction_order(p, c, HOPPER) == c
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("split_keys", [0, 128, 256, 512])
 def test_the_code_splits_keys_as_the_order_says(split_keys: int) -> None:
     """How many blocks of keys a split has is computed from the batch, or is not."""
@@ -228,6 +229,7 @@ _FORMS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", _FORMS)
 def test_the_code_has_the_instruction_that_the_order_names(kind: str) -> None:
     """TileLang chooses it, and nothing else that multiplies is there."""

@@ -62,6 +62,7 @@ def assert_agrees(kernel: BuiltKernel, inputs: list[torch.Tensor]) -> None:
         torch.testing.assert_close(out, expected, rtol=2 * rounding, atol=atol)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: RotaryParameters) -> None:
     """One build serves every batch and sequence."""
@@ -135,6 +136,7 @@ def test_work_counts_each_tensor_once() -> None:
     assert work.bytes == 4 * (2 * values + 2 * 5 * 128 + 2 * 128) and work.flops == 7 * values
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(
     ("arch", "case"),

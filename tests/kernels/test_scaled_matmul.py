@@ -48,6 +48,7 @@ def assert_agrees(parameters: ScaledMatmulParameters, inputs: list[torch.Tensor]
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance * largest)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", ["whole-blocks", "ragged", "less-than-a-block"])
 def test_agrees_with_the_reference(builder: KernelBuilder, case: str) -> None:
     """One build serves every number of rows, and last blocks that are not whole."""

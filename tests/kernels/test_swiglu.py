@@ -60,6 +60,7 @@ def assert_agrees(parameters: SwiGLUParameters, inputs: list[torch.Tensor], outp
     assert (apart > 0).sum() <= apart.numel() // 1000 + 1
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_with_the_reference(builder: KernelBuilder, parameters: SwiGLUParameters) -> None:
     """One build serves every number of tokens."""
@@ -141,6 +142,7 @@ def test_what_makes_no_sense_is_refused(parameters: SwiGLUParameters, target: st
     assert reason in (SPECS["swiglu"].unsupported(parameters, Target.parse(target)) or "")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(("arch", "case"), [("sm_80", "group-odd"), ("sm_89", "channel"), ("sm_90a", "block")])
 def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:

@@ -57,6 +57,7 @@ MASKS: dict[str, tuple[Function, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "mask"), MASKS.values(), ids=MASKS)
 def test_masks_by_position(function: Function, mask: dict[str, Any]) -> None:
     """A mask that only positions decide becomes a flag, or nothing where it hides nothing."""
@@ -143,6 +144,7 @@ TENSORS: dict[str, tuple[Function, Tensor, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "mask", "expected"), TENSORS.values(), ids=TENSORS)
 def test_masks_by_data(function: Function, mask: Tensor, expected: dict[str, Any]) -> None:
     """Every other mask is passed on, broadcast over keys where the model left that to its addition; for all queries one
@@ -189,6 +191,7 @@ WINDOWS: dict[str, tuple[Function, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "mask"), WINDOWS.values(), ids=WINDOWS)
 def test_windows(function: Function, mask: dict[str, Any]) -> None:
     """Positions that bound what is seen on both sides become a window."""

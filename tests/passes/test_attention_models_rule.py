@@ -33,6 +33,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "config", "expected"), [(name, *model) for name, model in MODELS.items()], ids=MODELS)
 def test_models(name: str, config: dict[str, Any], expected: dict[str, Any], implementation: str) -> None:
@@ -68,6 +69,7 @@ WINDOWED = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("name", "config", "expected"), [(name, *model) for name, model in WINDOWED.items()])
 def test_models_with_windows(name: str, config: dict[str, Any], expected: dict[str, Any]) -> None:
     """Windows, capped scores and sinks as transformers' models have them; no mask tensor is left."""

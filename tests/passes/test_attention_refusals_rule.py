@@ -41,6 +41,7 @@ NEAR_MISSES: dict[str, tuple[Function, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "reason"), NEAR_MISSES.values(), ids=NEAR_MISSES)
 def test_near_misses_are_refused(function: Function, reason: str) -> None:
     """What looks like attention but is not keeps its operators, and the report says why."""

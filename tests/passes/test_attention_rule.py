@@ -58,6 +58,7 @@ FORMS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", FORMS.values(), ids=FORMS)
 def test_forms(function: Function) -> None:
     """However it is written, it is one kernel call, for every batch and length."""
@@ -164,6 +165,7 @@ VARIANTS: dict[str, tuple[Function, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("queries", [1, TOKENS])
 @pytest.mark.parametrize(("function", "expected"), VARIANTS.values(), ids=VARIANTS)
 def test_variants(function: Function, expected: dict[str, Any], queries: int) -> None:

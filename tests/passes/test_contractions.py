@@ -29,6 +29,7 @@ PRODUCTS: dict[str, tuple[Function, Shapes]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", PRODUCTS)
 @pytest.mark.parametrize("symbolic", [(), (0, 1)], ids=["known", "symbolic"])
 def test_becomes_a_product(form: str, symbolic: tuple[int, ...]) -> None:

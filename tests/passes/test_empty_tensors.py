@@ -40,6 +40,7 @@ class Model(torch.nn.Module):
         return FORMS[self.form](x)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernels", ["none", "all"])
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_pytorch(form: str, kernels: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 import tkc
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("columns", [1, 6, 16])
 @pytest.mark.parametrize("name", ["tan", "sinh", "cosh"])
 def test_functions_agree_where_loops_are_vectorized(name: str, columns: int) -> None:

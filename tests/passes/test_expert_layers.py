@@ -75,6 +75,7 @@ def model(name: str) -> IRModule:
     return Canonicalize()(imported.module)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_expert_layers(name: str) -> None:
     """Each of the two layers has its gate, its permutation and its two grouped products, the first with the SwiGLU."""
@@ -96,6 +97,7 @@ def test_expert_layers(name: str) -> None:
     assert {call.parameters for call in report.substitutions if call.kernel == "moe.topk_gate"} == {gate}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["Qwen3Moe", "DeepseekV3"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_order_is_what_the_rules_ask_for(name: str, seed: int) -> None:

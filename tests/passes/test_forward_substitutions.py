@@ -54,6 +54,7 @@ LOOPS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], int]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "shape", "loops"), LOOPS.values(), ids=LOOPS)
 def test_loops_are_functions(function: Callable[[Tensor], Tensor], shape: tuple[int, ...], loops: int) -> None:
     """Their values are PyTorch's, and of their steps nothing is left. Nothing is asked of the matrices."""
@@ -115,6 +116,7 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
 def test_other_loops_stay(function: Callable[[Tensor], Tensor]) -> None:
     """What a step does in another way, or rows in another order."""

@@ -85,6 +85,7 @@ MERGED: dict[str, tuple[Function, MatmulParameters]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "expected"), MERGED.values(), ids=MERGED)
 def test_merged(function: Function, expected: MatmulParameters) -> None:
     """What is alike is one call, and what is not stays outside; rounder numbers of columns come first."""

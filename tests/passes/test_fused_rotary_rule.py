@@ -85,6 +85,7 @@ MERGED: dict[str, tuple[Function, RotaryParameters]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "expected"), MERGED.values(), ids=MERGED)
 def test_merged(function: Function, expected: RotaryParameters) -> None:
     """The tensor with more heads is the queries."""
@@ -131,6 +132,7 @@ APART: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", APART.values(), ids=APART)
 def test_unlike_tensors_are_embedded_apart(function: Function) -> None:
     """No call takes both."""
@@ -167,6 +169,7 @@ MODELS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_call_in_each_layer_of_a_model(name: str) -> None:
     """As transformers writes them."""

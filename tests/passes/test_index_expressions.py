@@ -138,6 +138,7 @@ READ: dict[str, Build] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("build", READ.values(), ids=READ)
 def test_element_is_what_the_graph_computes(build: Build) -> None:
     """Every element, for particular sizes, from one expression for all of them."""

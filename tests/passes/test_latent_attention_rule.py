@@ -114,6 +114,7 @@ FORMS: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", FORMS.values(), ids=FORMS)
 def test_forms(function: Function) -> None:
     """However it is written, it is one call that reads both parts where they are."""
@@ -167,6 +168,7 @@ MASKS: dict[str, tuple[Function, Tensor, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "mask", "expected"), MASKS.values(), ids=MASKS)
 def test_masks(function: Function, mask: Tensor, expected: dict[str, Any]) -> None:
     """A static cache's mask is passed on as the model has it, beside the sum of two products too."""
@@ -191,6 +193,7 @@ NEAR_MISSES: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", NEAR_MISSES.values(), ids=NEAR_MISSES)
 def test_near_misses_are_ordinary_attention(function: Function) -> None:
     """What shares its cache otherwise is computed right, by the kernel for separate values."""

@@ -223,6 +223,7 @@ def test_weights_that_a_call_brings_are_not_kept() -> None:
         given.normal_()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "options", [{"kernels": "none"}, {"kernels": "all"}, {"batch_invariant": True}], ids=lambda each: str(each)
 )

@@ -103,6 +103,7 @@ def windows(x: np.ndarray, zero: int, w: np.ndarray) -> np.ndarray:
     return np.einsum("nchwij,ocij->nohw", read, w.astype("int64"), optimize=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("weight", ["int8", "uint8"])
 @pytest.mark.parametrize("data", ["int8", "uint8"])
 def test_two_convolutions(data: str, weight: str) -> None:

@@ -37,6 +37,7 @@ def _lowered(
     return relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("dtype", "heads", "kv_heads", "causal", "with_bias"),
     [

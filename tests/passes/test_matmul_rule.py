@@ -74,6 +74,7 @@ EPILOGUES: dict[str, tuple[Function, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "expected"), EPILOGUES.values(), ids=EPILOGUES)
 def test_epilogues(function: Function, expected: dict[str, Any]) -> None:
     """All that follows a product and that the kernel can do is in the one call, over rows of any rank."""
@@ -125,6 +126,7 @@ SHORTER: dict[str, tuple[Function, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "expected"), SHORTER.values(), ids=SHORTER)
 def test_what_the_kernel_cannot_do_stays_outside(function: Function, expected: dict[str, Any]) -> None:
     """The call ends where the graph goes on differently, and the model computes the same."""

@@ -171,6 +171,7 @@ def grouped(scores: Tensor, ranks: Tensor, excluded: str) -> Tensor:
     return ranks.masked_fill(~wide.bool(), 0.0)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("excluded", "rank"),
     [("fill", "zero"), ("repeated", "zero"), ("product", "zero"), ("where", "-inf"), ("in groups", "-inf")],

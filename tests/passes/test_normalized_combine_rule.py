@@ -56,6 +56,7 @@ def layer_norm(r: Tensor, p: Tensor, w: Tensor, residual: Tensor, weight: Tensor
     return torch.nn.functional.layer_norm(x, (CHANNELS,), weight, weight)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "keeps_sum"), [(layer, True), (last, False), (layer_norm, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_kernel(function: Callable[..., object], keeps_sum: bool, dtype: torch.dtype) -> None:

@@ -43,6 +43,7 @@ OTHERS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MATMULS)
 @torch.no_grad()
 def test_parts_of_matmuls(name: str) -> None:

@@ -34,6 +34,7 @@ def agrees(found: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) ->
 ROWS = (0, 1, 2, 5, 6, 7, 13, 64, 65, 259)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("once", [False, True], ids=["shared", "packed"])
 def test_linear_layers(products: ProductsLibrary, once: bool) -> None:
     """Of any number of rows, whole and partial tiles and vectors, sums of several chunks, and both orders of axes."""

@@ -84,6 +84,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", REFUSED)
 def test_other_quantization_leaves_plain_normalization(form: str) -> None:
     """That kernel still serves, the numbers are right, and the report says why not the other."""
@@ -113,6 +114,7 @@ UNLIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 TOLD = {"layer normalization": "takes off the mean", "a weight that is added": "adds a bias"}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", UNLIKE)
 def test_what_only_looks_alike_is_left_alone(form: str) -> None:
     """The quantization stays as it is written, and so do the numbers; a near miss is told."""

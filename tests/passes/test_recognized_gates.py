@@ -21,6 +21,7 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(TOKENS, EXPERTS, generator=generator), torch.randn(EXPERTS, generator=generator) / 4
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", GATE_FORMS)
 def test_every_form_is_the_kernel(name: str) -> None:
     """With its numbers, and no operator left that ranks or chooses."""

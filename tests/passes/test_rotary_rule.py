@@ -137,6 +137,7 @@ NORMALIZED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], 
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", NORMALIZED)
 def test_normalization_of_heads_goes_with_it(way: str, dtype: torch.dtype) -> None:
@@ -179,6 +180,7 @@ def normalized_in_parts(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor) -> 
     return embedded(normalized(x.unflatten(-1, (2, -1))).flatten(3), cos[:, None], sin[:, None])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", [read_twice, layer_normalized, shifted, normalized_together, normalized_in_parts])
 def test_other_normalization_stays_a_kernel_of_its_own(function: Callable[..., object]) -> None:
     """Heads are turned all the same."""

@@ -142,6 +142,7 @@ FORMS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_forms(form: Form) -> None:
     """One kernel call over the FP8 numbers and the scales, with the same result."""
@@ -277,6 +278,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_near_misses(case: NearMiss) -> None:
     """Nothing is replaced, and the report says what is missing."""

@@ -66,6 +66,7 @@ def computed_in(dtype: str, function: tirx.PrimFunc) -> Iterator[str]:
             yield str(node)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_functions_are_rounded_once(name: str, dtype: torch.dtype) -> None:

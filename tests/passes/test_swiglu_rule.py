@@ -206,6 +206,7 @@ QUANTIZED = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("function", QUANTIZED, ids=lambda f: f.__name__)
 def test_quantized(function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
     """Values and scales come from one kernel call, whatever shares a scale and however it is computed."""

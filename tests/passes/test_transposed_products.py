@@ -39,6 +39,7 @@ def fused(product: Product, *operands: Tensor) -> str:
     return module.script()
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("form", FUSED)
 def test_transposition_vanishes(form: str) -> None:
     """The product is one function of both tensors as they are, also where they are the same."""

@@ -25,6 +25,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_pytorchs(name: str) -> None:
     """They wrap around."""

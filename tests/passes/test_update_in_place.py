@@ -98,6 +98,7 @@ def put_slice(cache: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Te
     return cache.sum(-1)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("step", [put, assign, put_transposed, put_slice], ids=lambda step: step.__name__)
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
 def test_only_the_new_rows_are_moved(step: Callable[..., Any], target: str) -> None:
@@ -113,6 +114,7 @@ def test_only_the_new_rows_are_moved(step: Callable[..., Any], target: str) -> N
     assert default.rule == ("gpu-elementwise" if chosen.is_cuda else "cpu-default")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_every_dtype_is_written_in_place(dtype: torch.dtype, index: torch.dtype) -> None:

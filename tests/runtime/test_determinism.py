@@ -113,6 +113,7 @@ def test_another_build_and_other_threads_repeat_them(executable: tkc.Executable,
         assert found.stdout.decode().split() == expected, f"{threads} threads"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernels", ["all", "none"])
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
 def test_no_operator_is_nondeterministic(target: str, kernels: str) -> None:

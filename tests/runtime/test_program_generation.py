@@ -119,6 +119,7 @@ def prompts() -> tuple[torch.Tensor, torch.Tensor]:
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 30, "top_p": 0.9}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"do_sample": True, "top_k": 0}], ids=["greedy", "warped", "sampled"])
 def test_tokens_are_those_of_transformers(
     model: Any, program: tkc.Program, prompts: tuple[torch.Tensor, torch.Tensor], options: dict[str, Any]

@@ -39,6 +39,7 @@ def reset(executable: tkc.Executable) -> tkc.Executable:
     return executable
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_several_calls_agree_with_pytorch(case: Case) -> None:
     """Results, state and inputs after each of four calls; what earlier calls returned stays as it was."""

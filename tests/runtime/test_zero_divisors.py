@@ -57,6 +57,7 @@ def _in_pytorch(function: Binary, x: torch.Tensor, y: torch.Tensor) -> None:
         function(x, y)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_a_call_that_divides_by_zero_raises(name: str) -> None:
     """Where PyTorch does; the one before and the one behind compute what PyTorch does."""
@@ -73,6 +74,7 @@ def test_a_call_that_divides_by_zero_raises(name: str) -> None:
 DTYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dividend", DTYPES)
 def test_all_pairs_of_dtypes(dividend: torch.dtype) -> None:
     """Divisors of each dtype, which the promotion to the result's does not make zero."""
@@ -156,6 +158,7 @@ NEVER_ZERO: dict[str, Binary] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", NEVER_ZERO)
 def test_what_is_never_zero_costs_nothing(name: str) -> None:
     """No flag is made, and zeros that are handed in are no error."""
@@ -178,6 +181,7 @@ MAYBE_ZERO: dict[str, Binary] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", MAYBE_ZERO)
 def test_what_looks_clamped_is_counted(name: str) -> None:
     """Almost the same graphs, of which a divisor may be zero."""

@@ -95,6 +95,7 @@ BRANCHES = """g (int64[N] x, int64[N] y, bool c) => (int64[N] z) {
 }"""
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("then", "other"), [("Div(x, y)", "Mod(x, y)"), ("Neg(x)", "Mod(x, y)"),
                                              ("Div(x, y)", "Neg(x)"), ("Gather(x, y)", "Div(x, y)")])  # fmt: skip
 def test_a_branch_counts_its_own(then: str, other: str) -> None:

@@ -34,6 +34,7 @@ def transposed_chain(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return op.permute_dims(chain(b, x), [1, 0])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("body", [chain, chain_and_sum, product_and_chain, transposed_chain])
 def test_scheduling_ends(body: object) -> None:
     """On the CPU, with the right values, and for a GPU."""

@@ -50,6 +50,7 @@ def linear_reference(
     return result + residual if epilogue.endswith("residual") else functional.relu(result)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("epilogue", ["relu", "gelu+residual"])

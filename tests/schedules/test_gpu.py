@@ -66,6 +66,7 @@ WRITTEN_AS_LOOPS = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", WRITTEN_AS_LOOPS)
 def test_odd_functions_run_in_threads_too(name: str) -> None:
     """Sorts, scans, scatters, and functions of many blocks: none is left to the host."""

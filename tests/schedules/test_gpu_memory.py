@@ -11,6 +11,7 @@ from tests.schedules.graphs import build, graph, scheduled
 from tkc.schedules import schedule_module
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("dtype", "vector"), [("float32", "float4"), ("float16", "uint4"), ("bfloat16", "uint4")])
 def test_contiguous_elements_move_16_bytes_at_a_time(dtype: str, vector: str) -> None:
     """Rows that vectors divide are loaded and stored as vectors, whatever is computed; odd ones are not."""

@@ -41,6 +41,7 @@ def test_a_gather_is_part_of_what_reads_it() -> None:
     assert [list(map(int, buffer.shape)) for buffer in indices] in ([], [[1, 1, 96]])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", SHORT_SCANS, ids=lambda case: case.name)
 def test_a_scan_along_a_short_axis_is_one_launch(case: Case) -> None:
     """Of a thread for each, over the tensor as it lies."""

@@ -22,6 +22,7 @@ CASES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", CASES)
 def test_flat_rows_of_a_sum(name: str) -> None:
     """TVM's analysis of the positions fails on some of these; results are PyTorch's at any size."""

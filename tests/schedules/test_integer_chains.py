@@ -55,6 +55,7 @@ def _numbers(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([torch.tensor([info.min, info.max]), numbers, torch.arange(-100, 100)]).to(dtype)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", STEP)
 def test_chains_are_right_and_end(name: str) -> None:
     """On the CPU, in every dtype."""

@@ -184,6 +184,7 @@ def test_short_sums_stay(name: str, length: int) -> None:
     tvm.ir.assert_structural_equal(sum_in_parts(func), func)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["columns", "rows", "all", "softmax"])
 @pytest.mark.parametrize("length", [2048, 2**23])
 def test_threads_sum_in_parts(name: str, length: int) -> None:

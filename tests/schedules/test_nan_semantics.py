@@ -24,6 +24,7 @@ class _Extrema(nn.Module):
         )
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_compiles_for_a_gpu(dtype: torch.dtype) -> None:

@@ -55,6 +55,7 @@ CHAINS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(name: str, dtype: torch.dtype) -> None:

@@ -58,6 +58,7 @@ def test_strided_convolutions_of_any_image_compile() -> None:
     assert all(function.scheduled_by != "fallback" for function in executable.report.scheduled), executable.report
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("groups", [32, 2])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_grouped_convolutions_of_any_image_compile(groups: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:

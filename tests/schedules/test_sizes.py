@@ -69,6 +69,7 @@ def test_specialized_is_what_a_static_model_has(name: str) -> None:
     assert structural_equal(as_workload(static), as_workload(case.function(TUNED_AT)))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_static_schedule_is_right_at_every_size(name: str) -> None:
     """Random schedules of MetaSchedule's space for one size, replayed on the function of every size."""

@@ -282,6 +282,7 @@ def test_means_of_nothing_begin(dtype: str) -> None:
         torch.testing.assert_close(torch.from_numpy(found.numpy()), x.mean((1, 2)), equal_nan=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_sums_over_a_known_axis_and_another_become_code(dtype: str) -> None:
     """Parts of a loop that is written out may be of a length that only a call knows."""

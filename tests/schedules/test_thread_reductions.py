@@ -16,10 +16,11 @@ import tvm
 from torch import nn
 from tvm import arith, relax, s_tir, tirx
 from tvm.relax import op
+from tvm.s_tir import dlight
 
 import tkc
 from tests.schedules.gpu_cases import HOPPER
-from tests.schedules.graphs import fused, graph
+from tests.schedules.graphs import fused, graph, size
 from tests.schedules.random_schedules import the_function
 from tests.schedules.sources import generated_sources
 from tkc.schedules.blocks import nodes
@@ -78,6 +79,16 @@ def test_each_place_is_written_once(
 ) -> None:
     """Threads take sixteen rows at a time, and write those that there are."""
     assert sorted(_written(reduce_among_threads(_scheduled(body, x, weight)))) == list(range(places))
+
+
+def test_a_length_that_only_a_call_knows_is_a_bound_of_steps() -> None:
+    """It is no loop, so that a condition about it and about steps says nothing of the place."""
+    rows, length = size("rows"), size("length")
+    module = graph([((rows, length), "float32")], lambda b, x: op.sum(x, -1))
+    _, func = the_function(fused(module, HOPPER))
+    with tvm_target(HOPPER):
+        sch = dlight.gpu.Reduction().apply(func, tvm_target(HOPPER), False)
+    assert "tvm_thread_allreduce" in reduce_among_threads(sch.mod["main"]).script()
 
 
 def test_what_tvm_does_not_reduce_is_refused() -> None:

@@ -43,6 +43,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(2, 84, 64), torch.rand(2, 84, 10) > 0.5, torch.randn(2, 84, 10)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_compile_for_a_gpu(name: str) -> None:

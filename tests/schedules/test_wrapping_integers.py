@@ -90,6 +90,7 @@ def _wrong(found: list[torch.Tensor], expected: list[torch.Tensor]) -> list[str]
     return [name for name, a, b in zip(READERS, found, expected, strict=True) if not torch.equal(a.cpu(), b)]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_are_pytorchs(dtype: torch.dtype) -> None:
     """On the CPU, each reader in a module with the others."""
@@ -107,6 +108,7 @@ def test_results_are_pytorchs_on_a_gpu(dtype: torch.dtype) -> None:
     assert _wrong(exe(x.cuda()), Readers(names)(x)) == []
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("dtype", "cast"),
     [
