@@ -294,3 +294,25 @@ def top_level_statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:
     """What the root block does, one loop nest or block after the other."""
     body = func.body.block.body if isinstance(func.body, tirx.SBlockRealize) else func.body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def thread_tag(node: object) -> str | None:
+    """The axis of threads or blocks (``threadIdx.x``) that ``node``, a loop or a launch, runs along."""
+    if isinstance(node, tirx.AttrStmt) and node.attr_key == THREAD_EXTENT:
+        return str(node.node.thread_tag)
+    if isinstance(node, tirx.For) and node.thread_binding is not None:
+        return str(node.thread_binding.thread_tag)
+    return None
+
+
+def conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    """The conditions that ``condition`` is the conjunction of; none where it always holds."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [] if static(condition) else [condition]
+
+
+def bound_values(realize: tirx.SBlockRealize, *, reducing: bool) -> list[tirx.PrimExpr]:
+    """What the iterators of a block are bound to: of those that it reduces over, or of the others."""
+    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    return [value for iterator, value in pairs if (iterator.iter_type == tirx.IterVar.CommReduce) == reducing]

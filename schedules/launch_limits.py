@@ -9,8 +9,7 @@ from tvm import DataType, s_tir, tirx
 from tvm.target import Target
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.contracts import THREAD_EXTENT
-from tkc.schedules.blocks import nodes, static
+from tkc.schedules.blocks import nodes, static, thread_tag
 from tkc.schedules.lowering.thread_reductions import UnreducedError, reduce_among_threads
 
 # CUDA Programming Guide, "Technical Specifications per Compute Capability": a grid may be 2^31 - 1 blocks wide.
@@ -33,9 +32,9 @@ _COMPACTED = tvm.transform.Sequential(
 def exceeded_limit(func: tirx.PrimFunc, target: Target) -> str | None:
     """What ``func``, scheduled, asks for and no launch on ``target`` can have, as a clause; ``None`` if nothing."""
     for loop in (node for node in nodes(func.body) if isinstance(node, tirx.For)):
-        most, blocks = _MOST_BLOCKS.get(_thread_tag(loop) or ""), static(loop.extent)
+        most, blocks = _MOST_BLOCKS.get(thread_tag(loop) or ""), static(loop.extent)
         if most is not None and blocks is not None and blocks > most:
-            return f"it launches {blocks} blocks along {_thread_tag(loop)}, which takes {most}"
+            return f"it launches {blocks} blocks along {thread_tag(loop)}, which takes {most}"
     try:
         reduce_among_threads(func)
     except UnreducedError as error:
@@ -60,30 +59,21 @@ def widest_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def in_launch(statement: tirx.Stmt) -> tirx.Stmt | None:
-        if _thread_tag(statement) is None:
+        if thread_tag(statement) is None:
             return None
-        high = any(_thread_tag(node) == "blockIdx.y" and not _is_low(node) for node in nodes(statement))
+        high = any(thread_tag(node) == "blockIdx.y" and not _is_low(node) for node in nodes(statement))
         return ir_transform(statement, None, _exchanged, _LAUNCHING) if high else statement
 
     return func.with_body(ir_transform(func.body, in_launch, None, _LAUNCHING))
 
 
 def _exchanged(statement: tirx.Stmt) -> tirx.Stmt | None:
-    if _thread_tag(statement) not in _EXCHANGED:
+    if thread_tag(statement) not in _EXCHANGED:
         return None
     if isinstance(statement, tirx.AttrStmt):
         return tirx.AttrStmt(_renamed(statement.node), statement.attr_key, statement.value, statement.body)
     s = statement
     return tirx.For(s.loop_var, s.min, s.extent, s.kind, s.body, _renamed(s.thread_binding), s.annotations)
-
-
-def _thread_tag(node: object) -> str | None:
-    """The axis of threads or blocks that a statement launches."""
-    if isinstance(node, tirx.AttrStmt) and node.attr_key == THREAD_EXTENT:
-        return str(node.node.thread_tag)
-    if isinstance(node, tirx.For) and node.thread_binding is not None:
-        return str(node.thread_binding.thread_tag)
-    return None
 
 
 def _is_low(launch: tirx.AttrStmt | tirx.For) -> bool:

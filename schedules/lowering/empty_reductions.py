@@ -11,7 +11,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
-from tkc.schedules.blocks import attempt, child_blocks, loop_kinds, nodes
+from tkc.schedules.blocks import attempt, child_blocks, conjuncts, loop_kinds, nodes
 
 
 def begin_before_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -66,19 +66,13 @@ def _beginning(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> tirx.Stmt:
     places = {i.var: value for i, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     own = {each.loop_var: tirx.Var(f"{each.loop_var.name}_init", each.loop_var.dtype) for each in spatial}
     body = substitute(realize.block.init, places)
-    conditions = [each for each in _conjuncts(realize.predicate) if steps.isdisjoint(undefined_vars(each))]
+    conditions = [each for each in conjuncts(realize.predicate) if steps.isdisjoint(undefined_vars(each))]
     if conditions:
         body = tirx.IfThenElse(tirx.all(*conditions), body, None)
     body = substitute(body, own)
     for each in reversed(spatial):
         body = tirx.For(own[each.loop_var], each.min, each.extent, each.kind, body)
     return body
-
-
-def _conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [] if isinstance(condition, tirx.IntImm) else [condition]
 
 
 def _with(func: tirx.PrimFunc, beginnings: dict[tirx.Var, list[tirx.Stmt]]) -> tirx.PrimFunc:

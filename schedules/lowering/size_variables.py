@@ -45,13 +45,13 @@ def sizes_as_variables(func: tirx.PrimFunc) -> tirx.PrimFunc:
     body = over_buffers(func.body, replaced)
     kinds = sorted({f"tirx.{type(formula).__name__}" for formula, _ in found})
     body = ir_transform(body, None, lambda expr: _variable(expr, found), kinds)
-    body = _by_distance(body, found)
+    body = _with_other_sums(body, found)
     buffer_map = {param: replaced[buffer] for param, buffer in func.buffer_map.items()}
     return tirx.PrimFunc(func.params, body, func.ret_type, buffer_map, func.attrs)
 
 
-def _by_distance(body: tirx.Stmt, found: list[tuple[tirx.PrimExpr, tirx.Var]]) -> tirx.Stmt:
-    """``body`` with other sums of what a size is a sum of, such as ``(h - 1) // 32 + 3``, by the size's variable."""
+def _with_other_sums(body: tirx.Stmt, found: list[tuple[tirx.PrimExpr, tirx.Var]]) -> tirx.Stmt:
+    """``body`` with ``size0 + 2`` for ``(h - 1) // 32 + 3``, where ``size0`` is ``(h - 1) // 32 + 1``."""
     analyzer = tvm.arith.Analyzer()
     parts: list[tuple[tirx.PrimExpr, tirx.PrimExpr]] = []
     for formula, variable in found:

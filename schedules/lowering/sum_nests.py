@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import substitute
 
-from tkc.schedules.blocks import nodes, static
+from tkc.schedules.blocks import bound_values, conjuncts, nodes, static
 
 _ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
 
@@ -32,13 +32,13 @@ class SumNest:
     @cached_property
     def reducing(self) -> list[tirx.For]:
         """The loops over what is added."""
-        added = _variables(_values(self.realize, reducing=True))
+        added = _variables(bound_values(self.realize, reducing=True))
         return [loop for loop in self.loops if loop.loop_var in added]
 
     @cached_property
     def spatial(self) -> list[tirx.For]:
         """The loops over sums."""
-        added = _variables(_values(self.realize, reducing=True))
+        added = _variables(bound_values(self.realize, reducing=True))
         return [loop for loop in self.loops if loop.loop_var not in added]
 
     @cached_property
@@ -52,7 +52,7 @@ class SumNest:
     def predicate(self) -> tirx.PrimExpr:
         """Which sums there are, of those that the loops run over."""
         reducing = {loop.loop_var for loop in self.reducing}
-        parts = [part for part in _conjuncts(self.realize.predicate) if not reducing & _variables([part])]
+        parts = [part for part in conjuncts(self.realize.predicate) if not reducing & _variables([part])]
         return tirx.all(*parts) if parts else tirx.const(True, "bool")
 
     def is_perfect(self) -> bool:
@@ -101,20 +101,8 @@ def _blocks(
         yield around, statement
 
 
-def _values(realize: tirx.SBlockRealize, reducing: bool) -> list[tirx.PrimExpr]:
-    """What the iterators of a block are bound to: of those that reduce, or of the others."""
-    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    return [value for iterator, value in pairs if (iterator.iter_type == tirx.IterVar.CommReduce) == reducing]
-
-
 def _variables(expressions: list[tirx.PrimExpr]) -> set[tirx.Var]:
     return {variable for expression in expressions for variable in undefined_vars(expression)}
-
-
-def _conjuncts(condition: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [condition]
 
 
 def _adds(block: tirx.SBlock) -> bool:
@@ -141,14 +129,14 @@ def _loops_are_simple(nest: SumNest) -> bool:
     """Whether each loop runs over sums or over what is added, one after the other, and as often for all of them."""
     own = {loop.loop_var for loop in nest.loops}
     reducing = {loop.loop_var for loop in nest.reducing}
-    ends = [nest.indices, _values(nest.realize, reducing=False)]
+    ends = [nest.indices, bound_values(nest.realize, reducing=False)]
     if any(reducing & _variables(list(end)) for end in ends):
         return False
-    for condition in _conjuncts(nest.realize.predicate):
+    for condition in conjuncts(nest.realize.predicate):
         if reducing & _variables([condition]) and (own - reducing) & _variables([condition]):
             return False
     # An outer loop over what is added, which is none of these, would start the sums, or divide them among threads.
-    added = _values(nest.realize, reducing=True)
+    added = bound_values(nest.realize, reducing=True)
     if nest.realize.block.init is not None and not _variables(added) <= own:
         return False
     return all(

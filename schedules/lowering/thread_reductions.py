@@ -18,7 +18,7 @@ from tvm import s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.blocks import nodes
+from tkc.schedules.blocks import bound_values, conjuncts, nodes, thread_tag
 from tkc.schedules.refusals import last_line
 
 _WRITE_BACK = "_write_back"  # what TVM appends to the name of a block
@@ -40,7 +40,7 @@ class _Reduction:
     def bounds(self) -> list[tirx.PrimExpr]:
         """What has to hold of the place that the block writes. Raises where it is not apart from what is reduced."""
         bounds = []
-        for condition in _conjuncts(self.realize.predicate):
+        for condition in conjuncts(self.realize.predicate):
             used = set(undefined_vars(condition))
             if not used & self.steps:
                 bounds.append(condition)
@@ -103,23 +103,13 @@ def _realizes(node: Any) -> list[tirx.SBlockRealize]:
 
 
 def _steps(realize: tirx.SBlockRealize) -> frozenset[tirx.Var]:
-    pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    reduced = (value for iterator, value in pairs if iterator.iter_type == tirx.IterVar.CommReduce)
-    return frozenset(variable for value in reduced for variable in undefined_vars(value))
+    """The variables that decide what a block adds to a place."""
+    values = bound_values(realize, reducing=True)
+    return frozenset(variable for value in values for variable in undefined_vars(value))
 
 
 def _thread(node: Any) -> tirx.Var | None:
     """The variable along which the threads of a block run, if ``node`` is a loop or a launch of such."""
-    if isinstance(node, tirx.For) and node.thread_binding is not None:
-        return node.loop_var if str(node.thread_binding.thread_tag).startswith("threadIdx") else None
-    if not isinstance(node, tirx.AttrStmt) or not isinstance(node.node, tirx.IterVar):
+    if not (thread_tag(node) or "").startswith("threadIdx"):
         return None
-    return node.node.var if str(node.node.thread_tag).startswith("threadIdx") else None
-
-
-def _conjuncts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
-    if isinstance(condition, tirx.And):
-        yield from _conjuncts(condition.a)
-        yield from _conjuncts(condition.b)
-    elif not (isinstance(condition, tirx.IntImm) and condition.value):
-        yield condition
+    return node.loop_var if isinstance(node, tirx.For) else node.node.var

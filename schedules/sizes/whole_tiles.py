@@ -14,7 +14,7 @@ from tvm import arith, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.blocks import nodes, static
+from tkc.schedules.blocks import conjuncts, nodes, static
 
 # Each level repeats the code of the tile; the second bounds what the last tile of a size costs.
 _LEVELS = 2
@@ -77,7 +77,7 @@ def _lies_inside(guards: list[tirx.PrimExpr], tile: tirx.Stmt) -> tirx.PrimExpr 
     analyzer = arith.Analyzer()
     ranges, defined = _ranges(tile), {*_defined(tile), _INFINITY}
     conditions: list[tirx.PrimExpr] = []
-    for part in (part for guard in guards for part in _conjuncts(guard)):
+    for part in (part for guard in guards for part in conjuncts(guard)):
         if not isinstance(part, tirx.LT):
             return None
         most = analyzer.int_set(part.a - part.b, ranges).max_value
@@ -105,14 +105,6 @@ def _defined(statement: tirx.Stmt) -> set[tirx.Var]:
         elif isinstance(node, tirx.SBlock):
             found.update(iterator.var for iterator in node.iter_vars)
     return found
-
-
-def _conjuncts(predicate: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
-    if isinstance(predicate, tirx.And):
-        yield from _conjuncts(predicate.a)
-        yield from _conjuncts(predicate.b)
-    elif static(predicate) is None:
-        yield predicate
 
 
 def _distinct(conditions: list[tirx.PrimExpr]) -> list[tirx.PrimExpr]:

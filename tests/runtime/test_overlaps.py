@@ -96,6 +96,9 @@ def test_one_of_many_that_moves() -> None:
     check = MovedOverlapCheck(OverlapCheck([f"x{i}" for i in range(6)], ["x4", "x5"]), bound)
     check({4: memory[72:80], 5: memory[90:]})
     check({4: memory[:0], 5: memory[72:80]})
+    check({4: memory[90:], 5: memory[72:80]})
+    check({4: memory[72:80], 5: memory[90:]})  # they have changed places
+    check({5: memory[72:80], 4: memory[90:]})
     for moved in (memory[59:60], memory[10:11], memory[65:75], memory[79:81], memory[89:], memory[72:80]):
         with pytest.raises(tkc.InputError, match=r"updates 'x[45]'"):
             check({4: moved})

@@ -9,6 +9,7 @@ from tvm import te, tirx
 
 import tkc
 from tests.schedules.sources import generated_sources
+from tkc.compiler.options import Kernels
 from tkc.schedules.lowering.size_variables import sizes_as_variables
 
 
@@ -16,6 +17,19 @@ def _cast(size: tirx.PrimExpr) -> tirx.PrimFunc:
     batch = tirx.SizeVar("batch", "int64")
     x = te.placeholder((batch, size, size, 64), "bfloat16", name="x")
     return te.create_prim_func([x, te.compute(x.shape, lambda *at: x(*at).astype("float32"), name="y")])
+
+
+def _rules(model: nn.Module, channels: int, kernels: Kernels = "auto") -> dict[str, str]:
+    """What schedules each function of ``model``, compiled for Hopper and images of any size and ``channels``."""
+    free = torch.export.Dim.AUTO
+    executable = tkc.compile(
+        model.eval().bfloat16(),
+        (torch.rand(4, channels, 64, 48).bfloat16(),),
+        target="cuda:sm_90a",
+        dynamic_shapes=({0: free, 2: free, 3: free},),
+        kernels=kernels,
+    )
+    return {entry.function: entry.scheduled_by for entry in executable.report.scheduled}
 
 
 def test_each_formula_has_one_variable() -> None:
@@ -47,15 +61,8 @@ def test_strided_convolutions_of_any_image_compile() -> None:
         nn.Conv2d(64, 64, 3, stride=2, padding=1),
         nn.AdaptiveAvgPool2d(1),
     )
-    free = torch.export.Dim.AUTO
-    executable = tkc.compile(
-        model.eval().bfloat16(),
-        (torch.rand(4, 3, 64, 64).bfloat16(),),
-        target="cuda:sm_90a",
-        dynamic_shapes=({0: free, 2: free, 3: free},),
-    )
-    assert executable.report.scheduled
-    assert all(function.scheduled_by != "fallback" for function in executable.report.scheduled), executable.report
+    rules = _rules(model, 3)
+    assert rules and "fallback" not in rules.values(), rules
 
 
 @pytest.mark.daily(1)
@@ -65,14 +72,7 @@ def test_grouped_convolutions_of_any_image_compile(groups: int, stride: int, mon
     """Of each channel, without a copy of the image; of large groups, whose windows are copied once."""
     generated_sources(monkeypatch)
     model = nn.Sequential(nn.Conv2d(32, 32, 3, stride, 1, groups=groups), nn.ReLU())
-    free = torch.export.Dim.AUTO
-    executable = tkc.compile(
-        model.eval().bfloat16(),
-        (torch.rand(4, 32, 14, 12).bfloat16(),),
-        target="cuda:sm_90a",
-        dynamic_shapes=({0: free, 2: free, 3: free},),
-    )
-    rules = {entry.function: entry.scheduled_by for entry in executable.report.scheduled}
+    rules = _rules(model, 32)
     assert not [name for name in rules if name.startswith("reshape")], rules
     assert ("gpu-windows" in rules.values()) == (groups == 32), rules
 
@@ -81,13 +81,5 @@ def test_windows_of_what_a_strided_convolution_leaves(monkeypatch: pytest.Monkey
     """Of each channel of patches, as SegFormer has them."""
     generated_sources(monkeypatch)
     model = nn.Sequential(nn.Conv2d(3, 32, 7, 4, 3), nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.GELU())
-    free = torch.export.Dim.AUTO
-    executable = tkc.compile(
-        model.eval().bfloat16(),
-        (torch.rand(4, 3, 64, 48).bfloat16(),),
-        target="cuda:sm_90a",
-        dynamic_shapes=({0: free, 2: free, 3: free},),
-        kernels="none",
-    )
-    rules = {entry.scheduled_by for entry in executable.report.scheduled}
-    assert "gpu-windows" in rules and not {rule for rule in rules if "fallback" in rule}, executable.report
+    rules = _rules(model, 3, kernels="none")
+    assert "gpu-windows" in rules.values() and not {"fallback", "dlight-fallback"} & set(rules.values()), rules

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tkc.errors import InputError
-from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck
+from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck, Place, place_of
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.tensors import held, to_torch
@@ -122,7 +122,7 @@ class BoundChecks(InputChecks):
         """The positions of the others."""
         self._moving_checks = [(position, self._tensors[position]) for position in self.moving]
         self._complete: list[Any] = [self.bound.get(position) for position in range(self.number)]
-        self._seen: dict[int, _Place] = {}
+        self._seen: dict[int, _Seen] = {}
         self._moved = None if self._overlaps is None else MovedOverlapCheck(self._overlaps, self.bound)
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -130,22 +130,23 @@ class BoundChecks(InputChecks):
         if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
             self._check_plain(values)
         sizes = self._sizes.copy()
-        moving, moved = [], []
+        moving: list[torch.Tensor] = []
+        moved: dict[int, torch.Tensor] = {}
+        seen: dict[int, _Seen] = {}
         for position, check in self._moving_checks:
             value = values[position]
-            place = _place(value) if check.is_of_one_shape else None
-            if place is not None and self._seen.get(position) == place:
+            now = _seen(value) if check.is_of_one_shape else None
+            if now is not None and self._seen.get(position) == now:
                 moving.append(value)  # a cache, as it was in the call before
                 continue
             self._seen.pop(position, None)
-            moved.append((position, check))
             moving.append(check(value, sizes))
-        if self._moved is not None and moved:
-            self._moved({position: to_torch(values[position], check.spec.name) for position, check in moved})
-        for position, check in moved:
-            place = _place(values[position]) if check.is_of_one_shape else None
-            if place is not None and check.takes_as_it_is(values[position]):
-                self._seen[position] = place
+            moved[position] = to_torch(value, check.spec.name)
+            if now is not None and check.takes_as_it_is(value):
+                seen[position] = now
+        if self._moved is not None:
+            self._moved(moved)
+        self._seen |= seen
         if self._conditions or self._dependent or self._indices:
             complete = self._complete.copy()
             for position, tensor in zip(self.moving, moving, strict=True):
@@ -154,14 +155,14 @@ class BoundChecks(InputChecks):
         return moving
 
 
-_Place: TypeAlias = "tuple[int, torch.Size, tuple[int, ...], torch.dtype, torch.device]"
+_Seen: TypeAlias = "tuple[Place, torch.dtype, torch.device]"
 
 
-def _place(value: Any) -> _Place | None:
-    """Where a plain tensor is, and what; ``None`` for others."""
+def _seen(value: Any) -> _Seen | None:
+    """What tells a plain tensor from another one; ``None`` for what is none."""
     if type(value) is not torch.Tensor or value.requires_grad or value.is_neg() or value.layout is not torch.strided:
         return None
-    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+    return place_of(value), value.dtype, value.device
 
 
 def _is_where(tensor: torch.Tensor, value: torch.Tensor) -> bool:

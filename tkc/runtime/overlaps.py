@@ -10,7 +10,8 @@ import torch
 
 from tkc.errors import InputError
 
-_Place = tuple[int, torch.Size, tuple[int, ...], int]
+Place = tuple[int, torch.Size, tuple[int, ...], int]
+"""Where a tensor begins, its shape, its strides in elements, and the bytes of an element."""
 
 
 class OverlapCheck:
@@ -23,16 +24,16 @@ class OverlapCheck:
         """``names`` are those of all inputs, in order, ``updated`` of those that the model updates."""
         self._names = names
         self._updated = [name in updated for name in names]
-        self._accepted: list[_Place] = []  # of the last call; caches are the same ones for many calls
+        self._accepted: list[Place] = []  # of the last call; caches are the same ones for many calls
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises :class:`InputError` for inputs that overlap; ``tensors`` are the inputs as they were handed over."""
-        places = [_place(tensor) for tensor in tensors]
+        places = [place_of(tensor) for tensor in tensors]
         if places != self._accepted:
             self.compare_all(dict(enumerate(places)))
             self._accepted = places
 
-    def compare_all(self, places: Mapping[int, _Place]) -> None:
+    def compare_all(self, places: Mapping[int, Place]) -> None:
         """Raises for inputs that overlap, which have ``places`` by their positions."""
         spans = sorted((place[0], _end(place), position) for position, place in places.items() if 0 not in place[1])
         open_ones: list[tuple[int, int]] = []
@@ -42,7 +43,7 @@ class OverlapCheck:
                 self.compare(position, places[position], other, places[other])
             open_ones.append((end, position))
 
-    def compare(self, one: int, place: _Place, other: int, other_place: _Place) -> None:
+    def compare(self, one: int, place: Place, other: int, other_place: Place) -> None:
         """Raises for the inputs at two positions if they overlap there, and the model updates one."""
         if (self._updated[one] or self._updated[other]) and _overlap(place, other_place):
             self._refuse(one, other)
@@ -61,20 +62,20 @@ class MovedOverlapCheck:
     def __init__(self, check: OverlapCheck, bound: Mapping[int, torch.Tensor]) -> None:
         """The inputs at the positions of ``bound`` are these tensors in each call. Raises where these overlap."""
         self._check = check
-        self._places = {position: _place(tensor) for position, tensor in bound.items() if tensor.numel()}
+        self._places = {position: place_of(tensor) for position, tensor in bound.items() if tensor.numel()}
         check.compare_all(self._places)
-        spans = sorted((place[0], _end(place), position) for position, place in self._places.items())
-        self._starts = [start for start, _, _ in spans]
-        self._bound = spans
-        self._reach = list(itertools.accumulate((end for _, end, _ in spans), max))
+        self._bound = sorted((place[0], _end(place), position) for position, place in self._places.items())
+        self._starts = [start for start, _, _ in self._bound]
+        self._reach = list(itertools.accumulate((end for _, end, _ in self._bound), max))
         self._moving: dict[int, tuple[int, int]] = {}
 
     def __call__(self, moved: Mapping[int, torch.Tensor]) -> None:
         """Raises :class:`InputError` for inputs that overlap. Those that are not ``moved`` are where they were."""
-        for position, tensor in moved.items():
+        for position in moved:  # before any is compared: two may have changed places
             self._moving.pop(position, None)
+        for position, tensor in moved.items():
             if tensor.numel():
-                place = _place(tensor)
+                place = place_of(tensor)
                 start, end = place[0], _end(place)
                 for other in self._meeting(start, end):
                     self._check.compare(position, place, other, self._places[other])
@@ -92,16 +93,17 @@ class MovedOverlapCheck:
                 yield self._bound[index][2]
 
 
-def _place(tensor: torch.Tensor) -> _Place:
+def place_of(tensor: torch.Tensor) -> Place:
+    """Where ``tensor`` lies in memory."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
-def _end(place: _Place) -> int:
+def _end(place: Place) -> int:
     start, shape, strides, width = place
     return start + width * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
 
 
-def _overlap(one: _Place, other: _Place) -> bool:
+def _overlap(one: Place, other: Place) -> bool:
     """Whether two tensors whose spans overlap share an element: the keys and values of one cache may be interleaved."""
     width, start = one[3], min(one[0], other[0])
     offsets = [place[0] - start for place in (one, other)]

@@ -176,21 +176,15 @@ class Running(SurvivesFork):
 
     def _run_updating(self, inputs: Sequence[Any], bound: BoundInputs | None) -> list[torch.Tensor]:
         launch = self._launch or self.load()
-        given: dict[int, torch.Tensor] = {}
-        returned = set(self._returned.values())
         if bound is not None and self._takes(bound):
-            results, fitted = self._run_bound(inputs, bound)
-            for place, i in enumerate(self._updated_inputs):
-                memory = bound.fitted(i, inputs[i], fitted)
-                if place in returned or memory is not inputs[i]:
-                    given[place] = _updated(inputs[i], memory)
+            results, moving = self._run_bound(inputs, bound)
+            given = [_updated(inputs[i], bound.fitted(i, inputs[i], moving)) for i in self._updated_inputs]
         else:
             results, fitted = self._run_fitted(launch, inputs)
-            given = {place: _updated(inputs[i], fitted[i]) for place, i in enumerate(self._updated_inputs)}
+            given = [_updated(inputs[position], fitted[position]) for position in self._updated_inputs]
         if not self._returned:
             return results
-        state = [self._state[spec.name] for spec in self._signature.state]
-        updated = {**given, **{len(self._updated_inputs) + place: tensor for place, tensor in enumerate(state)}}
+        updated = [*given, *(self._state[spec.name] for spec in self._signature.state)]
         computed = iter(results)
         return [
             updated[self._returned[output]] if output in self._returned else next(computed)
@@ -392,7 +386,10 @@ class Running(SurvivesFork):
 
 def _updated(value: Any, fitted: torch.Tensor) -> torch.Tensor:
     """The input ``value`` as a tensor that holds what ``fitted``, itself or a copy of it, came to hold."""
-    tensor = to_torch(value, "").detach()
+    tensor = to_torch(value, "")
+    if tensor is fitted and not tensor.requires_grad:
+        return tensor
+    tensor = tensor.detach()
     if tensor.data_ptr() == fitted.data_ptr() and not tensor.is_conj():
         return tensor
     return tensor.copy_(torch.view_as_complex(fitted) if tensor.is_complex() else fitted)

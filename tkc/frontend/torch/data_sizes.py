@@ -98,9 +98,9 @@ class DataSizes:
         """Whether only the data decides ``size``."""
         if isinstance(size, int | tirx.IntImm):
             return False
-        used = list(tirx.analysis.undefined_vars(size))
-        own = (self._emitter.symbols.expression(symbol) for symbol in self._of_data)
-        return any(variable.same_as(mine) for mine in own if isinstance(mine, tirx.Var) for variable in used)
+        symbols = self._emitter.symbols
+        own = [symbols.expression(symbol) for symbol in self._of_data & symbols.known]
+        return any(variable.same_as(mine) for variable in tirx.analysis.undefined_vars(size) for mine in own)
 
     def mixes_sizes(self, node: fx.Node) -> bool:
         """Whether the node takes several tensors with different sizes that only the data decides.
@@ -181,16 +181,17 @@ class DataSizes:
         emitter.builder.match_cast(emitter.held(size), relax.ShapeStructInfo([variable]))
         return variable
 
-    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
-        """``value`` as one of ``shape``; a call in which it is of another shape fails.
+    def fitted(self, value: relax.Expr, shape: Sequence[Size], own: Sequence[Size] | None = None) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape, or ``own`` is another one, fails.
 
         A ``match_cast`` would not do: TVM leaves those out that tell it nothing new.
         """
         emitter = self._emitter
-        if emitter.has_shape(value, shape):
+        pairs = zip(own or value.struct_info.shape.values, shape, strict=True)
+        unlike = [_equal(size, wanted) for size, wanted in pairs if not emitter.equal(size, wanted)]
+        if not unlike:
             return value
-        pairs = zip(value.struct_info.shape.values, shape, strict=True)
-        holds = tirx.all(*(_equal(own, wanted) for own, wanted in pairs if not emitter.equal(own, wanted)))
+        holds = tirx.all(*unlike)
         message = (
             f"{emitter.node.target} ({source_of(emitter.node)}): sizes that the data decides do not fit each other, or "
             "what the model was exported for, in this call"

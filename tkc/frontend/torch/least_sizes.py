@@ -304,13 +304,11 @@ def _normalized(call: _Call) -> Iterator[tuple[Any, int]]:
 def _squeezed(call: _Call) -> Iterator[tuple[Any, int]]:
     """An axis of a size that the data decides stays in the result, and is none of 1 then."""
     shape, dims = call.shape("self"), call["dim"]
-    every = dims is None
-    for dim in range(len(shape)) if every else dims if isinstance(dims, list) else [dims]:
-        if free_unbacked_symbols(shape[dim]):
-            yield (
-                sympy.Ne(_formula(shape[dim]), 1, evaluate=False),
-                1,
-            )  # not evaluated: to PyTorch every size is another
+    every = range(len(shape)) if dims is None else dims if isinstance(dims, list) else [dims]
+    for size in (shape[dim] for dim in every):
+        if free_unbacked_symbols(size):
+            # Not evaluated: to PyTorch every size is another one.
+            yield sympy.Ne(_formula(size), 1, evaluate=False), 1
 
 
 _RULES: dict[str, _Rule] = {

@@ -35,8 +35,8 @@ class DefinedSizes(Protocol):
     def computed(self, size: Size) -> Size:
         """A variable that is ``size``, which is not negative: a result has it that PyTorch gives a name of its own."""
 
-    def fitted(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
-        """``value`` as one of ``shape``; a call in which it is of another shape fails."""
+    def fitted(self, value: relax.Expr, shape: Sequence[Size], own: Sequence[Size] | None = None) -> relax.Expr:
+        """``value`` as one of ``shape``; a call in which it is of another shape, or ``own`` is another one, fails."""
 
     def decide(self, size: Size) -> bool:
         """Whether only the data decides ``size``."""

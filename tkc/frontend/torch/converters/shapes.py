@@ -133,8 +133,7 @@ def slice_scatter(
     if _is_decided_by_data(b, start, end):
         _, rows = _rows_between(b, size, start, end, step)
         shape = list(source.struct_info.shape)
-        there = b.data_sizes.fitted(source, [*shape[:dim], rows, *shape[dim + 1 :]])
-        source = b.data_sizes.fitted(there, shape)
+        source = b.data_sizes.fitted(source, shape, [*shape[:dim], rows, *shape[dim + 1 :]])
     if b.equal(size, length):
         return b.cast(source, b.dtype)
     first = _clamped(b, 0 if start is None else start, size)
