@@ -57,24 +57,22 @@ def reduce_among_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(True for _ in _reductions(func)):
         return func
     canonical = s_tir.transform.CanonicalizeLoop()(tvm.IRModule({"main": func}))
-    asked: defaultdict[str, list[_Reduction]] = defaultdict(list)
+    bounds: defaultdict[str, list[list[tirx.PrimExpr]]] = defaultdict(list)
     for reduction in _reductions(canonical["main"]):
-        asked[reduction.realize.block.name_hint + _WRITE_BACK].append(reduction)
+        bounds[reduction.realize.block.name_hint + _WRITE_BACK].append(reduction.bounds())
     try:
         lowered = s_tir.transform.LowerCrossThreadReduction()(canonical)["main"]
     except Exception as error:  # of whatever type TVM has for it
         raise UnreducedError(last_line(error)) from error
     written = [realize.block.name_hint for realize in _realizes(lowered)]
-    for name, reductions in asked.items():
-        if written.count(name) != len(reductions):
+    for name, asked in bounds.items():
+        if written.count(name) != len(asked):
             raise UnreducedError(f"TVM does not find a reduction in {name.removesuffix(_WRITE_BACK)}")
 
     def bounded(realize: tirx.SBlockRealize) -> tirx.SBlockRealize | None:
-        reductions = asked.get(realize.block.name_hint)
-        bounds = reductions.pop(0).bounds() if reductions else []
-        if not bounds:
+        if not (asked := bounds.get(realize.block.name_hint)):
             return None
-        return tirx.SBlockRealize(realize.iter_values, tirx.all(realize.predicate, *bounds), realize.block)
+        return tirx.SBlockRealize(realize.iter_values, tirx.all(realize.predicate, *asked.pop(0)), realize.block)
 
     return lowered.with_body(ir_transform(lowered.body, None, bounded, ["tirx.SBlockRealize"]))
 

@@ -47,7 +47,17 @@ def _selected_twice(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
     return (chosen + 2)[:, None] @ _WEIGHTS + chosen[torch.tensor([True, False, True, True])].sum()
 
 
+def _updated(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+    """PyTorch traces this twice, and takes for granted the second time what it asserted the first."""
+    chosen = torch.repeat_interleave(x, flags.long(), 0)
+    none = chosen - chosen
+    mask = torch.tensor([True, False, True, True])
+    added = none.index_add(0, torch.nonzero(mask).squeeze(1), none[mask])
+    return chosen.add_(2)[:, None] @ _WEIGHTS + added.sum()
+
+
 OF_FOUR = {
+    "a product of updated rows": _updated,
     "product of a slice": lambda x, flags: _first(x, flags)[:, None] @ _WEIGHTS,
     "sum with a slice": lambda x, flags: _first(x, flags) + _ROWS,
     "sum with a part of a slice": lambda x, flags: _first(x, flags)[:, 1:] * _ROWS[:, :2],
