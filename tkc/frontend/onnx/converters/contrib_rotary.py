@@ -54,9 +54,8 @@ def angles(node: Node, caches: Sequence[int], positions: relax.Expr, half: int) 
 def rotary_embedding(node: Node) -> Converted:
     """Of a tensor of three or four dimensions, all of a head or its first numbers."""
     refuse(node, {}, ("is_packed_batching",))
-    rank, rotated = node.rank(0), node.attribute("rotary_embedding_dim", 0)
-    half = node.shape(2)[1]
-    half = rotated // 2 if rotated else half
+    rank, width = node.rank(0), node.attribute("rotary_embedding_dim", 0)
+    half = width // 2 if width else node.shape(2)[1]
     if not isinstance(half, int):
         raise ConversionError("needs a cache of fixed width; export the model with fixed sizes there")
     if rank == 4:
