@@ -36,6 +36,8 @@ class CallStructure:
         self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
         self._numbers = frozenset(signature.number_outputs)
         self._keywords = _keywords(self.in_spec, signature)
+        all_computed = not (self._narrow or self._numbers or self._size_outputs or signature.constant_outputs)
+        self._is_one_tensor = all_computed and self.out_spec is not None and self.out_spec.is_leaf()
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
@@ -67,6 +69,8 @@ class CallStructure:
         computed, in the model's structure.
         """
         restore = from_torch_as(inputs[0]) if inputs else from_torch
+        if self._is_one_tensor:
+            return restore(outputs[0])
         results = [
             output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
         ]

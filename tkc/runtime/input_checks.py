@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tkc.errors import InputError
-from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck, Place, place_of
+from tkc.runtime.overlaps import MovedOverlapCheck, OverlapCheck
 from tkc.runtime.signature import IndexBound, Signature, TensorSpec
 from tkc.runtime.sizes import Formula
 from tkc.runtime.tensors import held, to_torch
@@ -39,21 +39,30 @@ class InputChecks:
         names = [spec.name for spec in signature.inputs]
         self._overlaps = OverlapCheck(names, signature.updated_inputs) if signature.updated_inputs else None
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
+        self._before: _Before | None = None
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
         if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
             self._check_plain(values)
+        before = self._before
+        if before is not None and before.have_forms_of(values):
+            if self._overlaps is not None:
+                self._overlaps(values)
+            for check in self._indices:
+                check(values[check.position], before.sizes)
+            return list(values)
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         if self._overlaps is not None:
             self._overlaps([to_torch(value, each.spec.name) for value, each in zip(values, self._tensors, strict=True)])
-        self._check_together(tensors, sizes)
+        self._check_together(tensors, {name: size for name, (size, _) in sizes.items()})
+        if all(check.takes_as_it_is(value) for value, check in zip(values, self._tensors, strict=True)):
+            self._before = _Before(values, {name: size for name, (size, _) in sizes.items()})
         return tensors
 
-    def _check_together(self, tensors: Sequence[torch.Tensor], sizes: dict[str, tuple[int, str]]) -> None:
-        """Raise :class:`InputError` for fitted ``tensors`` of which each by itself is right."""
-        named = {name: size for name, (size, _) in sizes.items()}
+    def _check_together(self, tensors: Sequence[torch.Tensor], named: dict[str, int]) -> None:
+        """Raise :class:`InputError` for fitted ``tensors`` of which each by itself is right, of sizes ``named``."""
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]
             if shapes != self._accepted:
@@ -151,18 +160,46 @@ class BoundChecks(InputChecks):
             complete = self._complete.copy()
             for position, tensor in zip(self.moving, moving, strict=True):
                 complete[position] = tensor
-            self._check_together(complete, sizes)
+            self._check_together(complete, {name: size for name, (size, _) in sizes.items()})
         return moving
 
 
-_Seen: TypeAlias = "tuple[Place, torch.dtype, torch.device]"
+_Form: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
+
+
+def _form(value: Any) -> _Form | None:
+    """All that is checked of a plain tensor but its address and elements; ``None`` for what is none."""
+    if type(value) is not torch.Tensor or value.is_nested or value.layout is not torch.strided:
+        return None
+    if value.requires_grad or value.is_neg():
+        return None
+    return value.dtype, value.device, value.shape, value.stride()
+
+
+_Seen: TypeAlias = "tuple[_Form, int]"
 
 
 def _seen(value: Any) -> _Seen | None:
     """What tells a plain tensor from another one; ``None`` for what is none."""
-    if type(value) is not torch.Tensor or value.requires_grad or value.is_neg() or value.layout is not torch.strided:
-        return None
-    return place_of(value), value.dtype, value.device
+    form = _form(value)
+    return form and (form, value.data_ptr())
+
+
+class _Before:
+    """A call whose inputs generated code took as they were: the next ones are often other tensors of these forms."""
+
+    def __init__(self, values: Sequence[Any], sizes: dict[str, int]) -> None:
+        self._forms = [_form(value) for value in values]
+        self.sizes = sizes
+
+    def have_forms_of(self, values: Sequence[Any]) -> bool:
+        """Whether ``values``, too, fit and are taken as they are."""
+        if len(values) != len(self._forms):
+            return False
+        for value, form in zip(values, self._forms, strict=True):
+            if _form(value) != form or value.data_ptr() % _ALIGNMENT:
+                return False
+        return True
 
 
 def _is_where(tensor: torch.Tensor, value: torch.Tensor) -> bool:
@@ -185,10 +222,11 @@ class _TensorCheck:
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
         self.is_of_one_shape = all(isinstance(dim, int) for dim in spec.shape)
 
-    def takes_as_it_is(self, value: torch.Tensor) -> bool:
+    def takes_as_it_is(self, value: Any) -> bool:
         """Whether generated code takes ``value``, which fits, where it is."""
         return (
             self.spec.held == self.spec.dtype
+            and _form(value) is not None
             and not value.is_complex()
             and value.numel() > 0
             and value.data_ptr() % _ALIGNMENT == 0
