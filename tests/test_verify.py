@@ -95,6 +95,20 @@ def bound_twice(main: relax.Function) -> relax.Function:
     return relax.Function(main.params, body, main.ret_struct_info, main.is_pure, main.attrs)
 
 
+def with_results(main: relax.Function, change: Callable[[list[relax.Expr]], list[relax.Expr]]) -> relax.Function:
+    """``main`` with other results, made of its own."""
+    builder = relax.BlockBuilder()
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    results = list(bindings[-1].value.fields)
+    with builder.function(MAIN, list(main.params), attrs=dict(main.attrs)):
+        with builder.dataflow():
+            for binding in bindings[:-1]:
+                builder.emit_normalized(binding)
+            output = builder.emit_output(relax.Tuple([builder.normalize(each) for each in change(results)]))
+        builder.emit_func_output(output)
+    return builder.get()[MAIN]
+
+
 def forget_kernels(state: Compilation) -> Compilation:
     """No library is requested."""
     return replace(state, kernels=())
@@ -135,6 +149,10 @@ FAULTS = {
     "an update of what is no parameter": (
         behind("canonicalize", with_function(lambda f: f.with_attr(UPDATES, [1, 7]), is_main)),
         ("canonicalize", verify.UPDATES_RETURNED, MAIN),
+    ),
+    "results in another order": (
+        behind("write rows", with_function(lambda f: with_results(f, lambda r: [r[1], r[0], *r[2:]]), is_main)),
+        ("write rows", verify.RESULTS_KEPT, MAIN),
     ),
     "updates in another order": (
         behind("lower operators", with_function(lambda f: f.with_attr(UPDATES, [2, 1]), is_main)),
@@ -292,6 +310,32 @@ def test_compile_verifies_if_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(VERIFY, "1")
     with pytest.raises(tkc.InternalError):
         tkc.explain(model, (X,), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda result: relax.op.mean(result, axis=[0]), "result 0 was .*, and is "),
+        (lambda result: relax.op.expand_dims(result, [0]), "result 0 was .*, and is "),
+        (lambda result: relax.op.astype(result, "float16"), "result 0 was .*, and is "),
+        (lambda result: relax.op.concat([result, result], 1), "result 0 was .*, and is "),
+        (None, "it returned 1 values, and returns 2"),
+    ],
+)
+def test_results_of_another_form_are_never_returned(
+    change: Callable[[relax.Expr], relax.Expr] | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not stages are verified: it would be a wrong result without an error."""
+    original = pipeline.fusion_stages
+
+    def changed(main: relax.Function) -> relax.Function:
+        return with_results(main, lambda results: [*results, *results] if change is None else [change(results[0])])
+
+    monkeypatch.setattr(
+        pipeline, "fusion_stages", lambda: behind("write rows", with_function(changed, is_main))(original())
+    )
+    with pytest.raises(tkc.InternalError, match=message):
+        tkc.explain(torch.nn.Tanh(), (X,), verify=False, kernels="none", database=False)
 
 
 def test_the_dump_says_what_each_pass_did(tmp_path: Path) -> None:

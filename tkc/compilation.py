@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tvm import IRModule
+from tvm import IRModule, relax
 
 from tkc.kernels import KernelDispatch
 from tkc.kernels.choices import RecordedChoices
@@ -19,14 +19,15 @@ from tkc.schedules.unordered import UnorderedFunction
 class Compilation:
     """A model between two stages: its module, and what the stages so far found.
 
-    ``packed_weights`` are those that the module takes side by side, in the order of their parameters. ``kernels`` are
-    those that it calls, whose libraries are built beside the later stages; ``None`` before substitution.
-    ``unscheduled`` is the module before its functions were scheduled and its graph lowered. ``activations`` are what
-    the program allocates. ``kernels_measured_on`` are the other devices by whose records their configurations were
-    chosen, ``choices`` how they were.
+    ``returned`` is what the model returns, as it was imported. ``packed_weights`` are those that the module takes side
+    by side, in the order of their parameters. ``kernels`` are those that it calls, whose libraries are built beside the
+    later stages; ``None`` before substitution. ``unscheduled`` is the module before its functions were scheduled and
+    its graph lowered. ``activations`` are what the program allocates. ``kernels_measured_on`` are the other devices by
+    whose records their configurations were chosen, ``choices`` how they were.
     """
 
     module: IRModule
+    returned: relax.StructInfo | None = None
     substitutions: SubstitutionReport = field(default_factory=SubstitutionReport)
     packed_weights: tuple[PackedWeights, ...] = ()
     kernels: tuple[KernelDispatch, ...] | None = None

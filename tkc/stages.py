@@ -54,7 +54,7 @@ class PassStage:
     """Passes that belong together, under the name that reports, progress and dumps use.
 
     ``holds`` states what is true of every module behind the stage, ``throughout`` what is true behind each of its
-    passes too; a verifying :class:`StageRunner` checks both.
+    passes too; a verifying :class:`StageRunner` checks both, any other those that are always checked.
     """
 
     name: str
@@ -105,6 +105,10 @@ class StageRunner:
 
     def run_stages(self, compilation: Compilation, stages: Iterable[PassStage]) -> Compilation:
         """``compilation`` after every stage, in order."""
+        from tkc.verify import returned
+
+        if compilation.returned is None:
+            compilation = replace(compilation, returned=returned(compilation.module))
         with tvm.transform.PassContext(config={"relax.FuseOps.max_depth": _MOST_FUSED}):
             after: Compilation = reduce(self._after_stage, stages, compilation)
             return after
@@ -138,14 +142,12 @@ class StageRunner:
             after = step.run(state)
             if functions is not None:
                 changes = (*changes, PassChange.between(step.name, functions, state, after))
-            if self._verify:
-                self._check(stage, after, stage.throughout, step.name)
+            self._check(stage, after, stage.throughout, step.name)
             state = after
-        if self._verify:
-            self._check(stage, state, stage.holds)
+        self._check(stage, state, stage.holds)
         return state, changes
 
     def _check(self, stage: PassStage, state: Compilation, conditions: Iterable[Condition], step: str = "") -> None:
         from tkc.verify import verify
 
-        verify(stage.name, state, conditions, step)
+        verify(stage.name, state, [each for each in conditions if self._verify or each.always], step)

@@ -2,7 +2,7 @@
 
 A condition reads a :class:`~tkc.compilation.Compilation` and yields a :class:`Violation` for each place where it does
 not hold. ``tkc/pipeline.py`` says which stage promises which. Checked are compilations with ``verify=True`` or
-``TKC_VERIFY=1``, and every one in the tests.
+``TKC_VERIFY=1``, and every one in the tests; some conditions are checked in every compilation.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ class Violation:
 
 @dataclass(frozen=True)
 class Condition:
-    """What is true of a compilation. ``name`` states it in a few words, ``violations`` looks where it is not."""
+    """What is true of a compilation. ``name`` states it in a few words, ``violations`` looks where it is not.
+
+    One that is cheap, and whose violation would be a wrong result without an error, is ``always`` checked.
+    """
 
     name: str
     violations: Callable[[Compilation], Iterable[Violation]]
+    always: bool = False
 
 
 def verify(stage: str, state: Compilation, conditions: Iterable[Condition], step: str = "") -> None:
@@ -91,6 +95,28 @@ def _inputs_counted(state: Compilation) -> Iterator[Violation]:
         yield Violation(MAIN, f"it has {len(main.params)} parameters, of which {int(count)} are said to be inputs")
 
 
+def returned(module: IRModule) -> relax.StructInfo | None:
+    """What the model returns, as the code of ``main`` says, which may differ from what the function is declared to."""
+    main = next((f for name, f in module.functions_items() if name.name_hint == MAIN), None)
+    return main.body.struct_info if isinstance(main, relax.Function) else None
+
+
+def _results_kept(state: Compilation) -> Iterator[Violation]:
+    expected, found = _fields(state.returned), _fields(returned(state.module))
+    if len(expected) != len(found):
+        yield Violation(MAIN, f"it returned {len(expected)} values, and returns {len(found)}")
+    for position, (before, after) in enumerate(zip(expected, found, strict=False)):
+        tensors = isinstance(before, relax.TensorStructInfo) and isinstance(after, relax.TensorStructInfo)
+        if tensors and not _may_be_equal(before, after):
+            yield Violation(MAIN, f"result {position} was {before}, and is {after}")
+
+
+def _fields(info: relax.StructInfo | None) -> list[relax.StructInfo]:
+    if isinstance(info, relax.TupleStructInfo):
+        return [leaf for field in info.fields for leaf in _fields(field)]
+    return [] if info is None else [info]
+
+
 def _updates_returned(state: Compilation) -> Iterator[Violation]:
     for name, function in _graph_functions(state.module):
         positions = [int(position) for position in (function.attrs or {}).get(UPDATES, ())]
@@ -113,9 +139,10 @@ def _may_be_equal(left: relax.StructInfo, right: relax.StructInfo) -> bool:
     """Whether two tensors have one dtype and, as far as sizes are numbers, one shape."""
     if not (isinstance(left, relax.TensorStructInfo) and isinstance(right, relax.TensorStructInfo)):
         return False
-    if (left.dtype, left.ndim) != (right.dtype, right.ndim):
+    if left.dtype != right.dtype or (left.ndim != right.ndim and -1 not in (left.ndim, right.ndim)):
         return False
-    pairs = () if left.shape is None or right.shape is None else zip(left.shape, right.shape, strict=True)
+    known = isinstance(left.shape, relax.ShapeExpr) and isinstance(right.shape, relax.ShapeExpr)
+    pairs = zip(left.shape, right.shape, strict=True) if known else ()
     return all(int(a) == int(b) for a, b in pairs if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm))
 
 
@@ -236,6 +263,7 @@ def _entries_exported(state: Compilation) -> Iterator[Violation]:
 
 WELL_FORMED = Condition("the module is well formed", _well_formed)
 INPUTS_COUNTED = Condition("main's first parameters are the inputs that it counts", _inputs_counted)
+RESULTS_KEPT = Condition("the results have the forms that they had when imported", _results_kept, always=True)
 UPDATES_RETURNED = Condition("a function returns a fitting new value of every parameter it updates", _updates_returned)
 KERNELS_MARKED = Condition("a function that calls a kernel is opaque, scheduled, and calls that one", _kernels_marked)
 KERNELS_REQUESTED = Condition("only kernels whose libraries are requested are called", _kernels_requested)

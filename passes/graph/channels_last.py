@@ -166,11 +166,10 @@ def _pooled(call: relax.Call, twin: Twin) -> relax.Expr | None:
 def _of_pixels(call: relax.Call, image: relax.Expr) -> relax.Expr | None:
     """The mean or sum of each channel."""
     rank = image.struct_info.ndim
-    axes = [] if call.attrs.axis is None else sorted(int(axis) % rank for axis in call.attrs.axis)
-    if axes != list(range(2, rank)):
+    if call.attrs.axis is None or sorted(int(axis) % rank for axis in call.attrs.axis) != list(range(2, rank)):
         return None
     reduced = op.mean if call.op.name == "relax.mean" else op.sum
-    return reduced(image, [axis - 1 for axis in axes], keepdims=bool(call.attrs.keepdims))
+    return reduced(image, list(range(1, rank - 1)), keepdims=bool(call.attrs.keepdims))
 
 
 def _merged(call: relax.Call, twin: Twin) -> relax.Expr | None:
