@@ -28,7 +28,7 @@ _CASTS = frozenset({aten.to.dtype, aten._to_copy.default})
 
 def computes_complex_numbers(program: ExportedProgram) -> bool:
     """Whether any value of the program is a complex tensor."""
-    return any(_is_complex(node) for node in program.graph.nodes)
+    return any(is_complex(node) for node in program.graph.nodes)
 
 
 def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgram:
@@ -41,9 +41,9 @@ def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgr
     module = copied(program.graph_module)
     weights = _make_weights(program, module.graph)
     for node in list(module.graph.nodes):
-        if node.target is aten._assert_tensor_metadata.default and _is_complex(node.args[0]):
+        if node.target is aten._assert_tensor_metadata.default and is_complex(node.args[0]):
             module.graph.erase_node(node)  # of a dtype that will be none, and a device that all tensors have
-        if not _is_complex(node) or node.op != "call_function":
+        if not is_complex(node) or node.op != "call_function":
             continue
         if node.target is aten.rsub.Scalar and len(node.args) == 2:
             node.target, node.args = aten.sub.Tensor, (node.args[1], node.args[0])
@@ -52,7 +52,7 @@ def with_decomposable_complex_numbers(program: ExportedProgram) -> ExportedProgr
                 kept = 1 if node.target is aten.where.self else 0  # its condition
                 operands = (_complex(module.graph, operand, node) for operand in node.args[kept:])
                 node.args = (*node.args[:kept], *operands)
-            elif node.target in _CASTS and not _is_complex(node.args[0]):
+            elif node.target in _CASTS and not is_complex(node.args[0]):
                 node.replace_all_uses_with(_complex(module.graph, node.args[0], node))
     signature = _return_pairs(module.graph, program.graph_signature)
     return program_of(program, module, signature, weights)
@@ -65,7 +65,7 @@ def complex_leaves(program: ExportedProgram) -> Pairs:
     given = [spec.arg.name for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     returned = [spec.arg.name for spec in signature.output_specs if spec.kind == OutputKind.USER_OUTPUT]
     inputs, outputs = (
-        frozenset(i for i, name in enumerate(names) if name in values and _is_complex(values[name]))
+        frozenset(i for i, name in enumerate(names) if name in values and is_complex(values[name]))
         for names in (given, returned)
     )
     return Pairs(inputs, outputs)
@@ -77,7 +77,7 @@ def _return_pairs(graph: fx.Graph, signature: ExportGraphSignature) -> ExportGra
     made: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(output):
         for node in output.all_input_nodes:
-            if _is_complex(node):
+            if is_complex(node):
                 plain = _call(graph, node, aten.resolve_conj.default, node)
                 made[node] = _call(graph, node, aten.view_as_real.default, plain)
     output.args = fx.map_arg(output.args, lambda node: made.get(node, node))
@@ -95,7 +95,7 @@ def _make_weights(program: ExportedProgram, graph: fx.Graph) -> dict[str, torch.
     first = next(node for node in graph.nodes if node.op != "placeholder")
     specs = program.graph_signature.input_specs
     for node, spec in zip(graph.find_nodes(op="placeholder", sort=True), specs, strict=True):
-        if not _is_complex(node):
+        if not is_complex(node):
             continue
         if spec.kind != InputKind.USER_INPUT:
             pairs = torch.view_as_real(weight(program, spec).resolve_conj())
@@ -112,7 +112,7 @@ def _complex(graph: fx.Graph, value: Any, like: fx.Node) -> Any:
     """A real tensor or a number of Python's as a tensor of the complex dtype of ``like``; a complex tensor as it is."""
     dtype, device = like.meta["val"].real.dtype, like.meta["val"].device
     if isinstance(value, fx.Node):
-        if _is_complex(value):
+        if is_complex(value):
             return value
         real = _call(graph, like, aten.to.dtype, value, dtype)
         imaginary = _call(graph, like, aten.zeros_like.default, real)
@@ -130,6 +130,7 @@ def _call(graph: fx.Graph, like: fx.Node, operator: torch._ops.OpOverload, *args
     return node
 
 
-def _is_complex(node: fx.Node) -> bool:
+def is_complex(node: fx.Node) -> bool:
+    """Whether the value of ``node`` is a complex tensor."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_complex()

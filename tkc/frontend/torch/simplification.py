@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tkc.frontend.torch.complex import (
     PAIRS,
     complex_leaves,
     computes_complex_numbers,
+    is_complex,
     with_decomposable_complex_numbers,
 )
 from tkc.frontend.torch.complex_operators import complex_decompositions, is_linear_algebra
@@ -44,8 +46,11 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
     if uses_flex_attention(program):
         program = with_flex_attention_written_out(program)
     check_control_flow(program.graph)
-    is_complex = computes_complex_numbers(program)
-    if not is_complex and not unknown_operators(program.graph):
+    if _has_hidden_operators(program):
+        with contextlib.suppress(Exception):  # raised once more below, and explained there
+            program = _decomposed(program, {})
+    over_pairs = computes_complex_numbers(program)
+    if not over_pairs and not unknown_operators(program.graph):
         return program
     table = torch.export.default_decompositions()
     table.update({**decompositions(), **recurrent_decompositions()})
@@ -57,7 +62,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         for op in [op for op in table if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())]:
             table.pop(op)
     try:
-        if is_complex:
+        if over_pairs:
             return _over_pairs(program, table, fallback=fallback)
         core = _decomposed(program, table)
         if fallback and (whole := _called_whole(program, core)):
@@ -68,7 +73,7 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
         if isinstance(error, UnsupportedModelError):
             # PyTorch's tracer adds which node it executes, with all its arguments.
             raise UnsupportedModelError(str(error).partition("\n\nWhile executing ")[0]) from error
-        if not is_complex:
+        if not over_pairs:
             if fallback and all(map(_can_be_called_as_it_is, unknown_operators(program.graph))):
                 return program
             if transforms := _of_transforms(program.graph_module):
@@ -85,6 +90,21 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
+
+
+_REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
+
+
+def _has_hidden_operators(program: ExportedProgram) -> bool:
+    """Whether a region of autocast, or without gradients, has operators that are looked for in the program's own graph:
+    those without converters, and those of complex numbers. PyTorch's tracer writes out regions, with their casts.
+    """
+    graphs = [each.graph for each in program.graph_module.modules() if isinstance(each, fx.GraphModule)]
+    if not any(node.target in _REGIONS for graph in graphs for node in graph.nodes):
+        return False
+    inside = [graph for graph in graphs if graph is not program.graph]
+    unknown = [node for graph in inside for node in unknown_operators(graph) if node.target not in _REGIONS]
+    return bool(unknown) or any(is_complex(node) for graph in inside for node in graph.nodes)
 
 
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
