@@ -32,6 +32,23 @@ def test_reversed_arrays_are_copied() -> None:
     assert to_torch(np.arange(4)[::-1], "x").tolist() == [3, 2, 1, 0]
 
 
+def test_fields_of_records_are_copied() -> None:
+    """Torch has no strides between elements, either."""
+    records = np.array([(1, 2.5), (3, 4.5)], dtype=[("kind", "i1"), ("value", "f4")])
+    assert to_torch(records["value"], "x").tolist() == [2.5, 4.5]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_read_only_arrays_are_shared_in_silence(dtype: type) -> None:
+    """As those of a mapped file are, or of a message's bytes."""
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    array.flags.writeable = False
+    tensor = to_torch(array, "x")
+    assert tensor.data_ptr() == array.ctypes.data and str(tensor.dtype) == f"torch.{array.dtype.name}"
+    assert tensor.double().tolist() == array.astype("float64").tolist()
+
+
 @pytest.mark.parametrize("array", UNKNOWN, ids=lambda array: array.dtype.str)
 def test_what_torch_lacks_is_named(array: np.ndarray) -> None:
     """By the input's name and the dtype."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -90,10 +91,18 @@ def _from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
         raise InputError(
             f"input '{name}' has numpy dtype {array.dtype}, which torch lacks; convert it with .astype(...)"
         )
-    if any(stride < 0 for stride in array.strides):  # torch has none such
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):  # torch has none such
         array = array.copy()
     if hasattr(ml_dtypes, array.dtype.name):
-        return torch.from_numpy(array.view(_BITS[array.itemsize])).view(getattr(torch, array.dtype.name))
+        return _shared(array.view(_BITS[array.itemsize])).view(getattr(torch, array.dtype.name))
+    return _shared(array)
+
+
+def _shared(array: np.ndarray) -> torch.Tensor:
+    """The memory of ``array`` as a tensor. Nothing writes into one that is read-only (see :mod:`tkc.runtime.input_checks`)."""
+    if not array.flags.writeable:
+        with contextlib.suppress(BufferError):  # of a NumPy that cannot say read-only
+            return from_dlpack(array)  # of which torch.from_numpy warns
     return torch.from_numpy(array)
 
 
