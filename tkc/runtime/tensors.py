@@ -99,7 +99,7 @@ def _from_numpy(array: np.ndarray, name: str) -> torch.Tensor:
 
 
 def _shared(array: np.ndarray) -> torch.Tensor:
-    """The memory of ``array`` as a tensor. Nothing writes into one that is read-only (see :mod:`tkc.runtime.input_checks`)."""
+    """The memory of ``array`` as a tensor. :mod:`tkc.runtime.input_checks` refuses to write into a read-only one."""
     if not array.flags.writeable:
         with contextlib.suppress(BufferError):  # of a NumPy that cannot say read-only
             return from_dlpack(array)  # of which torch.from_numpy warns
