@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +50,63 @@ def test_named_inputs_may_come_in_any_order_and_with_constants(executable: tkc.E
     x, y = inputs(2)
     first = executable(x, extra={"y": y})["gated"]
     assert torch.equal(first, executable(x, double=False, extra={"y": y})["gated"])
+
+
+class Named(torch.nn.Module):
+    """Inputs by place and by name, some of them left out."""
+
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor | None = None, *, factor: float = 2.0, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Tensors of one shape."""
+        y = x * factor - bias
+        return y if mask is None else torch.where(mask, y, x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_inputs_by_place_or_by_name(masked: bool, tmp_path: Path) -> None:
+    """However they were exported, as PyTorch takes them; and what is wrong with the names is told."""
+    x, bias, mask = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([True, False, True, True]) if masked else None
+    compiled = tkc.compile(Named(), (x, mask), {"bias": bias}, target="cpu", kernels="none")
+    for executable in (compiled, tkc.load(compiled.save(tmp_path / "named.tkc"))):
+        expected = executable(x, mask, bias=bias)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+            ((x,), {"mask": mask, "bias": bias}),
+            ((), {"bias": bias, "mask": mask, "x": x}),
+            ((), {"x": x, "mask": mask, "bias": bias}),
+        ]
+        if not masked:  # what was left out may be left out
+            calls += [((x,), {"bias": bias}), ((), {"bias": bias, "x": x})]
+        for args, kwargs in calls:
+            assert torch.equal(executable(*args, **kwargs), expected)
+        wrong: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+            ((x, mask), {"bias": bias, "x": x}, "given twice: x"),
+            ((x, mask), {"bias": bias, "msk": mask}, "unknown: msk"),
+            ((x, mask), {}, "missing: bias"),
+            ((), {"mask": mask, "bias": bias}, "missing: x$"),
+        ]
+        if not masked:
+            wrong.append(((x, bias), {"bias": bias}, "input 'mask' was fixed to None when .*; found a Tensor"))
+        for args, kwargs, message in wrong:
+            with pytest.raises(tkc.InputError, match=message):
+                executable(*args, **kwargs)
+
+
+def test_a_tensor_in_place_of_a_number_is_refused() -> None:
+    """That the model was compiled with, also where all arguments are tensors then."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+            return x * factor
+
+    x = torch.randn(3)
+    executable = tkc.compile(Scaled(), (x, 3.0), target="cpu", kernels="none")
+    assert torch.equal(executable(x), x * 3) and torch.equal(executable(factor=3.0, x=x), x * 3)
+    for call in (lambda: executable(x, x), lambda: executable(x, factor=x)):
+        with pytest.raises(
+            tkc.InputError, match="'factor' was fixed to 3.0 when the model was compiled; found a Tensor"
+        ):
+            call()
 
 
 def test_views_that_are_not_contiguous_or_aligned_are_read_right(

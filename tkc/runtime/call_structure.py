@@ -35,14 +35,17 @@ class CallStructure:
         }
         self._narrow = {i: spec.dtype for i, spec in enumerate(signature.outputs) if spec.held != spec.dtype}
         self._numbers = frozenset(signature.number_outputs)
-        self._keywords = _keywords(self.in_spec, signature)
+        leaves = signature.leaves
+        self._only_tensors = len(leaves) if all(isinstance(leaf, TensorSpec) for leaf in leaves) else -1
+        self._by_place = _by_place(self.in_spec, signature)
+        self._keywords = _keywords(self.in_spec, signature, self._by_place)
         all_computed = not (self._narrow or self._numbers or self._size_outputs or signature.constant_outputs)
         self._is_one_tensor = all_computed and self.out_spec is not None and self.out_spec.is_leaf()
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
         leaves = self._signature.leaves
-        if not kwargs and len(args) == len(leaves) and all(map(_is_tensor, args)):
+        if not kwargs and len(args) == self._only_tensors and all(map(_is_tensor, args)):
             return list(args)
         if kwargs and not args and kwargs.keys() == self._keywords.keys() and all(map(_is_tensor, kwargs.values())):
             return [kwargs[name] for name in self._keywords]
@@ -53,14 +56,15 @@ class CallStructure:
                 args, kwargs = self._in_order(args, kwargs), {}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self.in_spec:
-                flat = self._reordered(args, kwargs)
+                flat = self._reordered(*self._in_place(args, kwargs))
         tensors = []
         for leaf, value in zip(leaves, flat, strict=True):
             if isinstance(leaf, TensorSpec):
                 tensors.append(value)
-            elif leaf.value != value:
+            elif _is_tensor(value) or leaf.value != value:
+                found = f"a {type(value).__name__}" if _is_tensor(value) else repr(value)
                 raise InputError(
-                    f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {value!r}"
+                    f"input '{leaf.name}' was fixed to {leaf.value!r} when the model was compiled; found {found}"
                 )
         return tensors
 
@@ -119,6 +123,18 @@ class CallStructure:
         # A sequence may be any list of tensors.
         return tuple(list(value) if isinstance(value, tuple) else value for value in map((given | kwargs).get, names))
 
+    def _in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that names, or leaves out as constants, what the model was exported with by place."""
+        given, named = list(args), dict(kwargs)
+        for leaf in self._by_place[len(args) :]:
+            if leaf is not None and leaf.name in named:
+                given.append(named.pop(leaf.name))
+            elif isinstance(leaf, Constant):
+                given.append(leaf.value)
+            else:
+                break
+        return tuple(given), named
+
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""
         assert self.in_spec is not None
@@ -128,11 +144,21 @@ class CallStructure:
         constants = {leaf.name: leaf.value for leaf in self._signature.leaves if isinstance(leaf, Constant)}
         complete = {name: kwargs.get(name, constants.get(name)) for name in names}
         flat, spec = pytree.tree_flatten((args, complete))
-        unknown = sorted(set(kwargs) - set(names))
-        if spec != self.in_spec or unknown:
-            extra = f"; unknown: {', '.join(unknown)}" if unknown else ""
+        known = {leaf.name for leaf in self._by_place if leaf is not None}
+        faults = {
+            "missing": [
+                *(leaf.name for leaf in self._by_place[len(args) :] if leaf is not None and leaf.name not in kwargs),
+                *(name for name in names if name not in kwargs and name not in constants),
+            ],
+            "unknown": sorted(kwargs.keys() - known - set(names)),
+            "given twice": [
+                leaf.name for leaf in self._by_place[: len(args)] if leaf is not None and leaf.name in kwargs
+            ],
+        }
+        if spec != self.in_spec or any(faults.values()):
+            told = "".join(f"; {what}: {', '.join(found)}" for what, found in faults.items() if found)
             raise InputError(
-                f"the model takes {listed(self._signature.leaves)}; found another structure of inputs{extra}"
+                f"the model takes {listed(self._signature.leaves)}; found another structure of inputs{told}"
             )
         return flat
 
@@ -147,16 +173,29 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
         return None
 
 
-def _keywords(in_spec: pytree.TreeSpec | None, signature: Signature) -> dict[str, int]:
-    """The names of a model's tensors, in its order, where each is an argument by name; else none."""
+def _by_place(in_spec: pytree.TreeSpec | None, signature: Signature) -> list[TensorSpec | Constant | None]:
+    """The arguments of a model by place, under the names that they have in it; ``None`` for one of several leaves."""
+    leaves = signature.leaves
+    if in_spec is None or signature.input_names or in_spec.num_leaves != len(leaves):
+        return []
+    args, _ = pytree.tree_unflatten(range(len(leaves)), in_spec)
+    return [leaves[arg] if isinstance(arg, int) else None for arg in args]
+
+
+def _keywords(
+    in_spec: pytree.TreeSpec | None, signature: Signature, by_place: Sequence[TensorSpec | Constant | None]
+) -> dict[str, int]:
+    """The names of a model's tensors, in its order, where each is an argument of its own; else none."""
     leaves = signature.leaves
     if in_spec is None or signature.input_names or in_spec.num_leaves != len(leaves):
         return {}
-    if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
+    if not all(isinstance(leaf, TensorSpec) for leaf in leaves) or None in by_place:
         return {}
-    args, kwargs = pytree.tree_unflatten(range(len(leaves)), in_spec)
-    is_flat = not args and isinstance(kwargs, dict) and list(kwargs.values()) == list(range(len(leaves)))
-    return kwargs if is_flat else {}
+    _, kwargs = pytree.tree_unflatten(range(len(leaves)), in_spec)
+    if not isinstance(kwargs, dict):
+        return {}
+    named = {**{leaf.name: place for place, leaf in enumerate(by_place) if leaf is not None}, **kwargs}
+    return named if list(named.values()) == list(range(len(leaves))) else {}
 
 
 def _is_tensor(value: Any) -> bool:
