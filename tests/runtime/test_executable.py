@@ -103,9 +103,7 @@ def test_a_tensor_in_place_of_a_number_is_refused() -> None:
     executable = tkc.compile(Scaled(), (x, 3.0), target="cpu", kernels="none")
     assert torch.equal(executable(x), x * 3) and torch.equal(executable(factor=3.0, x=x), x * 3)
     for call in (lambda: executable(x, x), lambda: executable(x, factor=x)):
-        with pytest.raises(
-            tkc.InputError, match="'factor' was fixed to 3.0 when the model was compiled; found a Tensor"
-        ):
+        with pytest.raises(tkc.InputError, match=r"'factor' was fixed to 3\.0 when .*; found a Tensor$"):
             call()
 
 
