@@ -74,6 +74,7 @@ def test_options_are_those_of_the_configurations() -> None:
         assert not unknown, f"{name} has no options {sorted(unknown)}"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.usefixtures("tiny")
 def test_three_sizes_of_one_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is compiled once, and images of an odd height and width are among its sizes where it takes such."""

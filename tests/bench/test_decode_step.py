@@ -38,6 +38,7 @@ def rows(*cached: int) -> list[Any]:
     return list(bench_model("llama-3-8b-decode", cached, 1, 2, torch.device("cpu"), torch.float32, ["none"]))
 
 
+@pytest.mark.daily(1)
 def test_contenders_agree_in_result_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """To float32's precision, at each number of cached tokens; what is seen of the device is noted of each."""
     monkeypatch.setattr(tkc.bench.model, "watched", lambda device: nullcontext({"MHz": 1455.0}))

@@ -31,6 +31,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_kernels_wait_before_they_read_and_are_launched_early_where_the_gpu_can() -> None:
     """On Hopper decoding's two kernels each wait once, before any of their own work, and are marked for the launcher;

@@ -298,6 +298,7 @@ def test_a_job_s_state_that_is_none(text: str, tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.daily(1)
 def test_the_commands_survive_all_of_it(tmp_path: Path) -> None:
     """``tkc db verify`` lists every line of one database with all of the above in it."""
     folder = target_folder(tmp_path, CPU)

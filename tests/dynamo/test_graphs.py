@@ -288,6 +288,7 @@ def test_random_numbers_are_those_of_eager() -> None:
     check_compiled(lambda x: F.dropout(x.permute(2, 0, 1).sin(), 0.5), randn(4, 5, 6))
 
 
+@pytest.mark.daily(1)
 def test_attention() -> None:
     """Forward alone, and with its backward pass."""
 
@@ -298,6 +299,7 @@ def test_attention() -> None:
     check_compiled(function, *(randn(2, 3, 8, 16, requires_grad=True) for _ in range(3)))
 
 
+@pytest.mark.daily(1)
 def test_flex_attention() -> None:
     """With a mask that is made inside, which captures a tensor, and with one made beforehand."""
     q, k, v = (randn(2, 3, tokens, 16) for tokens in (8, 12, 12))

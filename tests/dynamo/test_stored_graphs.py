@@ -74,6 +74,7 @@ def _scaled(factor: float):
     return function
 
 
+@pytest.mark.daily(1)
 @torch.no_grad()
 def test_graphs_whose_functions_hold_other_constants(compilations: list[object]) -> None:
     """They differ in no node of theirs."""
@@ -127,6 +128,7 @@ print(len(made))
 """
 
 
+@pytest.mark.daily(1)
 def test_processes_share_what_one_compiles(compilations: list[object]) -> None:
     """Two at once compile one graph once."""
     command = [sys.executable, "-c", _PROCESS]

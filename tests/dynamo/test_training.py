@@ -38,11 +38,13 @@ def _trained(*, compiled: bool) -> tuple[list[torch.Tensor], dict[str, torch.Ten
     return losses, model.state_dict()
 
 
+@pytest.mark.daily(1)
 def test_a_network_learns_as_in_pytorch() -> None:
     """Losses, weights and running statistics of three steps with batches of three sizes, dropout included."""
     check_same(_trained(compiled=False), _trained(compiled=True), 1e-4)
 
 
+@pytest.mark.daily(1)
 def test_a_transformer_layer() -> None:
     """Attention with dropout, whose numbers are drawn in the order of memory."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)

@@ -36,6 +36,7 @@ def test_agrees_with_pytorch(case: models.Case) -> None:
     assert_gated(executable.report, case)
 
 
+@pytest.mark.daily(1)
 def test_agrees_with_only_the_kernels_that_pay() -> None:
     """The same where most rules find their kernel and leave the graph as it is."""
     case = models.QWEN3_MOE

@@ -204,6 +204,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     check({"causal": MASKS["causal"], "bias": SCORES["relative bias"], "sums": _sums}, dtype)
 
 
+@pytest.mark.daily(1)
 def test_shared_heads_and_batches() -> None:
     """Heads of keys and values that several of queries share, and keys that all batches do."""
     check({"gqa": masked(lambda m, b, h, i, j: i >= j, enable_gqa=True)}, key_heads=2)

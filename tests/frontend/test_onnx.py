@@ -104,6 +104,7 @@ def test_transformers_exported_by_torch_agree_with_eager(
             assert relative_error(output, reference) < 1e-4
 
 
+@pytest.mark.daily(1)
 def test_positions_table_bounds_the_sequence(tmp_path: Path) -> None:
     """A sequence that slices a table of positions is no longer than the table."""
     imported = import_onnx(exported(tiny_bert(), tmp_path / "bert.onnx", external=False))

@@ -170,6 +170,7 @@ def test_each_direction_with_lengths_and_states(kind: str, direction: str) -> No
     check(Layer(kind, 5, direction, lengths=True, states=True), (4, 3), (1, 1), (7, 2))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("hidden", [1, 48])
 def test_hidden_sizes_of_one_and_of_whole_vectors(hidden: int) -> None:
     """A size that no vector divides, and one of several vectors."""
@@ -177,6 +178,7 @@ def test_hidden_sizes_of_one_and_of_whole_vectors(hidden: int) -> None:
     check(Layer("GRU", hidden, bias=False), (3, 2))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_other_floats(dtype: str) -> None:
     """Numbers of 16 bits are computed in float32, those of 64 bits as they are."""

@@ -285,6 +285,7 @@ def test_a_result_of_another_shape_is_an_error() -> None:
         executable(X)
 
 
+@pytest.mark.daily(1)
 def test_an_artifact_says_what_it_needs(tmp_path: Path) -> None:
     """It runs where the operator is known, and is refused by its name where it is not."""
     function = SAME_SIZES["svd"][0]

@@ -56,6 +56,7 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("block", "kernel"), [(128, "matmul.scaled"), (64, "matmul")])
 def test_agrees_with_pytorch(block: int, kernel: str) -> None:
     """Every product is the kernel's where the groups are, and right where they are not; blocks are not all whole."""

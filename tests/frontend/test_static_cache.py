@@ -82,6 +82,7 @@ def kernel_calls(report: Report) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("name", "batch", "strict", "kernels"), [("Llama", 4, False, "auto"), ("Qwen3", 1, True, "none")]
 )
@@ -152,6 +153,7 @@ def test_decode_step_for_the_gpu(batch: int) -> None:
     assert sum(entry.calls for entry in report.scheduled if entry.function.startswith("copy")) == 1
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs what is built for it")
 def test_decode_step_is_built_for_the_gpu_without_one() -> None:

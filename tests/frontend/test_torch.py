@@ -28,6 +28,7 @@ def outputs_of(model: nn.Module, inputs: dict[str, Any]) -> list[torch.Tensor]:
         return pytree.tree_leaves(model(**inputs))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("case", (models.BERT, models.VIT), ids=lambda case: case.name)
 def test_transformer_agrees_with_pytorch(case: models.Case) -> None:
     """One import serves every batch and sequence size, and computes what PyTorch does before any pass of ours.
@@ -57,6 +58,7 @@ def test_experts_are_grouped_products(case: models.Case) -> None:
     assert imported.module.script().count("cls.grouped_matmul") == 2
 
 
+@pytest.mark.daily(1)
 def test_attention_of_matrix_products_agrees_with_pytorch() -> None:
     """A model with eager attention has no attention operator, and agrees all the same."""
     case = models.LLAMA
@@ -68,6 +70,7 @@ def test_attention_of_matrix_products_agrees_with_pytorch() -> None:
     assert execution.relative_error(found, expected) < 1e-4
 
 
+@pytest.mark.daily(1)
 def test_bfloat16_model_computes_in_bfloat16() -> None:
     """Weights, activations and results are bfloat16, and close to the float32 model."""
     case = models.QWEN3_MOE
@@ -186,6 +189,7 @@ def test_pytorch_transformer_layers() -> None:
     assert execution.relative_error(found, model(x)[0].detach()) < 1e-5
 
 
+@pytest.mark.daily(1)
 def test_saved_program(saved: Path) -> None:
     """A .pt2 file is complete: weights, signature, symbolic sizes."""
     case = models.LLAMA

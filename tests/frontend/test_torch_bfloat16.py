@@ -48,6 +48,7 @@ class Chained(nn.Module):
         return [chain(self, h, x, c) for chain in CHAINS.values()]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_chains_are_as_exact_as_the_dtype(dtype: torch.dtype) -> None:
     """Some units in the last place of the largest element, from the same in float64."""

@@ -259,6 +259,7 @@ def test_kernels_in_branches() -> None:
     assert [use.kernel for use in report.uses] == ["attention.prefill"]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("name", ["choice in loop", "scan"])
 def test_code_for_a_gpu(name: str) -> None:
     """Is generated where there is none; no CUDA graph records what only one call does."""

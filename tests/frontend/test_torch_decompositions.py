@@ -160,6 +160,7 @@ def test_writes_by_indices(dtype: torch.dtype) -> None:
     _check({k: f for k, f in INDEXED.items() if dtype != torch.bfloat16 or "prod" not in k}, dtype)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_order(dtype: torch.dtype) -> None:
     """Of ties, and of NaN, which is last."""

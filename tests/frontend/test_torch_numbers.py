@@ -240,6 +240,7 @@ ALONG: dict[str, Function] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16), ids=str)
 def test_nan_and_infinity_along_dimensions(dtype: torch.dtype) -> None:
     """Reductions, positions and orders in which NaN is larger than any number, and infinities cancel out."""
@@ -249,6 +250,7 @@ def test_nan_and_infinity_along_dimensions(dtype: torch.dtype) -> None:
     check(ALONG, x, tolerance=1e-5 if dtype == torch.float32 else 4e-3)
 
 
+@pytest.mark.daily(1)
 def test_nan_semantics_compile_for_cuda() -> None:
     """The same functions in CUDA's own words (those of ``nvcc``); what they compute is tested where there is a GPU."""
     functions = {name: BINARY[name] for name in ("remainder", "floor_divide", "fmax", "pow", "by_zero", "clamp", "ne")}

@@ -18,6 +18,7 @@ def _padded(mode: str, widths: tuple[int, ...], value: float | None = None) -> F
     return lambda x: F.pad(x, widths, mode=mode, value=value)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padding(dtype: torch.dtype) -> None:
     """Widths of each sign and mode, at sizes known at the call."""

@@ -85,6 +85,7 @@ def _units(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     return torch.where(same, 0.0, error.nan_to_num(INF))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_functions_of_one_number_are_right_to_the_last_place(dtype: torch.dtype) -> None:
     """In float32 they are PyTorch's in float64, rounded, also of symbolic sizes and of nothing."""

@@ -23,6 +23,7 @@ from tests.fuzz.run import judge_alone
 from tests.fuzz.shrink import shrink
 
 
+@pytest.mark.daily(1)
 def test_graphs_are_the_same_in_every_process() -> None:
     """Whatever order its sets have."""
     text = "from tests.fuzz.generate import generate\nprint([repr(generate(3, k)) for k in range(4)])"

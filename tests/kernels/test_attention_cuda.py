@@ -15,6 +15,7 @@ from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.spec import DECODE_RESIDENT, decode_key_rows, resident_blocks
 
 
+@pytest.mark.daily(1)
 def test_hopper_prefill_uses_bulk_copies_and_warpgroup_products() -> None:
     """With symbolic lengths and a window, too, whose loops skip the tiles before it, of warps that load and others."""
     p = parameters((8, 2), (128, 128), dtype="bfloat16", causal="bottom_right", window=4095)

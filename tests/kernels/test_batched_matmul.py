@@ -114,6 +114,7 @@ def test_cuda_kernels_compile(builder: KernelBuilder, arch: str, parameters: Bat
     assert arch.encode() in builder.build([request])[request].path.read_bytes()
 
 
+@pytest.mark.daily(1)
 def test_copies_that_are_not_tmas_reach_beyond_32_bits() -> None:
     """As many matrices as a grid is high hold more numbers than that."""
     parameters, target = BatchedMatmulParameters(16384, 5120, "bfloat16", "kn"), Target("cuda", "sm_89")

@@ -63,6 +63,7 @@ def test_views_that_begin_anywhere_on_the_cpu(builder: KernelBuilder, name: str)
         assert_same(call(kernel, inputs, case.usual, shift=1), expected, name)
 
 
+@pytest.mark.daily(1)
 def test_odd_sizes_on_the_cpu(builder: KernelBuilder) -> None:
     """Constant sizes that neither tiles nor vectors divide; built side by side."""
     named = {name: requests(case, CPU)[0] for name, case in ODD_CASES.items()}

@@ -140,6 +140,7 @@ def test_every_supported_kernel_has_a_configuration(
     assert arch == "sm_90a" or not any(c.alternating for c in configurations)
 
 
+@pytest.mark.daily(1)
 def test_warpgroups_part_before_any_barrier_of_all_threads() -> None:
     """Once the loading warpgroup has gone its own way, a barrier of the whole block would never be passed."""
     p = dataclasses.replace(DEEPSEEK, joined_cache=True)

@@ -27,6 +27,7 @@ from tkc.kernels.scaled_matmul.spec import ScaledTiling
 ROWS = (1, 17, 127, 128, 4097)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("epilogue", [{}, {"bias": True, "activation": "gelu", "residual": True}])
 def test_hopper_kernel_is_warp_specialized(epilogue: dict[str, Any]) -> None:
     """The default for sm_90a has warps that only load, by TMA, and others that multiply by WGMMA."""
@@ -116,6 +117,7 @@ def test_tiles_cover_each_output_once() -> None:
         assert list(chain(*own)) == list(range(sum(outputs))), (outputs, width)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("layout", "shares"), [("nk", 1), ("kn", 3)])
 def test_float32_products_are_three_of_tf32(layout: str, shares: int) -> None:
     """Of each slice, by every warpgroup that multiplies; the right operand's parts have barriers of their own.
@@ -134,6 +136,7 @@ def test_float32_products_are_three_of_tf32(layout: str, shares: int) -> None:
     assert name == "staged" and end <= shared_memory(tiling, layout, "float32") <= HOPPER.shared_memory
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_float32_kernels_compile(builder: KernelBuilder) -> None:
     """The narrowest tiles, whose depth warpgroups share, with all that can follow the sums."""

@@ -62,6 +62,7 @@ def test_what_cannot_be_counted_is_refused() -> None:
     assert spec.unsupported(MoePermuteParameters(512), cuda) is None
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize(("arch", "case"), [("sm_90a", "many"), ("sm_120", "odd")])
 def test_compiles_for_cuda(builder: KernelBuilder, arch: str, case: str) -> None:

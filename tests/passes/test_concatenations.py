@@ -48,6 +48,7 @@ def test_values(function: Callable[[Tensor, Tensor, Tensor], Tensor], left: dict
     torch.testing.assert_close(evaluated(module, X, Y, Z), [function(X, Y, Z)])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("most", [256, 16])
 def test_a_loop_that_writes_rows(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """One concatenation of all rows, if they are not too many for the parameters of a kernel; none of more."""

@@ -256,6 +256,7 @@ def layer_inputs(batch: int, keys: int, dtype: torch.dtype = torch.float32) -> t
     return tuple(normal(*shape, seed=seed).to(dtype) for seed, shape in enumerate(shapes))
 
 
+@pytest.mark.daily(1)
 def test_a_compiled_layer_agrees() -> None:
     """Through the whole compiler, at several batches and lengths of the cache."""
     torch.manual_seed(0)

@@ -309,6 +309,7 @@ print(len(names()) - before, names().count("tkc-worker"))
 """
 
 
+@pytest.mark.daily(1)
 def test_loops_run_in_as_many_threads_as_pytorch_has(tmp_path: Path) -> None:
     """There is no pool beside OpenMP's; with one thread, nothing runs beside the caller."""
     _, _, executable = compiled_block(dynamic_shapes=({2: Dim.AUTO, 3: Dim.AUTO},))

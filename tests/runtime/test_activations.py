@@ -84,6 +84,7 @@ print(executable.activation_bytes(), held("VmHWM") - before)
 """
 
 
+@pytest.mark.daily(1)
 def test_a_process_grows_by_so_much() -> None:
     """Of 192 MiB, beyond what it held before the call."""
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True)

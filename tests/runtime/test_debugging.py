@@ -138,6 +138,7 @@ def _halved_and_doubled(weight: np.ndarray) -> onnx.ModelProto:
     return proto
 
 
+@pytest.mark.daily(1)
 def test_onnx_with_sizes_and_inputs(tmp_path: Path) -> None:
     """Random inputs of sizes that the model takes, and inputs from files; what does not fit is named."""
     generator = np.random.default_rng(0)

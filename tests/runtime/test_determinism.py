@@ -78,6 +78,7 @@ def executable() -> tkc.Executable:
     return compiled()
 
 
+@pytest.mark.daily(1)
 def test_the_results_are_right(executable: tkc.Executable) -> None:
     """Or their bits would not matter."""
     for found, expected in zip(executable(*inputs()), Everything()(*inputs()), strict=True):

@@ -87,6 +87,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kernels", ["none", "all"])
 def test_no_rows(kernels: str) -> None:
     """A batch that is empty at run time gives empty results, and sums of nothing; other sizes are served as well."""

@@ -122,6 +122,7 @@ def decoder() -> tkc.Executable:
     return tkc.compile(made(Decoder, 0), (IDS,), kernels="all")
 
 
+@pytest.mark.daily(1)
 def test_all_that_is_wrong_is_said_before_anything_changes(decoder: tkc.Executable) -> None:
     """Names, shapes, dtypes, tied weights that differ, and indices that the table does not have."""
     new = made(Decoder, 1).state_dict()

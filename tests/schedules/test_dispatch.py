@@ -107,6 +107,7 @@ def _seconds(func: tirx.PrimFunc) -> float:
     return min(library.time_evaluator("main", tvm.cpu(), number=20000, repeat=5)(*arguments).results)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 @pytest.mark.parametrize("name", ["matmul", "softmax"])
 def test_a_gpu_launches_the_kernels_of_one_variant(name: str) -> None:

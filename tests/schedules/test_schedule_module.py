@@ -173,6 +173,7 @@ def _run(scheduled: tirx.PrimFunc, inputs: list[torch.Tensor], shape: tuple[int,
     return torch.from_numpy(output.numpy())
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("rows", [64, size("n")], ids=["static", "symbolic"])
 def test_a_record_of_the_same_anchor_serves_another_epilogue(rows: int | tirx.Var) -> None:
     """What was found for a product with GELU schedules the same product with ReLU, and says so."""

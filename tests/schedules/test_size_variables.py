@@ -52,6 +52,7 @@ def test_other_sums_of_a_formula_are_sums_of_its_variable() -> None:
     assert "//" not in text and "size0 + T.int64(2)" in text and "size0 - T.int64(1)" in text
 
 
+@pytest.mark.daily(1)
 def test_strided_convolutions_of_any_image_compile() -> None:
     """Their results' elements are copied in registers, of which there is a number: pooled, cast, normalized, padded."""
     model = nn.Sequential(

@@ -97,6 +97,7 @@ def test_windows_that_are_clipped() -> None:
     assert difference(inputs, _clipped, [x, weight], expected, "gpu-windows") < 1e-5
 
 
+@pytest.mark.daily(1)
 def test_registers_whose_number_only_a_call_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a rule that would ask for them, the report says so, and another is taken."""
     others = tuple(rule for rule in schedule_module.GPU_RULES if rule.name != "gpu-windows")

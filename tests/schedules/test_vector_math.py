@@ -81,6 +81,7 @@ def test_lanes_are_not_taken_apart() -> None:
     assert re.search(r"fmul [a-z ]*<\d+ x float>", source)
 
 
+@pytest.mark.daily(1)
 def test_functions_of_functions_compile_in_time() -> None:
     """Selections in what selections decide by: the simplifier in code generation took time exponential in their depth.
 

@@ -38,6 +38,7 @@ class Branches(nn.Module):
 SHAPES = ((3, 3), (3, 1), (1, 3))
 
 
+@pytest.mark.daily(1)
 def test_vectors_are_read_again_where_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """TVM's own code uses what it has once loaded."""
     sources = generated_sources(monkeypatch)

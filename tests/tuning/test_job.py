@@ -143,6 +143,7 @@ def test_records_of_a_like_function_make_the_first_candidates(cpu: tvm.target.Ta
     assert _inner_tiles(first.trace) == _inner_tiles(best.trace)
 
 
+@pytest.mark.daily(1)
 def test_a_symbolic_function_gets_records_of_its_own_at_each_size(
     measurer: Measurer, cpu: tvm.target.Target, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_indices_are_valid_whatever_they_index(measurer: Measurer) -> None:
     assert measurement.error is None
 
 
+@pytest.mark.daily(1)
 def test_a_failed_call_costs_its_process_and_no_more() -> None:
     """The next call finds a new one."""
     workers = Workers(1)
@@ -146,6 +147,7 @@ def test_closing_ends_what_hangs_at_once() -> None:
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_candidates_for_a_gpu_are_built_without_one(tmp_path: Path) -> None:
     """MetaSchedule's own space for CUDA, through nvcc to machine code that the target's limits allow."""

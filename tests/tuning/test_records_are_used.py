@@ -57,6 +57,7 @@ def test_a_tuned_model_of_symbolic_sizes_is_compiled_by_its_own_records(tmp_path
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_90a"])
 def test_jobs_and_compilations_have_the_same_functions(

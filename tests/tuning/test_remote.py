@@ -91,6 +91,7 @@ def test_a_server_that_dies_costs_no_candidate(tracker: int, cpu: tvm.target.Tar
             _kill(server)
 
 
+@pytest.mark.daily(1)
 def test_a_tracker_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something listens at the port, and says nothing."""
     monkeypatch.setattr("tkc.schedules.tuning.remote._ANSWER", 5.0)
