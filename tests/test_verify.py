@@ -322,7 +322,7 @@ def test_compile_verifies_if_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> 
         (None, "it returned 1 values, and returns 2"),
     ],
 )
-def test_results_of_another_form_are_never_returned(
+def test_results_of_another_shape_or_dtype_are_never_returned(
     change: Callable[[relax.Expr], relax.Expr] | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether or not stages are verified: it would be a wrong result without an error."""

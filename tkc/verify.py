@@ -263,7 +263,7 @@ def _entries_exported(state: Compilation) -> Iterator[Violation]:
 
 WELL_FORMED = Condition("the module is well formed", _well_formed)
 INPUTS_COUNTED = Condition("main's first parameters are the inputs that it counts", _inputs_counted)
-RESULTS_KEPT = Condition("the results have the forms that they had when imported", _results_kept, always=True)
+RESULTS_KEPT = Condition("the results have the dtypes and shapes of the imported model's", _results_kept, always=True)
 UPDATES_RETURNED = Condition("a function returns a fitting new value of every parameter it updates", _updates_returned)
 KERNELS_MARKED = Condition("a function that calls a kernel is opaque, scheduled, and calls that one", _kernels_marked)
 KERNELS_REQUESTED = Condition("only kernels whose libraries are requested are called", _kernels_requested)

@@ -53,7 +53,7 @@ def test_named_inputs_may_come_in_any_order_and_with_constants(executable: tkc.E
 
 
 class Named(torch.nn.Module):
-    """Inputs by place and by name, some of them left out."""
+    """Positional and keyword inputs, some of them left out."""
 
     def forward(
         self, x: torch.Tensor, mask: torch.Tensor | None = None, *, factor: float = 2.0, bias: torch.Tensor
@@ -64,7 +64,7 @@ class Named(torch.nn.Module):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_inputs_by_place_or_by_name(masked: bool, tmp_path: Path) -> None:
+def test_inputs_by_position_or_by_name(masked: bool, tmp_path: Path) -> None:
     """However they were exported, as PyTorch takes them; and what is wrong with the names is told."""
     x, bias, mask = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([True, False, True, True]) if masked else None
     compiled = tkc.compile(Named(), (x, mask), {"bias": bias}, target="cpu", kernels="none")

@@ -1,4 +1,4 @@
-"""Calls after one that was accepted: only tensors of the same form are taken without another look."""
+"""Calls after one that was accepted: only tensors of the same metadata skip the checks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _misaligned() -> torch.Tensor:
         lambda: np.arange(18.0, dtype="float32").reshape(3, 6)[:, ::-1],
     ],
 )
-def test_tensors_of_other_forms_are_read_right(checks: InputChecks, given: Callable[[], torch.Tensor]) -> None:
+def test_tensors_of_other_layouts_are_read_right(checks: InputChecks, given: Callable[[], torch.Tensor]) -> None:
     """Contiguous, aligned and without a gradient they are afterwards."""
     value = given()
     taken, _ = checks([value, torch.zeros(3, 4)])
@@ -83,7 +83,7 @@ def test_transformed_tensors_are_refused(checks: InputChecks) -> None:
 
 
 def test_elements_are_checked_in_each_call() -> None:
-    """Indices are, in tensors of the same form, too; and against the size of this call."""
+    """Indices are, in tensors of the same metadata, too; and against the size of this call."""
     leaves = (TensorSpec("table", ("n", 4), "float32"), TensorSpec("indices", (2,), "int64"))
     bound = IndexBound("indices", "n", wraps=False, source="embedding")
     checks = InputChecks(Signature(leaves, (), {"n": SizeRange()}, index_bounds=(bound,)), CPU)
@@ -98,7 +98,7 @@ def test_elements_are_checked_in_each_call() -> None:
 
 
 def test_overlaps_are_checked_in_each_call() -> None:
-    """Of tensors of the same form that lie elsewhere."""
+    """Of tensors of the same metadata that lie elsewhere."""
     leaves = (TensorSpec("cache", (16,), "float32"), TensorSpec("x", (16,), "float32"))
     checks = InputChecks(Signature(leaves, (), {}, updated_inputs=("cache",)), CPU)
     memory = torch.zeros(64)

@@ -38,10 +38,9 @@ class CallStructure:
         self._numbers = frozenset(signature.number_outputs)
         leaves = signature.leaves
         self._only_tensors = len(leaves) if all(isinstance(leaf, TensorSpec) for leaf in leaves) else -1
-        self._by_place = _by_place(self.in_spec, signature)
-        self._keywords = _keywords(self.in_spec, signature, self._by_place)
+        self._positional, self._keywords = _arguments(self.in_spec, signature)
         all_computed = not (self._narrow or self._numbers or self._size_outputs or signature.constant_outputs)
-        self._made_of_tensors = _made_of_leaves(self.out_spec) if all_computed else None
+        self._flat_result = _flat_constructor(self.out_spec) if all_computed else None
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The flattened tensor arguments; :class:`tkc.InputError` for another structure or other constants."""
@@ -57,7 +56,7 @@ class CallStructure:
                 args, kwargs = self._in_order(args, kwargs), {}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self.in_spec:
-                flat = self._reordered(*self._in_place(args, kwargs))
+                flat = self._reordered(*self._with_positional(args, kwargs))
         tensors = []
         for leaf, value in zip(leaves, flat, strict=True):
             if isinstance(leaf, TensorSpec):
@@ -74,8 +73,8 @@ class CallStructure:
         computed, in the model's structure.
         """
         restore = from_torch_as(inputs[0]) if inputs else from_torch
-        if self._made_of_tensors is not None:
-            return self._made_of_tensors(list(map(restore, outputs)))
+        if self._flat_result is not None:
+            return self._flat_result(list(map(restore, outputs)))
         results = [
             output.item() if position in self._numbers else restore(output) for position, output in enumerate(outputs)
         ]
@@ -124,10 +123,13 @@ class CallStructure:
         # A sequence may be any list of tensors.
         return tuple(list(value) if isinstance(value, tuple) else value for value in map((given | kwargs).get, names))
 
-    def _in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call that names, or leaves out as constants, what the model was exported with by place."""
+    def _with_positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, of which those that were positional when the model was exported are so again.
+
+        They may come by name. Constants may be left out.
+        """
         given, named = list(args), dict(kwargs)
-        for leaf in self._by_place[len(args) :]:
+        for leaf in self._positional[len(args) :]:
             if leaf is not None and leaf.name in named:
                 given.append(named.pop(leaf.name))
             elif isinstance(leaf, Constant):
@@ -139,21 +141,19 @@ class CallStructure:
     def _reordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call whose named inputs come in another order, or leave out constants."""
         assert self.in_spec is not None
-        children = self.in_spec.children() if hasattr(self.in_spec, "children") else self.in_spec.children_specs
-        kwargs_spec = children[1]
-        names = list(kwargs_spec.context or [])
+        names = list(_children(self.in_spec)[1].context or [])
         constants = {leaf.name: leaf.value for leaf in self._signature.leaves if isinstance(leaf, Constant)}
         complete = {name: kwargs.get(name, constants.get(name)) for name in names}
         flat, spec = pytree.tree_flatten((args, complete))
-        known = {leaf.name for leaf in self._by_place if leaf is not None}
+        known = {leaf.name for leaf in self._positional if leaf is not None}
         faults = {
             "missing": [
-                *(leaf.name for leaf in self._by_place[len(args) :] if leaf is not None and leaf.name not in kwargs),
+                *(leaf.name for leaf in self._positional[len(args) :] if leaf is not None and leaf.name not in kwargs),
                 *(name for name in names if name not in kwargs and name not in constants),
             ],
             "unknown": sorted(kwargs.keys() - known - set(names)),
             "given twice": [
-                leaf.name for leaf in self._by_place[: len(args)] if leaf is not None and leaf.name in kwargs
+                leaf.name for leaf in self._positional[: len(args)] if leaf is not None and leaf.name in kwargs
             ],
         }
         if spec != self.in_spec or any(faults.values()):
@@ -174,43 +174,37 @@ def _load_spec(text: str | None) -> pytree.TreeSpec | None:
         return None
 
 
-def _made_of_leaves(spec: pytree.TreeSpec | None) -> Callable[[list[Any]], Any] | None:
-    """What makes a structure of its leaves, faster than ``tree_unflatten``: where it is one leaf, or a tuple or list of
-    them; ``None`` for others."""
+def _children(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    found: list[pytree.TreeSpec] = spec.children() if hasattr(spec, "children") else spec.children_specs
+    return found
+
+
+def _flat_constructor(spec: pytree.TreeSpec | None) -> Callable[[list[Any]], Any] | None:
+    """What makes of its leaves one leaf, or a tuple or list of leaves, faster than ``tree_unflatten``; ``None`` for
+    other structures."""
     if spec is None:
         return None
     if spec.is_leaf():
         return operator.itemgetter(0)
-    children = spec.children() if hasattr(spec, "children") else spec.children_specs
-    if spec.type not in (tuple, list) or not all(child.is_leaf() for child in children):
-        return None
-    made: Callable[[list[Any]], Any] = spec.type
-    return made
+    is_flat = spec.type in (tuple, list) and all(child.is_leaf() for child in _children(spec))
+    return spec.type if is_flat else None
 
 
-def _by_place(in_spec: pytree.TreeSpec | None, signature: Signature) -> list[TensorSpec | Constant | None]:
-    """The arguments of a model by place, under the names that they have in it; ``None`` for one of several leaves."""
+def _arguments(
+    in_spec: pytree.TreeSpec | None, signature: Signature
+) -> tuple[list[TensorSpec | Constant | None], dict[str, int]]:
+    """The positional arguments of a model, ``None`` for one of several leaves; and the names of its tensors, in its
+    order, where each is an argument of its own (else none)."""
     leaves = signature.leaves
     if in_spec is None or signature.input_names or in_spec.num_leaves != len(leaves):
-        return []
-    args, _ = pytree.tree_unflatten(range(len(leaves)), in_spec)
-    return [leaves[arg] if isinstance(arg, int) else None for arg in args]
-
-
-def _keywords(
-    in_spec: pytree.TreeSpec | None, signature: Signature, by_place: Sequence[TensorSpec | Constant | None]
-) -> dict[str, int]:
-    """The names of a model's tensors, in its order, where each is an argument of its own; else none."""
-    leaves = signature.leaves
-    if in_spec is None or signature.input_names or in_spec.num_leaves != len(leaves):
-        return {}
-    if not all(isinstance(leaf, TensorSpec) for leaf in leaves) or None in by_place:
-        return {}
-    _, kwargs = pytree.tree_unflatten(range(len(leaves)), in_spec)
-    if not isinstance(kwargs, dict):
-        return {}
-    named = {**{leaf.name: place for place, leaf in enumerate(by_place) if leaf is not None}, **kwargs}
-    return named if list(named.values()) == list(range(len(leaves))) else {}
+        return [], {}
+    args, kwargs = pytree.tree_unflatten(range(len(leaves)), in_spec)
+    positional = [leaves[arg] if isinstance(arg, int) else None for arg in args]
+    if None in positional or not isinstance(kwargs, dict):
+        return positional, {}
+    names = {**{leaf.name: place for place, leaf in enumerate(positional) if leaf is not None}, **kwargs}
+    is_flat = list(names.values()) == list(range(len(leaves)))
+    return positional, names if is_flat and all(isinstance(leaf, TensorSpec) for leaf in leaves) else {}
 
 
 def _is_tensor(value: Any) -> bool:

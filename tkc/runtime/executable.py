@@ -96,14 +96,16 @@ class Executable:
         and start at a multiple of 64 bytes.
 
         Inputs that the model writes into (:attr:`Signature.updated_inputs`) hold the new values afterwards; one that
-        had to be copied for the run is copied back. Inputs of an ONNX model are given in its order or by name, also
-        names that are no identifiers (``exe(**{"input.1": x})``). Returns what the model returns, with tensors of the
-        first input's kind; what the model returns of its state or of an updated input is that tensor itself, and its
-        numbers are Python's (on a GPU, the call waits for those that are computed from data). Tensors narrower than a
-        byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype (:attr:`TensorSpec.held`). Raises
-        :class:`InputError` for inputs that do not fit the signature, before anything runs, :class:`TargetError` on
-        a machine the target does not run on, and :class:`tkc.ForkError` in a forked child that cannot run it. On a GPU
-        it raises :class:`InputError` also for an index out of range in an earlier call (see :meth:`check`).
+        had to be copied for the run is copied back. Positional inputs may be given by name; what was fixed when the
+        model was compiled may be left out, and is what it was then, not the model's default. Inputs of an ONNX model
+        are given in its order or by name, also names that are no identifiers (``exe(**{"input.1": x})``). Returns what
+        the model returns, with tensors of the first input's kind; what the model returns of its state or of an updated
+        input is that tensor itself, and its numbers are Python's (on a GPU, the call waits for those that are computed
+        from data). Tensors narrower than a byte are arrays of ``ml_dtypes``, or tensors of the next wider dtype
+        (:attr:`TensorSpec.held`). Raises :class:`InputError` for inputs that do not fit the signature, before anything
+        runs, :class:`TargetError` on a machine the target does not run on, and :class:`tkc.ForkError` in a forked child
+        that cannot run it. On a GPU it raises :class:`InputError` also for an index out of range in an earlier call
+        (see :meth:`check`).
         """
         return self.call_flat(self._structure.tensors(args, kwargs))
 

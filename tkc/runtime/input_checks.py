@@ -39,30 +39,34 @@ class InputChecks:
         names = [spec.name for spec in signature.inputs]
         self._overlaps = OverlapCheck(names, signature.updated_inputs) if signature.updated_inputs else None
         self._accepted: list[torch.Size] = []  # the shapes of the last call; those of the next are often the same
-        self._before: _Before | None = None
+        self._last: _LastCall | None = None
 
     def __call__(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs as generated code takes them. Raises :class:`InputError` for what does not fit."""
         if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
             self._check_plain(values)
-        before = self._before
-        if before is not None and before.have_forms_of(values):
+        last = self._last
+        if last is not None and last.is_like(values):
             if self._overlaps is not None:
                 self._overlaps(values)
             for check in self._indices:
-                check(values[check.position], before.sizes)
+                check(values[check.position], last.sizes)
             return list(values)
         sizes: dict[str, tuple[int, str]] = {}
         tensors = [check(value, sizes) for value, check in zip(values, self._tensors, strict=True)]
         if self._overlaps is not None:
             self._overlaps([to_torch(value, each.spec.name) for value, each in zip(values, self._tensors, strict=True)])
-        self._check_together(tensors, {name: size for name, (size, _) in sizes.items()})
-        if all(check.takes_as_it_is(value) for value, check in zip(values, self._tensors, strict=True)):
-            self._before = _Before(values, {name: size for name, (size, _) in sizes.items()})
+        named = self._check_together(tensors, sizes)
+        metadata = [_metadata(value) for value in values]
+        if None not in metadata and all(
+            check.takes_as_it_is(value) for value, check in zip(values, self._tensors, strict=True)
+        ):
+            self._last = _LastCall(metadata, named)
         return tensors
 
-    def _check_together(self, tensors: Sequence[torch.Tensor], named: dict[str, int]) -> None:
-        """Raise :class:`InputError` for fitted ``tensors`` of which each by itself is right, of sizes ``named``."""
+    def _check_together(self, tensors: Sequence[torch.Tensor], sizes: dict[str, tuple[int, str]]) -> dict[str, int]:
+        """The symbolic sizes. Raises :class:`InputError` for fitted ``tensors`` of which each by itself is right."""
+        named = {name: size for name, (size, _) in sizes.items()}
         if self._conditions or self._dependent:
             shapes = [tensor.shape for tensor in tensors]
             if shapes != self._accepted:
@@ -75,6 +79,7 @@ class InputChecks:
                 self._accepted = shapes
         for check in self._indices:
             check(tensors[check.position], named)
+        return named
 
     def _check_plain(self, values: Sequence[Any]) -> None:
         """Raise :class:`InputError` for tensors that PyTorch transforms: what they carry would be dropped."""
@@ -160,15 +165,15 @@ class BoundChecks(InputChecks):
             complete = self._complete.copy()
             for position, tensor in zip(self.moving, moving, strict=True):
                 complete[position] = tensor
-            self._check_together(complete, {name: size for name, (size, _) in sizes.items()})
+            self._check_together(complete, sizes)
         return moving
 
 
-_Form: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
+_Metadata: TypeAlias = "tuple[torch.dtype, torch.device, torch.Size, tuple[int, ...]]"
 
 
-def _form(value: Any) -> _Form | None:
-    """All that is checked of a plain tensor but its address and elements; ``None`` for what is none."""
+def _metadata(value: Any) -> _Metadata | None:
+    """Dtype, device, shape and strides of a plain tensor; ``None`` for anything else."""
     if type(value) is not torch.Tensor or value.is_nested or value.layout is not torch.strided:
         return None
     if value.requires_grad or value.is_neg():
@@ -176,28 +181,28 @@ def _form(value: Any) -> _Form | None:
     return value.dtype, value.device, value.shape, value.stride()
 
 
-_Seen: TypeAlias = "tuple[_Form, int]"
+_Seen: TypeAlias = "tuple[_Metadata, int]"
 
 
 def _seen(value: Any) -> _Seen | None:
     """What tells a plain tensor from another one; ``None`` for what is none."""
-    form = _form(value)
-    return form and (form, value.data_ptr())
+    metadata = _metadata(value)
+    return metadata and (metadata, value.data_ptr())
 
 
-class _Before:
-    """A call whose inputs generated code took as they were: the next ones are often other tensors of these forms."""
+class _LastCall:
+    """A call whose inputs were all taken as they are. Those of the next one often differ in address alone."""
 
-    def __init__(self, values: Sequence[Any], sizes: dict[str, int]) -> None:
-        self._forms = [_form(value) for value in values]
+    def __init__(self, metadata: Sequence[_Metadata | None], sizes: dict[str, int]) -> None:
+        self._metadata = metadata
         self.sizes = sizes
 
-    def have_forms_of(self, values: Sequence[Any]) -> bool:
-        """Whether ``values``, too, fit and are taken as they are."""
-        if len(values) != len(self._forms):
+    def is_like(self, values: Sequence[Any]) -> bool:
+        """Whether ``values`` have the same metadata and are aligned, so that they fit and are taken as they are."""
+        if len(values) != len(self._metadata):
             return False
-        for value, form in zip(values, self._forms, strict=True):
-            if _form(value) != form or value.data_ptr() % _ALIGNMENT:
+        for value, metadata in zip(values, self._metadata, strict=True):
+            if _metadata(value) != metadata or value.data_ptr() % _ALIGNMENT:
                 return False
         return True
 
@@ -222,11 +227,10 @@ class _TensorCheck:
         self.dims = [(dim, signature.sizes.get(dim) if isinstance(dim, str) else None) for dim in spec.shape]
         self.is_of_one_shape = all(isinstance(dim, int) for dim in spec.shape)
 
-    def takes_as_it_is(self, value: Any) -> bool:
+    def takes_as_it_is(self, value: torch.Tensor) -> bool:
         """Whether generated code takes ``value``, which fits, where it is."""
         return (
             self.spec.held == self.spec.dtype
-            and _form(value) is not None
             and not value.is_complex()
             and value.numel() > 0
             and value.data_ptr() % _ALIGNMENT == 0

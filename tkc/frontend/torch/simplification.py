@@ -33,6 +33,8 @@ from tkc.frontend.torch.state import with_state_as_buffers, with_whole_copies
 # The first release known to trace rotary embeddings as Llama 4 and DeepSeek-V2 write them; 2.11 does not.
 _COMPLEX_NUMBERS = "2.13"
 
+_REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
+
 # What PyTorch decomposes linear algebra into raises what the operator raises. It returns nothing, and would be dropped.
 fx.node.has_side_effect(torch.ops.aten._linalg_check_errors.default)
 
@@ -90,9 +92,6 @@ def simplified(program: ExportedProgram, *, fallback: bool = False) -> ExportedP
             f"ones: {str(error).splitlines()[0]}\n"
             f"Write that on real and imaginary parts{newer}."
         ) from error
-
-
-_REGIONS = (torch.ops.higher_order.wrap_with_autocast, torch.ops.higher_order.wrap_with_set_grad_enabled)
 
 
 def _has_hidden_operators(program: ExportedProgram) -> bool:
