@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import random
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -152,9 +154,20 @@ def test_the_default_rules_time_is_found_however_many_are_faster(tmp_path: Path)
     assert seconds_of(Lookup([tmp_path], CPU), 4) == [1.0, 2.0, 3.0, 9.0]
 
 
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
 @pytest.mark.speed
 def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
-    """100,000 of 100 functions: read in 5 s, opened in one with an index, a function looked up in a millisecond."""
+    """100,000 of 100 functions, measured in what the same machine takes for the least that the task asks.
+
+    Reading them takes no longer than parsing each line twice, opening with an index a tenth of reading, and to look a
+    function up, known or unknown, less than to write four functions as JSON. Where nothing else runs that is 2 s, 3 ms
+    and 0.5 ms.
+    """
     folder = target_folder(tmp_path, CPU)
     store = RecordStore(folder)
     functions = [product(rows) for rows in range(4, 104)]
@@ -164,18 +177,19 @@ def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
     with (folder / "database_tuning_record.json").open("w") as file:
         for line in lines:
             file.writelines(line.replace("1.5", str(1.5 + number)) + "\n" for number in range(1000))
+    lookups: list[Lookup] = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
-    Lookup([tmp_path], CPU)
-    read = time.perf_counter()
-    lookup = Lookup([tmp_path], CPU)
-    opened = time.perf_counter()
-    assert lookup.find(product(4)) is not None  # the first loads what TVM needs
-    wanted = [*functions[:20], *(product(rows, "exp") for rows in range(200, 220))]
-    begun = time.perf_counter()
-    found = [lookup.find(function) for function in wanted]
-    looked_up = (time.perf_counter() - begun) / len(wanted)
-    assert [each is not None for each in found] == [True] * 20 + [False] * 20
-    assert read - start < 5.0 and opened - read < 1.0 and looked_up < 1e-3
+    read = _seconds(lambda: lookups.append(Lookup([tmp_path], CPU)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1e6  # KiB
+    opened = min(_seconds(lambda: lookups.append(Lookup([tmp_path], CPU))) for _ in range(3))
+    assert lookups[-1].find(product(4)) is not None  # the first loads what TVM needs
+    wanted = [*functions[:20], *(product(rows, "exp") for rows in range(200, 220))]
+    assert [lookups[-1].find(each) is not None for each in wanted] == [True] * 20 + [False] * 20
+    parsed = _seconds(lambda: [json.loads(line) for line in (folder / "database_tuning_record.json").open()])
+    ratios = [
+        _seconds(lambda: [lookups[-1].find(each) for each in wanted])
+        / _seconds(lambda: [tvm.ir.save_json(each) for each in wanted])
+        for _ in range(3)
+    ]
+    assert read < 2 * parsed and opened < read / 10 and min(ratios) < 4, (read, parsed, opened, ratios)
     assert os.path.getsize(folder / FILE) < os.path.getsize(folder / "database_tuning_record.json")

@@ -376,7 +376,10 @@ def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
 
 @pytest.mark.speed
 def test_a_call_costs_little_over_pytorchs_own() -> None:
-    """At most 15 µs, the median of many; the least of five tries, as what else runs makes calls longer alone."""
+    """Less than four tensors exchanged with ``torch.from_dlpack``; two are what an operator with one operand needs.
+
+    By turns, the median of many; the least of five ratios, as what else runs makes calls longer alone.
+    """
     import time
 
     x = torch.rand(8) + 1
@@ -393,8 +396,10 @@ def test_a_call_costs_little_over_pytorchs_own() -> None:
             times.append(time.perf_counter() - start)
         return sorted(times)[len(times) // 2]
 
-    def cost() -> float:
+    def ratio() -> float:
         own = median(lambda: torch.polygamma(21, x))
-        return (median(lambda: executable(x)) - median(lambda: one(x))) / 3 - own
+        cost = (median(lambda: executable(x)) - median(lambda: one(x))) / 3 - own
+        return cost / median(lambda: torch.from_dlpack(x))
 
-    assert min(cost() for _ in range(5)) < 15e-6
+    ratios = [ratio() for _ in range(5)]
+    assert min(ratios) < 4, ratios

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from pydantic import TypeAdapter
 
 import tkc
 from tests.runtime.manifests import edit_manifest
+from tkc.compiler.report import requirements_of
 from tkc.kernels.library_calls import LIBRARIES, Library
+from tkc.runtime.report_rows import OperatorUse
 from tkc.runtime.requirements import Requirements, all_requirements
 
 ABSENT = Library("cuBLASLt", ("libtkc-absent.so.2", "libtkc-absent.so.1"), "pip install what-brings-it")
@@ -55,3 +58,18 @@ def test_several_are_one() -> None:
     both = all_requirements([Requirements(("aten::nonzero",)), REQUIREMENTS, REQUIREMENTS])
     assert both == Requirements(("aten::nonzero",), {}, ("cublaslt",))
     assert TypeAdapter(Requirements).validate_python({"operators": [], "libraries": {}}) == Requirements()
+
+
+def test_packages_are_looked_for_only_where_an_operator_is_not_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look reads the files of all that is installed, which once took more than half of a small compilation."""
+    looked: list[bool] = []
+
+    def distributions() -> dict[str, list[str]]:
+        looked.append(True)
+        return {"mylib": ["pytest"], "aten": ["torch"]}
+
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", distributions)
+    own = [OperatorUse(f"{namespace}::nonzero", 1, (), "") for namespace in ("aten", "prims", "mkldnn")]
+    assert requirements_of(own) == Requirements(tuple(each.operator for each in own)) and not looked
+    found = requirements_of([*own, OperatorUse("mylib::first", 1, (), ""), OperatorUse("mylib::second", 2, (), "")])
+    assert found.libraries == {"pytest": importlib.metadata.version("pytest")} and len(looked) == 1

@@ -95,14 +95,20 @@ def _calls(done: Compilation, original: IRModule, imported: ImportedModel) -> Ca
     return call_table(done.unscheduled, original, imported.sources, done.substitutions)
 
 
+_PYTORCHS_NAMESPACES = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "onednn", "torch"})
+
+
 def requirements_of(operators: Sequence[OperatorUse], kernels: Sequence[KernelDispatch] = ()) -> Requirements:
     """What must be there where ``operators`` and ``kernels`` are called: the operators, the packages of those that are
     not PyTorch's own, and the shared libraries that kernels call."""
-    packages = importlib.metadata.packages_distributions()
+    namespaces = dict.fromkeys(each.operator.partition("::")[0] for each in operators)
+    foreign = [each for each in namespaces if each not in _PYTORCHS_NAMESPACES]
+    # Asked only where it is needed: it reads the metadata and the files of all that is installed, half of a second.
+    packages = importlib.metadata.packages_distributions() if foreign else {}
     libraries = {
         package: importlib.metadata.version(package)
-        for each in operators
-        for package in packages.get(each.operator.partition("::")[0], ())
+        for namespace in foreign
+        for package in packages.get(namespace, ())
         if package != "tkc"
     }
     called = called_libraries(choice.configuration for kernel in kernels for choice in kernel.choices)

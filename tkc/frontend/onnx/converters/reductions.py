@@ -108,7 +108,8 @@ def _reduced(node: Node, data: relax.Expr, axes: list[int]) -> relax.Expr:
     operator, keep = node.proto.op_type, bool(node.attribute("keepdims", 1))
     shape, dtype = node.shape(0), data.struct_info.dtype
     maybe_empty = [axis for axis in axes if _may_be_empty(node, shape[axis])]
-    if not maybe_empty:
+    is_integer_mean = operator == "ReduceMean" and "float" not in dtype
+    if not maybe_empty and not is_integer_mean:
         return node.emit(_REDUCTIONS[operator](data, axes, keep))
     if any(is_number(shape[axis], 0) for axis in maybe_empty):
         kept: list[Size] = [1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes]
@@ -119,6 +120,8 @@ def _reduced(node: Node, data: relax.Expr, axes: list[int]) -> relax.Expr:
     if operator != "ReduceMean":
         return node.emit(_REDUCTIONS[operator](data, axes, keep))
     count = size_scalar(node, node.algebra.product([shape[axis] for axis in axes]), dtype)
+    if is_integer_mean:  # TVM's own is int64; no division by 0, which would end the process
+        count = node.emit(relax.op.maximum(count, scalar(1, dtype)))
     return node.emit(relax.op.divide(relax.op.sum(data, axes, keep), count))
 
 
