@@ -1,20 +1,22 @@
 """The kernels for Hopper whose synchronization is checked: one configuration of each kind that a family has.
 
+A family without a row here is checked by the first of its own cases.
+
 Sizes are such that each ring of stages is gone through more than once, and persistent blocks have several tiles. The
 tilings have few columns where the number of columns changes nothing but the time that it takes to generate the code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tests.kernels.cuda_threads import Launch
-from tests.kernels.extremes import CASES
-from tkc.kernels import KernelRequest, Target
+from tests.kernels.extremes import CASES, of_checked
+from tkc.kernels import SPECS, KernelRequest, Target
 from tkc.kernels.attention.latent_spec import LatentConfiguration
 from tkc.kernels.attention.parameters import AttentionParameters, LatentParameters
 from tkc.kernels.attention.spec import DecodeConfiguration, PrefillConfiguration
@@ -69,7 +71,7 @@ def _case(name: str, **tensors: Any) -> Checked:
 
 _EPILOGUE: dict[str, Any] = {"bias": True, "activation": "relu"}
 
-CHECKED = {
+_CHOSEN = {
     "matmul, persistent": Checked(
         "matmul",
         MatmulParameters(128, 384, "bfloat16", **_EPILOGUE, residual=True),
@@ -225,3 +227,14 @@ CHECKED = {
     "quantized rms, a scale per token": _case("quantized rms, a scale per token"),
     "rotary": _case("rotary"),
 }
+
+
+def of_cases(kernels: Collection[str]) -> dict[str, Checked]:
+    """The first case of each of ``kernels``, by its name."""
+    first: dict[str, Checked] = {}
+    for case in of_checked(kernels).values():
+        first.setdefault(case.kernel, Checked(case.kernel, case.parameters, None, case.usual))
+    return first
+
+
+CHECKED = _CHOSEN | of_cases(set(SPECS) - {checked.kernel for checked in _CHOSEN.values()})

@@ -11,7 +11,7 @@ from tests.kernels.cuda_machine import Fault
 from tests.kernels.cuda_source import cuda_code
 from tests.kernels.cuda_threads import Launch
 from tests.kernels.synchronization import check
-from tests.kernels.synchronized import CHECKED
+from tests.kernels.synchronized import CHECKED, of_cases
 
 _SYNCHRONIZES = re.compile(
     r"\.(wait|arrive|init)\(|expect|fence|__sync|cluster_sync|warpgroup_(arrive|commit|wait)|wait_wgmma"
@@ -74,6 +74,13 @@ def test_all_is_ordered(name: str) -> None:
     code = cuda_code(checked.request)
     runs = check(code.source, checked.launch(code.boxes))
     assert runs and not any(run.unknown for run in runs)
+
+
+def test_a_family_without_a_row_is_checked_by_its_own_case() -> None:
+    """So that a new one is checked before anyone writes a row for it."""
+    (checked,) = of_cases({"rotary"}).values()
+    code = cuda_code(checked.request)
+    assert check(code.source, checked.launch(code.boxes))
 
 
 @pytest.mark.daily(4)
