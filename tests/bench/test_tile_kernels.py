@@ -66,6 +66,7 @@ def environment(folder: Path, package: str) -> str:
     return str(python)
 
 
+@pytest.mark.daily(1)
 def test_functions_are_measured_and_compared_with_ours(tmp_path: Path) -> None:
     """Those that fail are noted, and the next is measured; those that do less say so."""
     with TileKernels(environment(tmp_path, SIMILAR), CPU) as theirs:
@@ -87,6 +88,7 @@ def test_wrong_outputs_show(tmp_path: Path) -> None:
     assert found.notes["TileKernels error"] == 1.0 and "TileKernels" in found.measured
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     "case",
     [

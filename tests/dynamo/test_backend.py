@@ -92,6 +92,7 @@ def test_tangents_are_refused() -> None:
         call(forward_ad.make_dual(torch.ones(3), torch.ones(3)))
 
 
+@pytest.mark.daily(1)
 def test_several_threads_compile_at_once() -> None:
     """Forward and backward graphs of three models."""
     failures: list[BaseException] = []

@@ -52,6 +52,7 @@ def outputs(count: int, declared: str) -> str:
 # Reductions
 
 
+@pytest.mark.daily(1)
 def test_axes() -> None:
     """Any number of them, counted from either end; sizes are symbolic."""
     kinds = ("L1", "LogSumExp")
@@ -60,6 +61,7 @@ def test_axes() -> None:
     agrees(graph, (x, [1]), (x, [-1, 0]), (long, [0, 1, 2]), (long, [2]))
 
 
+@pytest.mark.daily(1)
 def test_axes_that_go() -> None:
     """Their number is fixed: it decides the rank."""
     for count, declared in ((2, "float[d]"), (3, "float")):
@@ -126,6 +128,7 @@ def test_axes_of_other_types(dtype: str) -> None:
 # Resizing
 
 
+@pytest.mark.daily(1)
 def test_scales() -> None:
     """Of all axes, or of some; up and down, by whole numbers and others; cubic ones with and without antialiasing."""
     graph = """g (float[a, 2, h, w] x, float[4] s, float[2] t)

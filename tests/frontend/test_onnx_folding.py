@@ -78,6 +78,7 @@ def test_results_and_branches_keep_what_they_read() -> None:
         check(model, np.array(condition), np.float32([11, 11]), tolerance=0)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(
     ("node", "operator"),
     [

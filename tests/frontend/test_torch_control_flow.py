@@ -171,6 +171,7 @@ def test_a_branch_that_updates_state_is_refused(fallback: bool) -> None:
         compiled(function, X, fallback=fallback)
 
 
+@pytest.mark.daily(1)
 def test_operators_of_pytorch_and_sizes_of_data_in_branches() -> None:
     """They are called where they stand, and named."""
 

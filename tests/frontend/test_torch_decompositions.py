@@ -172,6 +172,7 @@ def test_order(dtype: torch.dtype) -> None:
     _check({k: f for k, f in (ORDERED | RUNNING).items() if k not in of_ties}, dtype, special=True, least=1)
 
 
+@pytest.mark.daily(1)
 def test_functions_of_numbers() -> None:
     """At zero and negative whole numbers, infinities and NaN too."""
     _check(NUMBERS, torch.float32, special=True)
@@ -206,6 +207,7 @@ def test_bags_of_embeddings() -> None:
     compare({"bags": _bags}, *calls, dynamic_shapes=shapes)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_segments(dtype: torch.dtype) -> None:
     """Empty ones too, with an initial value and without."""
@@ -247,6 +249,7 @@ def test_rows_repeated_as_often_as_a_tensor_says() -> None:
             executable(x, counts)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_an_embedding_are_scaled_to_a_norm(dtype: torch.dtype) -> None:
     """Those that are read, if their norm is larger; places of a tensor without axes are none."""

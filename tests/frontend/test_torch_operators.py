@@ -20,6 +20,7 @@ from tkc.frontend.torch.importer import import_torch
 pytestmark = pytest.mark.usefixtures("same_numbers_every_time")
 
 
+@pytest.mark.daily(1)
 def test_views() -> None:
     """Everything that rearranges."""
     functions = {
@@ -205,6 +206,7 @@ def test_normalization() -> None:
         assert max(execution.relative_error(*pair) for pair in pairs) < 1e-5
 
 
+@pytest.mark.daily(1)
 def test_images() -> None:
     """Convolution, pooling and resampling."""
     weight, bias = torch.randn(8, 4, 3, 3), torch.randn(8)
@@ -227,6 +229,7 @@ def _attention(**options: Any) -> Function:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)
 
 
+@pytest.mark.daily(1)
 def test_attention() -> None:
     """Every mask, shape and option of scaled dot-product attention, and queries that see nothing."""
     partial = torch.randn(7, 5) > -0.5

@@ -111,6 +111,7 @@ def test_exported(operator: str, region: str, strict: bool) -> None:
     check(model, tkc.compile(program, target="cpu"), x)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("operator", ["solve", "eigenvalues", "nonzero"])
 def test_regions_in_regions(operator: str) -> None:
     """Of both kinds."""

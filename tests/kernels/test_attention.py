@@ -79,6 +79,7 @@ def test_decode_on_the_cpu(builder: KernelBuilder, kind: str) -> None:
         check(builder, request(DECODE, CPU_DECODE[kind], CPU), sizes)
 
 
+@pytest.mark.daily(1)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.integers(1, 3), queries=st.integers(1, 100), keys=st.integers(1, 150))
 def test_any_lengths(builder: KernelBuilder, batch: int, queries: int, keys: int) -> None:

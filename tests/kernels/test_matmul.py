@@ -55,6 +55,7 @@ print(json.dumps([epilogue.LOG2_NORMAL_TAIL, epilogue.NORMAL_TAIL_END]))
 """
 
 
+@pytest.mark.daily(1)
 def test_the_tail_of_gpu_gelu_is_as_near_as_it_says() -> None:
     """The logarithm within 4.8e-6 of the normal distribution's; past where it was fitted, it falls until zero."""
     printed = subprocess.run([sys.executable, "-c", GELU], capture_output=True, text=True, check=True).stdout
@@ -67,6 +68,7 @@ def test_the_tail_of_gpu_gelu_is_as_near_as_it_says() -> None:
     assert tail[-1] < math.log2(torch.finfo(torch.float32).tiny)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("layout", "outputs"), [("nk", (9, 2, 13)), ("kn", (96, 40, 24))])
 def test_cpu_kernels_write_several_outputs(builder: KernelBuilder, layout: str, outputs: tuple[int, ...]) -> None:
     """Each output has the columns that are its own, with their part of the bias, wherever tiles end."""

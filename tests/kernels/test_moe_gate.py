@@ -116,6 +116,7 @@ def test_agrees_with_the_reference(builder: KernelBuilder, parameters: MoeGatePa
         assert_agrees(parameters, inputs, kernel(*inputs))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("parameters", CASES.values(), ids=CASES.keys())
 def test_agrees_on_awkward_logits(builder: KernelBuilder, parameters: MoeGateParameters) -> None:
     """Whatever ties, and whatever is no number."""

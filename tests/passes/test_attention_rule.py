@@ -81,6 +81,7 @@ LAYOUTS: dict[str, tuple[Function, dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("function", "layouts"), LAYOUTS.values(), ids=LAYOUTS)
 def test_transpositions_become_layouts(function: Function, layouts: dict[str, str]) -> None:
     """The kernel reads and writes the model's own order of heads and tokens."""
@@ -97,6 +98,7 @@ REPETITIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("repeated", REPETITIONS.values(), ids=REPETITIONS)
 def test_repeated_heads_are_shared(repeated: Callable[[Tensor], Tensor]) -> None:
     """Key/value heads that the model repeats are read once."""

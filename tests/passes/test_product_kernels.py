@@ -68,6 +68,7 @@ def _sizes(seed: int, count: int) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("depthwise", [False, True], ids=["all channels", "depthwise"])
 @pytest.mark.parametrize("once", [False, True], ids=["shared", "packed"])
 def test_convolutions(products: ProductsLibrary, depthwise: bool, once: bool) -> None:

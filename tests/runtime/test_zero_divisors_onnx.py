@@ -149,6 +149,7 @@ def test_constants_of_a_branch_are_wrong_where_it_is_taken() -> None:
     raises(exe, [x, True], "1 by 'zero' of ONNX node 't'")
 
 
+@pytest.mark.daily(1)
 def test_checks_cover_what_a_branch_computes() -> None:
     """With ``checks``; without, the nearest index is taken."""
     branches = BRANCHES.replace("t = THEN", "i = Add(x, y)  t = Gather(x, i)").replace("ELSE", "Neg(x)")

@@ -65,6 +65,7 @@ def test_one_build_serves_every_number_of_rows(layout: str, dtype: str, epilogue
         assert error(run(*inputs), expected) < TOLERANCE[dtype]
 
 
+@pytest.mark.daily(1)
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 70), st.integers(2, 70), st.sampled_from(["nk", "kn"]))
 def test_any_static_size(rows: int, depth: int, columns: int, layout: str) -> None:
@@ -162,6 +163,7 @@ def test_speed_is_of_pytorchs_order(layout: str) -> None:
     assert max(ratios) >= 0.2
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_few_rows_are_summed_as_precisely_as_many(layout: str, dtype: str) -> None:

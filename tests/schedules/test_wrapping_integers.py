@@ -142,6 +142,7 @@ def test_cuda_cuts_other_operators(reader: str, operator: str, wide: str, monkey
     assert all(f"(uchar)({wide}" in line for line in lines)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.nvcc
 def test_it_compiles_for_a_gpu() -> None:
     """C++ has two types of 64 bits, and no ``max`` of one and the other."""
@@ -149,6 +150,7 @@ def test_it_compiles_for_a_gpu() -> None:
     tkc.compile(model, (x,), target="cuda:sm_90a", kernels="none", database=False)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("dtype", ["uint32", "uint64"])
 def test_numbers_without_signs(dtype: str) -> None:
     """Of ONNX: what is below zero is large."""

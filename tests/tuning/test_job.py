@@ -86,6 +86,7 @@ def test_a_job_measures_the_default_first_and_never_ends_worse(
     assert gains == sorted(gains) and gains[0] == 1
 
 
+@pytest.mark.daily(1)
 def test_every_record_applies_and_no_schedule_is_measured_twice(cpu: tvm.target.Target, tmp_path: Path) -> None:
     """Over two jobs on one database."""
     records = RecordsInMemory()
