@@ -46,7 +46,10 @@ def coordinates(builder: relax.BlockBuilder, places: relax.Expr, sizes: Sequence
 
 @cache
 def _places() -> tirx.PrimFunc:
-    """Parsed when it is needed: TVM reads every frame of the stack for it."""
+    """Writes the places of the ones in ``holds``, whose running sums are ``ends``.
+
+    Parsed when a model needs it, since TVM reads every frame of the stack then.
+    """
 
     @T.prim_func(private=True, s_tir=True)
     def written(holds_handle: T.handle, ends_handle: T.handle, places_handle: T.handle) -> None:

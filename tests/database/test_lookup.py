@@ -162,11 +162,10 @@ def _seconds(function: Callable[[], object]) -> float:
 
 @pytest.mark.speed
 def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
-    """100,000 of 100 functions, measured in what the same machine takes for the least that the task asks.
+    """100,000 of 100 functions: read in 1.5 times what parsing all lines takes, opened with an index in a tenth of it.
 
-    Reading them takes no longer than parsing each line twice, opening with an index a tenth of reading, and to look a
-    function up, known or unknown, less than to write four functions as JSON. Where nothing else runs that is 2 s, 3 ms
-    and 0.5 ms.
+    A function is looked up, known or unknown, in 1.25 times what writing it as JSON takes. On two idle cores that was
+    5 s, 0.2 s and 1 ms, where it took 2 s, 2 ms and 0.9 ms.
     """
     folder = target_folder(tmp_path, CPU)
     store = RecordStore(folder)
@@ -191,5 +190,5 @@ def test_many_records_load_and_are_found_fast(tmp_path: Path) -> None:
         / _seconds(lambda: [tvm.ir.save_json(each) for each in wanted])
         for _ in range(3)
     ]
-    assert read < 2 * parsed and opened < read / 10 and min(ratios) < 4, (read, parsed, opened, ratios)
+    assert read < 1.5 * parsed and opened < read / 10 and min(ratios) < 1.25, (read, parsed, opened, ratios)
     assert os.path.getsize(folder / FILE) < os.path.getsize(folder / "database_tuning_record.json")

@@ -125,6 +125,19 @@ def test_axes_of_other_types(dtype: str) -> None:
         np.testing.assert_array_equal(one.astype("float64"), other.astype("float64"))
 
 
+@pytest.mark.parametrize(("dtype", "row"), [("int32", [2**31 - 1, 2**31 - 2, 2**31 - 3]), ("int64", [-7, 0, -1])])
+def test_means_of_integers(dtype: str, row: list[int]) -> None:
+    """Of their type, cut towards 0, right where their sum is too large for it; 0 of no numbers."""
+    graph = f"g ({dtype}[a, b] x, int64[1] axes) => ({dtype}[c, d] y) {{ y = ReduceMean(x, axes) }}"
+    expected = np.array([[int(sum(row) / len(row))]], dtype)
+    for constants, given in (({"axes": [1]}, []), (None, [np.array([1])])):
+        (found,) = compiled(parsed(graph), constants)(np.array([row], dtype), *given)
+        np.testing.assert_array_equal(found, expected, strict=True)
+    empty = parsed(graph.replace("[a, b]", "[2, 0]"))
+    (found,) = compiled(empty, {"axes": [1]})(np.zeros((2, 0), dtype))
+    np.testing.assert_array_equal(found, np.zeros((2, 1), dtype), strict=True)
+
+
 # Resizing
 
 

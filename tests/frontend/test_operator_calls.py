@@ -376,7 +376,7 @@ def test_sizes_that_data_decides_on_a_gpu(name: str) -> None:
 
 @pytest.mark.speed
 def test_a_call_costs_little_over_pytorchs_own() -> None:
-    """Less than four tensors exchanged with ``torch.from_dlpack``; two are what an operator with one operand needs.
+    """At most 2.4 times ``torch.from_dlpack``, which was 15 µs on two idle cores, where it took 13.7.
 
     By turns, the median of many; the least of five ratios, as what else runs makes calls longer alone.
     """
@@ -402,4 +402,4 @@ def test_a_call_costs_little_over_pytorchs_own() -> None:
         return cost / median(lambda: torch.from_dlpack(x))
 
     ratios = [ratio() for _ in range(5)]
-    assert min(ratios) < 4, ratios
+    assert min(ratios) < 2.4, ratios

@@ -93,7 +93,12 @@ def _reduce_at_run_time(node: Node) -> Converted:
 
 
 def _inner_dtype(operator: str, dtype: str) -> str:
-    """What to reduce in: 16 bits are too few for a sum, and a truth value has no order."""
+    """What to reduce in: 16 bits are too few for a sum, and a truth value has no order.
+
+    The sum of integers may be too large for their type where the mean is not.
+    """
+    if operator == "ReduceMean" and "float" not in dtype and dtype != "uint64":
+        return "int64"
     if dtype == "bool":
         return "int8"
     return "float32" if "float" in dtype and dtype not in EXACT and operator not in _EXTREMES else dtype
@@ -113,14 +118,14 @@ def _reduced(node: Node, data: relax.Expr, axes: list[int]) -> relax.Expr:
         return node.emit(_REDUCTIONS[operator](data, axes, keep))
     if any(is_number(shape[axis], 0) for axis in maybe_empty):
         kept: list[Size] = [1 if axis in axes else size for axis, size in enumerate(shape) if keep or axis not in axes]
-        number = math.nan if operator == "ReduceMean" else _of_nothing(operator, dtype)
+        number = math.nan if operator == "ReduceMean" and not is_integer_mean else _of_nothing(operator, dtype)
         return node.emit(relax.op.full(kept, scalar(number, dtype), dtype))
     for axis in maybe_empty:
         data = _with_neutral_element(node, data, axis, _neutral(operator, dtype))
     if operator != "ReduceMean":
         return node.emit(_REDUCTIONS[operator](data, axes, keep))
     count = size_scalar(node, node.algebra.product([shape[axis] for axis in axes]), dtype)
-    if is_integer_mean:  # TVM's own is int64; no division by 0, which would end the process
+    if is_integer_mean:  # a division by 0 would end the process
         count = node.emit(relax.op.maximum(count, scalar(1, dtype)))
     return node.emit(relax.op.divide(relax.op.sum(data, axes, keep), count))
 
