@@ -33,7 +33,7 @@ class _Lengths:
 
 _OF_NUMBERS = _Lengths(short=128, part=64)
 _OF_PRODUCTS = _Lengths(short=1024, part=256)
-_OF_ROWS = _Lengths(short=4096, part=256)
+_OF_ROWS_OF_PRODUCTS = _Lengths(short=4096, part=256)
 _IN_THREAD = _Lengths(short=4096, part=512)  # TVM would write out the loops of parts that DLight has it unroll: of 256
 
 
@@ -44,8 +44,8 @@ def sum_in_parts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def lengths(nest: SumNest) -> _Lengths | None:
-        by_numbers = _OF_PRODUCTS if _adds_products(nest) else _OF_NUMBERS
-        chosen = _OF_ROWS if _has_short_rows(nest) else by_numbers
+        of_products = _OF_ROWS_OF_PRODUCTS if _has_short_rows(nest) else _OF_PRODUCTS
+        chosen = of_products if _adds_products(nest) else _OF_NUMBERS
         return chosen if _is_long(nest, chosen) else None
 
     return _with_parts(func, lengths, "global")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,25 @@ def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
                 executable(x)
         else:
             same(executable(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.new_zeros((x.shape[0] - 2) % 3 + 1), x * 2),
+        lambda x: x.repeat((x.shape[0] - 5) % 4 + 1, 1) + 1,
+        lambda x: F.pad(x, (0, (x.shape[0] - 4) % 8)),
+    ],
+)
+def test_remainders_of_negative_numbers(function: Function) -> None:
+    """PyTorch's formulas end in an assertion there: right, or refused, as where the remainder is 0."""
+    executable, right = compiled(function, torch.randn(9, 3), dynamic_shapes=(({0: Dim.AUTO},),)), set()
+    for count in range(1, 20):
+        x = torch.randn(count, 3)
+        with contextlib.suppress(tkc.InputError):
+            same(executable(x), function(x))
+            right.add(count)
+    assert {7, 9, 15, 19} <= right
 
 
 def test_a_program_of_fixed_sizes_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,3 +201,18 @@ def test_threads_sum_in_parts(name: str, length: int) -> None:
     assert totals == (["local"] if length > 2048 else [])
     module, _ = ScheduleModule(HOPPER, tvm_target(HOPPER))(fused(graph([(shape, "float32")], SUMS[name]), HOPPER))
     build(module, HOPPER)
+
+
+@pytest.mark.parametrize("shape", [(8, 128, 8), (7, 16, 3, 8), (40, 100, 1)])
+def test_short_rows_are_summed_in_parts(shape: tuple[int, ...]) -> None:
+    """Of all of a tensor whose last axis is short, too: of numbers whose roundings all go the same way."""
+
+    class All(torch.nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x.var(), x.square().sum(), x.mean()
+
+    x = same(*shape)
+    x[0] = -1.1
+    found = tkc.compile(All(), (x,), target="cpu", database=False)(x)
+    for value, exact in zip(found, All()(x.double()), strict=True):
+        assert abs(float(value) - float(exact)) <= 8 * EPSILON * max(float(exact), 0.5)

@@ -355,7 +355,8 @@ def _at(formula: sympy.Expr, minima: Mapping[sympy.Symbol, int]) -> float:
         return 0
     try:
         return float(formula.xreplace({symbol: sympy.Integer(minima[symbol]) for symbol in formula.free_symbols}))
-    except (TypeError, ValueError, ArithmeticError):  # a quotient by 0, which is a condition of its own
+    # A quotient by 0 is a condition of its own. PyTorch's remainder of a negative number is an assertion.
+    except (TypeError, ValueError, ArithmeticError, AssertionError):
         return 0
 
 

@@ -149,7 +149,8 @@ class _AtSizes(fx.Interpreter):
             return value
         try:
             formula = value.node.expr.subs(self._sizes)
-        except ZeroDivisionError:  # it is a quotient of sizes, and no number at these
+        # A quotient of sizes is no number where its divisor is 0; remainders of negative numbers PyTorch does not compute.
+        except (ZeroDivisionError, AssertionError):
             return _UNDEFINED
         return int(formula) if formula.is_number else _UNKNOWN
 

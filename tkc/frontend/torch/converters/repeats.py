@@ -38,8 +38,19 @@ def bincount(b: Emitter, x: relax.Expr, weights: relax.Expr | None = None, minle
     length = b.emit(op.maximum(length, b.tensor(minlength, "int64")))
     length = _either(b, op.less(least, _number(0)), least, length)
     size = b.data_sizes.counted(length, b.node.meta["val"].shape[0], what="the length of a histogram")
-    values = b.emit(op.ones_like(numbers)) if weights is None else b.cast(weights, b.dtype)
-    return op.scatter_elements(b.emit(op.zeros([size], b.dtype)), numbers, values, 0, "add")
+    dtype = "int64" if weights is None else _weighted(weights.struct_info.dtype)
+    if b.dtype != dtype:  # PyTorch 2.11 traces it, and all behind it, with the dtype of `x`
+        raise b.unsupported(
+            f"this PyTorch traces a result of {dtype} as one of {b.dtype}. Update it to 2.13, or count int64 numbers, "
+            "and multiply a one-hot matrix by weights."
+        )
+    values = b.emit(op.ones_like(numbers)) if weights is None else b.cast(weights, dtype)
+    return op.scatter_elements(b.emit(op.zeros([size], dtype)), numbers, values, 0, "add")
+
+
+def _weighted(dtype: str) -> str:
+    """Of sums of weights: PyTorch adds all but float32 in float64."""
+    return "float32" if dtype == "float32" else "float64"
 
 
 def _either(b: Emitter, condition: relax.Expr, holds: relax.Expr, otherwise: relax.Expr) -> relax.Expr:

@@ -27,7 +27,7 @@ def _angle(self: Tensor) -> Any:
     if self.is_complex():
         return NotImplemented
     x = self.to(_result_dtype(self))
-    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+    return torch.where(x.isnan(), x, torch.where(x < 0, x.new_full((), math.pi), 0))
 
 
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
