@@ -14,7 +14,8 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import CONVOLVE, CONVOLVE_INTEGERS
-from tkc.passes.graph.bindings import dtype, has_known_shape, permuted_axes, shape, static
+from tkc.passes.graph.bindings import Slice, dtype, has_known_shape, permuted_axes, shape, static
+from tkc.passes.graph.channel_sources import channel_sources
 from tkc.passes.graph.channels_last import (
     LastChannels,
     channels_last,
@@ -35,6 +36,8 @@ LEAST_PRODUCTS_OF_TRANSPOSED = 1 << 15
 """Multiplications of a convolution, of one of single pixels, of one of as many pixels as a call has, and of a
 transposed one, under which generated code is faster than a call, with the 25 µs that it takes besides. Measured on two
 cores (``docs/notebook/2026-11-25.md``). A symbolic batch counts as 1, other symbolic sizes as 64."""
+
+LEAST_CHANNELS_OF_A_PART = 8
 
 _MOST_AXES = 4  # of images whose codes the library convolves
 
@@ -138,13 +141,30 @@ class _Rewriting(PyExprMutator):
         info = relax.TensorStructInfo([sizes[axis] for axis in channels_last(len(sizes))], "float32")
         image, begins = self._unpadded(image)
         steps = zip(call.attrs.strides, call.attrs.padding[:axes], begins, call.attrs.dilation, strict=True)
+        depthwise = int(call.attrs.groups) > 1
+        sources = [] if depthwise else self._sources(image)
         return product_call(
-            self.images.last(image),
+            sources or self.images.last(image),
             weight,
             info,
-            depthwise=int(call.attrs.groups) > 1,
+            depthwise=depthwise,
             axes=[(int(stride), int(padding) + begin, int(dilation)) for stride, padding, begin, dilation in steps],
         )
+
+    def _sources(self, image: relax.Expr) -> list[Slice]:
+        """The tensors, channels last, that ``image`` is a concatenation of, or the one that it is a slice of.
+
+        None where it is neither, or where a part has so few channels that to move on to it takes as long as to sum it.
+        """
+        parts = channel_sources(image, self._value)
+        if not parts or min(part.size for part in parts) < LEAST_CHANNELS_OF_A_PART:
+            return []
+        if len(parts) == 1 and parts[0].source.same_as(image):
+            return []
+        return [Slice(self.images.last(part.source), part.begin, part.size) for part in parts]
+
+    def _value(self, expr: relax.Expr) -> relax.Expr | None:
+        return self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
 
     def _unpadded(self, image: relax.Expr) -> tuple[relax.Expr, list[int]]:
         """What ``image`` has zeros around, and how many before each axis: a product reads zeros there anyway."""

@@ -9,7 +9,9 @@ from tvm import relax
 from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 
-from tkc.passes.graph.bindings import Graph, dtype, has_known_shape, shape, static
+from tkc.passes.graph.bindings import Graph, Slice, dtype, has_known_shape, permuted_axes, shape, static
+from tkc.passes.graph.channel_sources import channel_sources
+from tkc.passes.graph.channels_last import channels_last, channels_second
 from tkc.passes.graph.product_call import Operation, Step, is_product, with_steps
 
 _UNARY = {
@@ -167,8 +169,24 @@ class _Chain:
         if by_channel is not None and self._is_channels(sizes):
             return Step(by_channel, other)
         if by_tensor is not None and self._graph.same_shape(sizes, self._sizes):
-            return Step(by_tensor, other)
+            source = self._channels_of(other)
+            return Step(by_tensor, source.source, begin=source.begin)
         return None
+
+    def _channels_of(self, image: relax.Expr) -> Slice:
+        """Which channels of which tensor ``image [..., channels]`` is: some of another, or all of its own."""
+        own = Slice(image, 0, static(shape(image)[-1]) or 0)
+        rank = image.struct_info.ndim
+        turned = self._graph.call(image, "relax.permute_dims")
+        if turned is None or rank < 3 or permuted_axes(turned) != channels_last(rank):
+            return own
+        parts = channel_sources(turned.args[0], self._graph.value)
+        if len(parts) != 1 or parts[0].source.same_as(turned.args[0]):
+            return own
+        back = self._graph.call(parts[0].source, "relax.permute_dims")
+        if back is None or permuted_axes(back) != channels_second(rank):
+            return own
+        return Slice(back.args[0], parts[0].begin, parts[0].size)
 
     def _is_channels(self, sizes: tuple[tvm.tirx.PrimExpr, ...]) -> bool:
         if not sizes or len(sizes) > len(self._sizes) or not self._graph.equal(sizes[-1], self._sizes[-1]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.f
 
 @dataclass(frozen=True)
 class Slice:
-    """``size`` neighbouring elements of ``source``'s last axis, from ``begin`` on."""
+    """``size`` neighbouring elements of an axis of ``source``, from ``begin`` on."""
 
     source: relax.Expr
     begin: int
@@ -172,28 +172,7 @@ class Graph:
         size = static(shape(expr)[-1]) if has_known_shape(expr) and shape(expr) else None
         if size is None:
             return None
-        value = self.value(expr)
-        if isinstance(value, relax.TupleGetItem):
-            return self._piece(value, size)
-        call = self.call(value, "relax.strided_slice")
-        if call is None or len(call.args[1].fields) != 1:
-            return None
-        axis, begin, _, *strides = (argument.fields[0].value for argument in call.args[1:])
-        rank = call.args[0].struct_info.ndim
-        start, step = static(begin), static(strides[0]) if strides else 1
-        if int(axis) % rank != rank - 1 or start is None or start < 0 or step != 1:
-            return None
-        return Slice(call.args[0], start, size)
-
-    def _piece(self, item: relax.TupleGetItem, size: int) -> Slice | None:
-        call = self.call(item.tuple_value, "relax.split")
-        if call is None or int(call.attrs.axis) % call.args[0].struct_info.ndim != call.args[0].struct_info.ndim - 1:
-            return None
-        sections = call.attrs.indices_or_sections
-        if isinstance(sections, (int, tirx.IntImm)):
-            width = static(shape(call.args[0])[-1])
-            return None if width is None else Slice(call.args[0], item.index * -(-width // int(sections)), size)
-        return Slice(call.args[0], 0 if item.index == 0 else int(sections[item.index - 1]), size)
+        return sliced(self.value(expr), size, expr.struct_info.ndim - 1, self.value)
 
     def constant(self, expr: relax.Expr) -> float | int | bool | None:
         """The one number that ``expr`` is everywhere, as a literal, a uniform constant or ``full``; else ``None``.
@@ -289,3 +268,36 @@ def permuted_axes(call: relax.Call) -> list[int]:
     """Which axis of its operand each axis of ``call``, a permutation of them, is."""
     rank = call.args[0].struct_info.ndim
     return list(range(rank))[::-1] if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]
+
+
+def sliced(
+    value: relax.Expr | None, size: int, axis: int, lookup: Callable[[relax.Expr], relax.Expr | None]
+) -> Slice | None:
+    """How ``value``, which has ``size`` elements along ``axis``, was cut out of another tensor there.
+
+    ``lookup`` gives the values of variables. ``None`` if it was not, or where it begins is no number.
+    """
+    if isinstance(value, relax.TupleGetItem):
+        return _piece(lookup(value.tuple_value), value.index, size, axis)
+    if not is_call(value, "relax.strided_slice") or any(len(arg.fields) != 1 for arg in value.args[1:]):
+        return None
+    along, begin, _, *strides = (argument.fields[0].value for argument in value.args[1:])
+    start, step = static(begin), static(strides[0]) if strides else 1
+    if int(along) % value.args[0].struct_info.ndim != axis or start is None or start < 0 or step != 1:
+        return None
+    return Slice(value.args[0], start, size)
+
+
+def _piece(split: relax.Expr | None, index: int, size: int, axis: int) -> Slice | None:
+    if not is_call(split, "relax.split") or int(split.attrs.axis) % split.args[0].struct_info.ndim != axis:
+        return None
+    sections = split.attrs.indices_or_sections
+    if isinstance(sections, int | tirx.IntImm):
+        width = static(shape(split.args[0])[axis])
+        return None if width is None else Slice(split.args[0], index * -(-width // int(sections)), size)
+    return Slice(split.args[0], 0 if index == 0 else int(sections[index - 1]), size)
+
+
+def is_call(value: relax.Expr | None, name: str) -> bool:
+    """Whether ``value`` is a call of the operator ``name``, with the ``relax.`` prefix."""
+    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name

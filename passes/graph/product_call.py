@@ -3,8 +3,10 @@
 A call is ``(plan, image, weight, *operands)`` of :data:`~tkc.contracts.PRODUCT`, which writes its result where it is
 told to (``tkc/builder/products.cc``). The plan is a shape of numbers: whether the product is depthwise, whether its
 weight is a constant, whether that is ``[channels, outputs]``, the number of axes of an image, for each of these stride,
-padding and dilation, and then three numbers for each step behind the sum: an :class:`Operation`, which of the operands
-it reads (-1 for none), and the bits of a float32.
+padding and dilation. Then the number of sources of the image's channels, 0 if they are all of ``image``, and for each
+which of the operands it is (-1 for ``image``), its first channel, and how many there are. Then three numbers for each
+step behind the sum: an :class:`Operation`, which of the operands it reads (-1 for none), and the bits of a float32, or
+the first channel of a tensor like the result.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from enum import IntEnum
 from tvm import relax, tirx
 
 from tkc.contracts import MEAN_AXES, PRODUCT
+from tkc.passes.graph.bindings import Slice
 from tkc.passes.graph.runtime_calls import runtime_call
 
 
@@ -46,15 +49,19 @@ class Operation(IntEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """An operation with its ``operand``, a tensor, or its ``number``."""
+    """An operation with its ``operand``, a tensor, or its ``number``.
+
+    Of an operand with more channels than the result those from ``begin`` on are meant.
+    """
 
     operation: Operation
     operand: relax.Expr | None = None
     number: float = 0.0
+    begin: int = 0
 
 
 def product_call(
-    image: relax.Expr,
+    image: relax.Expr | Sequence[Slice],
     weight: relax.Expr,
     result: relax.TensorStructInfo,
     *,
@@ -63,9 +70,19 @@ def product_call(
     transposed: bool = False,
     axes: Sequence[tuple[int, int, int]] = (),
 ) -> relax.Call:
-    """The product of ``image [..., channels]`` and ``weight``; ``axes`` are stride, padding and dilation of each."""
-    plan = [int(depthwise), int(constant), int(transposed), len(axes), *(number for axis in axes for number in axis)]
-    return _call(plan, [image, weight], result)
+    """The product of ``image [..., channels]`` and ``weight``; ``axes`` are stride, padding and dilation of each.
+
+    An image may be slices of such tensors, whose channels follow each other.
+    """
+    numbers = [int(depthwise), int(constant), int(transposed), len(axes), *(n for axis in axes for n in axis)]
+    if isinstance(image, relax.Expr):
+        return _call([*numbers, 0], [image, weight], result)
+    places: dict[relax.Expr, int] = {}
+    numbers.append(len(image))
+    for source in image:
+        numbers += [places.setdefault(source.source, len(places)) - 1, source.begin, source.size]
+    first, *others = places
+    return _call(numbers, [first, weight, *others], result)
 
 
 def mean_call(image: relax.Expr, result: relax.TensorStructInfo) -> relax.Call:
@@ -83,7 +100,7 @@ def with_steps(call: relax.Call, steps: Sequence[Step]) -> relax.Call:
             place = len(operands)
             operands.append(step.operand)
         (bits,) = struct.unpack("<i", struct.pack("<f", step.number))
-        numbers += [int(step.operation), place, bits]
+        numbers += [int(step.operation), place, bits if step.operand is None else step.begin]
     return _call(numbers, [image, weight, *operands], call.struct_info)
 
 

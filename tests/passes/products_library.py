@@ -73,7 +73,7 @@ class ProductsLibrary:
         self, plan: Sequence[int], x: torch.Tensor, weight: torch.Tensor, steps: Sequence[Step], result: torch.Tensor
     ) -> None:
         operands: list[Any] = [step.operand for step in steps if step.operand is not None]
-        numbers = list(plan)
+        numbers = [*plan, 0]
         place = 0
         for step in steps:
             numbers += [int(step.operation), -1 if step.operand is None else place, 0]

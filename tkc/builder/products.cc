@@ -12,6 +12,8 @@
 //
 // Sums are in the order of the filter's taps and channels, in parts of 1,024, whatever the tile; of few rows, in one of their own.
 //
+// An image may be channels of several tensors, one after the other (`Source`): what a concatenation would hold, and what a slice would.
+//
 // Nothing here depends on the model. It is compiled once for each vector width (TKC_LANES), and linked into code that calls it.
 
 #include <tvm/ffi/any.h>
@@ -159,19 +161,32 @@ void Product(const AnyView* args, int32_t count) {
   plan.weight = Floats(weight);
   plan.held = weight;
   plan.result = const_cast<float*>(Floats(result));
+  std::vector<Tensor> operands;  // held for the call
+  auto operand = [&](int64_t place) -> const Tensor& {
+    operands.push_back(args[3 + place].cast<Tensor>());
+    return operands.back();
+  };
+  int64_t sources = *at++;
+  if (sources == 0) plan.sources.push_back({plan.image, plan.channels, plan.channels});
+  for (int64_t source = 0, channels = 0; source < sources; ++source, at += 3) {
+    const Tensor& from = at[0] < 0 ? image : operand(at[0]);
+    plan.sources.push_back({Floats(from) + at[1], from.size(rank - 1), at[2]});
+    plan.channels = channels += at[2];
+  }
   const int64_t* end = numbers.data() + numbers.size();
   plan.steps.reserve((end - at) / 3);
-  std::vector<Tensor> operands;
   for (; at < end; at += 3) {
-    const float* operand = nullptr;
+    Step step{at[0], nullptr, 0.0f, {}, 0};
     if (at[1] >= 0) {
-      operands.push_back(args[3 + at[1]].cast<Tensor>());
-      operand = Floats(operands.back());
+      const Tensor& by = operand(at[1]);
+      bool like = at[0] == kAddTensor || at[0] == kMultiplyTensor;
+      step.operand = Floats(by) + (like ? at[2] : 0);
+      step.pitch = by.ndim() == 0 ? 1 : by.size(by.ndim() - 1);
+    } else {
+      int32_t bits = static_cast<int32_t>(at[2]);
+      std::memcpy(&step.number, &bits, sizeof step.number);
     }
-    int32_t bits = static_cast<int32_t>(at[2]);
-    float number;
-    std::memcpy(&number, &bits, sizeof number);
-    plan.steps.push_back({at[0], operand, number, {}});
+    plan.steps.push_back(step);
   }
   plan.steps = Joined(plan.steps);
   Compute(plan, plan.depthwise ? Way::kDepthwise : Way::kDense);

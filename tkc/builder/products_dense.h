@@ -116,14 +116,15 @@ TileFunction TileOf(int pixels, int vectors, bool fetches) {
   return tiles[pixels - 1][fetches][vectors - 1];
 }
 
-// How an image is read: in runs of the channels of one tap, or, where these are few, of the taps of one line of the filter, which
-// lie behind each other, too.
+// How an image is read: in runs of the channels of one tap from each source, or, where these are few, of the taps of one line of the
+// filter, which lie behind each other, too.
 struct Runs {
   explicit Runs(const Plan& plan)
-      : lines(plan.kernel[1] > 1 && plan.dilation[1] == 1 && plan.channels <= kLineChannels),
+      : lines(plan.kernel[1] > 1 && plan.dilation[1] == 1 && plan.channels <= kLineChannels && plan.dense()),
         wide(lines ? 1 : plan.kernel[1]),
-        count(plan.kernel[0] * wide),
-        length(lines ? plan.kernel[1] * plan.channels : plan.channels) {
+        sources(static_cast<int64_t>(plan.sources.size())),
+        count(plan.kernel[0] * wide * sources),
+        longest(lines ? plan.kernel[1] * plan.channels : plan.channels) {
     for (int64_t column = 0; lines && column < plan.out[1]; ++column) {
       int64_t x = column * plan.stride[1] - plan.padding[1];
       edges += x < 0 || x + plan.kernel[1] > plan.columns;
@@ -132,11 +133,13 @@ struct Runs {
 
   // Floats that are copied for `pixels` neighbouring pixels at most: lines that stick out of the image.
   int64_t copied(const Plan& plan, int64_t pixels) const {
-    return lines ? std::min(pixels, (pixels / plan.out[1] + 2) * edges) * count * length : 0;
+    return lines ? std::min(pixels, (pixels / plan.out[1] + 2) * edges) * count * longest : 0;
   }
 
+  int64_t length(const Plan& plan, int64_t run) const { return lines ? longest : plan.sources[run % sources].channels; }
+
   const bool lines;
-  const int64_t wide, count, length;
+  const int64_t wide, sources, count, longest;
   int64_t edges = 0;  // of a row's pixels
 };
 
@@ -144,23 +147,29 @@ struct Runs {
 void Point(const Plan& plan, const Runs& runs, int64_t begin, int64_t end, const float* zeros, float* copies, const float** pointers,
            int64_t pitch) {
   if (plan.flat()) {
-    for (int64_t pixel = begin; pixel < end; ++pixel) pointers[pixel - begin] = plan.image + pixel * plan.channels;
+    for (const Source& source : plan.sources) {
+      for (int64_t pixel = begin; pixel < end; ++pixel) pointers[pixel - begin] = source.values + pixel * source.pitch;
+      pointers += pitch;
+    }
     return;
   }
-  int64_t reach = runs.lines ? plan.kernel[1] : 1, step = plan.stride[1] * plan.channels;
+  int64_t reach = runs.lines ? plan.kernel[1] : 1;
   for (int64_t pixel = begin; pixel < end;) {  // a row of the result, or what is left of it
     int64_t image = pixel / (plan.out[0] * plan.out[1]), of_image = pixel % (plan.out[0] * plan.out[1]);
     int64_t out_row = of_image / plan.out[1], first = of_image % plan.out[1], last = std::min(plan.out[1], first + end - pixel);
     const float** to = pointers + (pixel - begin) - first;
     for (int64_t i = 0; i < plan.kernel[0]; ++i) {
       int64_t y = out_row * plan.stride[0] - plan.padding[0] + i * plan.dilation[0];
-      const float* line = plan.image + (image * plan.rows + y) * plan.columns * plan.channels;
-      for (int64_t j = 0; j < runs.wide; ++j, to += pitch) {
+      int64_t line_at = (image * plan.rows + y) * plan.columns;
+      for (int64_t run = 0; run < runs.wide * runs.sources; ++run, to += pitch) {
+        const Source& source = plan.sources[run % runs.sources];
+        int64_t j = run / runs.sources;
         if (y < 0 || y >= plan.rows) {
           std::fill(to + first, to + last, zeros);
           continue;
         }
         int64_t offset = j * plan.dilation[1] - plan.padding[1], room = plan.columns - reach - offset;
+        const float* line = source.values + line_at * source.pitch;
         int64_t from = std::clamp(offset < 0 ? (plan.stride[1] - 1 - offset) / plan.stride[1] : 0, first, last);
         int64_t until = std::clamp(room < 0 ? 0 : room / plan.stride[1] + 1, from, last);
         auto outside = [&](int64_t column) {
@@ -168,15 +177,16 @@ void Point(const Plan& plan, const Runs& runs, int64_t begin, int64_t end, const
           if (!runs.lines) return;
           int64_t x = column * plan.stride[1] + offset, left = std::clamp<int64_t>(-x, 0, reach);
           int64_t right = std::clamp<int64_t>(plan.columns - x, left, reach);
-          std::memset(copies, 0, runs.length * sizeof(float));
+          std::memset(copies, 0, runs.longest * sizeof(float));
           if (right > left) {
             std::memcpy(copies + left * plan.channels, line + (x + left) * plan.channels, (right - left) * plan.channels * sizeof(float));
           }
           to[column] = copies;
-          copies += runs.length;
+          copies += runs.longest;
         };
         for (int64_t column = first; column < from; ++column) outside(column);
-        const float* at = line + from * step + offset * plan.channels;
+        int64_t step = plan.stride[1] * source.pitch;
+        const float* at = line + from * step + offset * source.pitch;
         for (int64_t column = from; column < until; ++column, at += step) to[column] = at;
         for (int64_t column = until; column < last; ++column) outside(column);
       }
@@ -188,7 +198,7 @@ void Point(const Plan& plan, const Runs& runs, int64_t begin, int64_t end, const
 // The steps behind `rows` pixels' sums, which lie `width` apart, and the result of them.
 void Write(const Plan& plan, float* values, int rows, int width, int64_t pixel, int64_t channel) {
   int columns = static_cast<int>(std::min<int64_t>(width, plan.outputs - channel));
-  Apply(plan.steps, 0, values, rows, width, width, pixel, channel, columns, plan.outputs);
+  Apply(plan.steps, 0, values, rows, width, width, pixel, channel, columns);
   for (int row = 0; row < rows; ++row) {
     std::memcpy(plan.result + (pixel + row) * plan.outputs + channel, values + row * width, columns * sizeof(float));
   }
@@ -199,8 +209,9 @@ struct Sums {
   Sums(const Plan& plan, const Runs& runs) {
     int64_t steps = 0;
     for (int run = 0; run < runs.count; ++run) {
-      for (int64_t c = 0; c < runs.length;) {
-        int64_t count = std::min(runs.length - c, kChunk - steps);
+      int64_t length = runs.length(plan, run);
+      for (int64_t c = 0; c < length;) {
+        int64_t count = std::min(length - c, kChunk - steps);
         segments.push_back({run, c, c + count});
         c += count;
         steps += count;
@@ -224,7 +235,7 @@ void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, in
   const Sums sums(plan, runs);
   int64_t depth = plan.taps() * plan.channels, most = std::min<int64_t>(kPixelBlock, end - begin);
   std::vector<const float*> pointers(runs.count * most);
-  std::vector<float> zeros(runs.length, 0.0f);
+  std::vector<float> zeros(runs.longest, 0.0f);
   int64_t chunks = static_cast<int64_t>(sums.chunks.size()) - 1;
   Aligned copies(runs.copied(plan, most)), partial(chunks > 1 ? most * kBlock : 0), own(weight == nullptr ? depth * kBlock : 0);
   alignas(64) float edge[kPixels * kBlock];
@@ -255,7 +266,7 @@ void Dense(const Plan& plan, const float* weight, int64_t begin, int64_t end, in
         } else if (whole) {
           float* to = plan.result + (block + at) * plan.outputs + channel;
           sum(to, plan.outputs, in_registers.any() ? &in_registers : nullptr);
-          Apply(plan.steps, in_registers.any(), to, rows, width, plan.outputs, block + at, channel, width, plan.outputs);
+          Apply(plan.steps, in_registers.any(), to, rows, width, plan.outputs, block + at, channel, width);
         } else {
           sum(edge, width);
           Write(plan, edge, rows, width, block + at, channel);

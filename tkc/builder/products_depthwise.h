@@ -82,12 +82,12 @@ void DepthRowOf(const Plan& plan, const float* weight, const float* image, int64
     float* to = plan.result + (pixel + at) * plan.outputs + channel;
     if (W == kLanes) {
       depth(plan, view, weight, rows, columns, to, plan.outputs);
-      Apply(plan.steps, 0, to, count, kLanes, plan.outputs, pixel + at, channel, kLanes, plan.outputs);
+      Apply(plan.steps, 0, to, count, kLanes, plan.outputs, pixel + at, channel, kLanes);
       return;
     }
     std::memset(room, 0, sizeof room);
     depth(plan, view, weight, rows, columns, room, kLanes);
-    Apply(plan.steps, 0, room, count, kLanes, kLanes, pixel + at, channel, W, plan.outputs);
+    Apply(plan.steps, 0, room, count, kLanes, kLanes, pixel + at, channel, W);
     for (int p = 0; p < count; ++p) std::memcpy(to + p * plan.outputs, room + p * kLanes, W * sizeof(float));
   };
   for (int64_t at = 0; at < plan.out[1];) {

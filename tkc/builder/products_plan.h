@@ -16,6 +16,12 @@
 
 namespace {
 
+// Channels of an image: `channels` that lie together in each pixel, and pixels that lie `pitch` apart.
+struct Source {
+  const float* values;
+  int64_t pitch, channels;
+};
+
 // The plan that this is read from has, in this order: batch axes of an image count as one.
 struct Plan {
   int64_t rows, columns, channels, outputs;  // of the image, its channels, and those of the result
@@ -24,11 +30,15 @@ struct Plan {
   bool depthwise, constant, transposed;  // `transposed`: a weight [channels, outputs]
   int64_t pixels;                        // of the result, of all batches
   std::vector<Step> steps;
-  const float *image, *weight;
+  std::vector<Source> sources;  // of the channels, one after the other
+  const float *image, *weight;  // `image`: of the only source
   float* result;
   tvm::ffi::Tensor held;  // the weight: while it is packed, nothing else is to have its address
 
   int64_t taps() const { return kernel[0] * kernel[1]; }
+
+  // Whether the pixels of the only source lie behind each other.
+  bool dense() const { return sources.size() == 1 && sources[0].pitch == channels; }
 
   // Whether each pixel of the result is of the same one of the image: a linear layer.
   bool flat() const {

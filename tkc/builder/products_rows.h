@@ -59,7 +59,7 @@ using RowsFunction = void (*)(const Plan&, const float*, const float*, int, floa
 constexpr RowsFunction kRowsFunctions[kRows] = {RowsByOutputs<1>, RowsByOutputs<2>, RowsByOutputs<3>,
                                                 RowsByOutputs<4>, RowsByOutputs<5>, RowsByOutputs<6>};
 
-bool IsFew(const Plan& plan) { return plan.flat() && !plan.transposed && plan.pixels <= kFew; }
+bool IsFew(const Plan& plan) { return plan.flat() && plan.dense() && !plan.transposed && plan.pixels <= kFew; }
 
 // The blocks of output channels [first, last).
 void Few(const Plan& plan, int64_t first, int64_t last) {

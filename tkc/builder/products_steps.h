@@ -13,7 +13,7 @@ constexpr int kVectors = TKC_LANES == 16 ? 4 : 2;  // of output channels in a bl
 constexpr int kBlock = kVectors * kLanes;
 constexpr int kPixels = 12;  // in any tile
 
-// Of `Plan` each step is three numbers: the operation, the operand's place, and a float's bits.
+// Of `Plan` each step is three numbers: the operation, the operand's place, and a float's bits, or the first channel of a tensor.
 enum Operation : int64_t {
   kAddChannel, kSubtractChannel, kMultiplyChannel,  // by a vector of output channels
   kAddTensor, kMultiplyTensor,                      // by a tensor like the result
@@ -33,6 +33,7 @@ struct Step {
   const float* operand;
   float number;
   const float* more[2];  // operands of joined steps
+  int64_t pitch;         // between the pixels of a tensor like the result
 };
 
 // `steps` with those that often follow each other joined.
@@ -43,11 +44,11 @@ std::vector<Step> Joined(const std::vector<Step>& steps) {
   for (size_t i = 0; i < steps.size();) {
     Step step = steps[i];
     if (is(i, kSubtractChannel) && is(i + 1, kMultiplyChannel) && is(i + 2, kAddChannel)) {
-      step = {kNormalize, steps[i].operand, 0.0f, {steps[i + 1].operand, steps[i + 2].operand}};
+      step = {kNormalize, steps[i].operand, 0.0f, {steps[i + 1].operand, steps[i + 2].operand}, 0};
       i += 3;
     } else if (is(i, kSave) && of(i + 1, kAddNumber, 3.0f) && of(i + 2, kMaximum, 0.0f) && of(i + 3, kMinimum, 6.0f) &&
                is(i + 4, kMultiplySaved) && of(i + 5, kDivideNumber, 6.0f)) {
-      step = {kHardSwish, nullptr, 0.0f, {}};
+      step = {kHardSwish, nullptr, 0.0f, {}, 0};
       i += 6;
     } else {
       i += 1;
@@ -99,10 +100,10 @@ inline void Each(float* values, int rows, int width, int64_t stride, F apply) {
 }
 
 // `rows` rows of `width` values (whole vectors, of which `columns` count) that lie `stride` apart; the first is of pixel `pixel` and
-// output channel `channel` of a result of `channels`. What stands beyond `columns` is computed and not read. The steps before `first`
+// output channel `channel`. What stands beyond `columns` is computed and not read. The steps before `first`
 // are done.
 void Apply(const std::vector<Step>& steps, size_t first, float* values, int rows, int width, int64_t stride, int64_t pixel,
-           int64_t channel, int columns, int64_t channels) {
+           int64_t channel, int columns) {
   if (first == steps.size()) return;
   alignas(64) float room[3][kBlock], saved[kPixels * kBlock];
   if (columns < width) std::memset(room, 0, sizeof room);
@@ -145,7 +146,7 @@ void Apply(const std::vector<Step>& steps, size_t first, float* values, int rows
       }
       case kAddTensor: case kMultiplyTensor: case kAddTensorRelu:
         for (int row = 0; row < rows; ++row) {
-          const float* operand = Whole(step.operand + (pixel + row) * channels + channel, columns, width, room[0]);
+          const float* operand = Whole(step.operand + (pixel + row) * step.pitch + channel, columns, width, room[0]);
           float* at = values + row * stride;
           for (int v = 0; v < width; v += kLanes) {
             Vec x = Load(at + v), by = Load(operand + v);
