@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeGuard
 
 import numpy as np
 from tvm import arith, relax, tirx
@@ -298,6 +299,6 @@ def _piece(split: relax.Expr | None, index: int, size: int, axis: int) -> Slice 
     return Slice(split.args[0], 0 if index == 0 else int(sections[index - 1]), size)
 
 
-def is_call(value: relax.Expr | None, name: str) -> bool:
+def is_call(value: relax.Expr | None, name: str) -> TypeGuard[Any]:
     """Whether ``value`` is a call of the operator ``name``, with the ``relax.`` prefix."""
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name

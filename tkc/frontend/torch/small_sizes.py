@@ -149,7 +149,7 @@ class _AtSizes(fx.Interpreter):
             return value
         try:
             formula = value.node.expr.subs(self._sizes)
-        # A quotient of sizes is no number where its divisor is 0; remainders of negative numbers PyTorch does not compute.
+        # A quotient by 0 is no number, and PyTorch does not compute remainders of negative ones.
         except (ZeroDivisionError, AssertionError):
             return _UNDEFINED
         return int(formula) if formula.is_number else _UNKNOWN
