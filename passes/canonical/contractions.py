@@ -7,12 +7,12 @@ from math import prod
 
 import tvm
 from tvm import arith, relax, tirx
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tkc.passes.graph.bindings import dtype, has_known_shape, is_floating, shape, static
+from tkc.passes.graph.bindings import dtype, has_known_shape, is_call, is_floating, shape, static
 from tkc.passes.graph.rewriting import rewritten
 
 _LEAST = 16  # rows and columns: with fewer, to read the larger operand once is all there is to do
@@ -46,7 +46,7 @@ class _Axes:
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        multiplied = self._call(call.args[0], "relax.multiply") if _is(call, "relax.sum") else None
+        multiplied = self._call(call.args[0], "relax.multiply") if is_call(call, "relax.sum") else None
         if multiplied is None or not is_floating(dtype(multiplied)) or not has_known_shape(multiplied):
             return call
         rank = multiplied.struct_info.ndim
@@ -95,14 +95,10 @@ class _Rewriting(PyExprMutator):
 
     def _call(self, expr: relax.Expr, name: str) -> relax.Call | None:
         value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return value if _is(value, name) else None
+        return value if is_call(value, name) else None
 
     def _emit(self, value: relax.Expr) -> relax.Var:
         return self.builder_.emit(value)
-
-
-def _is(expr: object, name: str) -> bool:
-    return isinstance(expr, relax.Call) and isinstance(expr.op, Op) and expr.op.name == name
 
 
 def _aligned(operand: relax.Expr, rank: int) -> list[tirx.PrimExpr]:

@@ -22,6 +22,10 @@ _EXACT_CASTS = frozenset(
 SHAPE_CHANGES = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 
 
+Lookup = Callable[[relax.Expr], relax.Expr | None]
+"""The value of a variable."""
+
+
 @dataclass(frozen=True)
 class Slice:
     """``size`` neighbouring elements of an axis of ``source``, from ``begin`` on."""
@@ -132,9 +136,7 @@ class Graph:
     def call(self, expr: relax.Expr, *names: str) -> relax.Call | None:
         """The call of one of the operators ``names`` (with the ``relax.`` prefix) that ``expr`` holds, if it does."""
         value = self.value(expr)
-        if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in names:
-            return value
-        return None
+        return value if is_call(value, *names) else None
 
     def through(self, expr: relax.Expr, *names: str) -> relax.Expr:
         """``expr`` with leading calls of the one-tensor operators ``names`` taken off (their first argument kept)."""
@@ -271,9 +273,7 @@ def permuted_axes(call: relax.Call) -> list[int]:
     return list(range(rank))[::-1] if call.attrs.axes is None else [int(axis) % rank for axis in call.attrs.axes]
 
 
-def sliced(
-    value: relax.Expr | None, size: int, axis: int, lookup: Callable[[relax.Expr], relax.Expr | None]
-) -> Slice | None:
+def sliced(value: relax.Expr | None, size: int, axis: int, lookup: Lookup) -> Slice | None:
     """How ``value``, which has ``size`` elements along ``axis``, was cut out of another tensor there.
 
     ``lookup`` gives the values of variables. ``None`` if it was not, or where it begins is no number.
@@ -299,6 +299,6 @@ def _piece(split: relax.Expr | None, index: int, size: int, axis: int) -> Slice 
     return Slice(split.args[0], 0 if index == 0 else int(sections[index - 1]), size)
 
 
-def is_call(value: relax.Expr | None, name: str) -> TypeGuard[Any]:
-    """Whether ``value`` is a call of the operator ``name``, with the ``relax.`` prefix."""
-    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name
+def is_call(value: relax.Expr | None, *names: str) -> TypeGuard[Any]:
+    """Whether ``value`` is a call of one of the operators ``names``, with the ``relax.`` prefix."""
+    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name in names

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tvm import relax
 
-from tkc.passes.graph.bindings import Slice, has_known_shape, is_call, shape, sliced, static
-
-Lookup = Callable[[relax.Expr], relax.Expr | None]
-"""The value of a variable."""
+from tkc.passes.graph.bindings import Lookup, Slice, has_known_shape, is_call, shape, sliced, static
 
 _CHANNELS = 1  # where they stand
 

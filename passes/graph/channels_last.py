@@ -8,7 +8,7 @@ from tvm import arith, relax
 from tvm.ir import Op
 from tvm.relax import op
 
-from tkc.passes.graph.bindings import has_known_shape, permuted_axes, shape, static
+from tkc.passes.graph.bindings import has_known_shape, is_call, permuted_axes, shape, static
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -102,7 +102,7 @@ class LastChannels:
     def call(self, expr: relax.Expr, name: str) -> relax.Call | None:
         """The call of the operator ``name`` that made ``expr``, if one did."""
         value = self._lookup(expr) if isinstance(expr, relax.Var) else None
-        return value if isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name else None
+        return value if is_call(value, name) else None
 
     def _twin(self, expr: relax.Expr) -> relax.Expr | None:
         made = self.call(expr, "relax.permute_dims")

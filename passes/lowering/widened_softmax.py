@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax, te, topi
-from tvm.ir import IRModule, Op
+from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tkc.contracts import OP_PATTERN, REDUCTION_PATTERN
-from tkc.passes.graph.bindings import has_known_shape, shape, static
+from tkc.passes.graph.bindings import has_known_shape, is_call, shape, static
 from tkc.passes.graph.rewriting import rewritten_for_gpu
 
 _NARROW = ("float16", "bfloat16")
@@ -32,11 +32,11 @@ class WidenedSoftmax:
 class _Rewriting(PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        if not _is(call, "relax.nn.softmax") or call.struct_info.dtype != "float32" or not has_known_shape(call):
+        if not is_call(call, "relax.nn.softmax") or call.struct_info.dtype != "float32" or not has_known_shape(call):
             return call
         axis = int(call.attrs.axis) % call.struct_info.ndim
         wide = self.lookup_binding(call.args[0]) if isinstance(call.args[0], relax.Var) else None
-        if wide is None or static(shape(call)[axis]) is not None or not _is(wide, "relax.astype"):
+        if wide is None or static(shape(call)[axis]) is not None or not is_call(wide, "relax.astype"):
             return call
         narrow = wide.args[0]
         if narrow.struct_info.dtype not in _NARROW or not has_known_shape(narrow):
@@ -47,7 +47,3 @@ class _Rewriting(PyExprMutator):
 
         attributes = {OP_PATTERN: REDUCTION_PATTERN}
         return self.builder_.call_te(softmax, narrow, primfunc_name_hint="softmax", primfunc_attrs=attributes)
-
-
-def _is(value: relax.Expr, name: str) -> bool:
-    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op.name == name

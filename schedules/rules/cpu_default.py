@@ -258,9 +258,9 @@ def _row_loop(sch: s_tir.Schedule, block: SBlockRV, rows: int, lanes: int, targe
     kinds = loop_kinds(sch, block)
     outer = loops[:rows]
     few = count < 4 * int(target.attrs.get("num-cores", 1))
-    # One element is no vector: its lanes would all be that element, and TVM fails on variables bound in such a value.
     length = static(sch.get(loops[rows]).extent) if rows < len(loops) and kinds[rows] == "S" else 1
-    if few and (length is None or length > max(_CHUNK_VECTORS * lanes, 1)):
+    # A row within one chunk is not divided: it would be one loop more, and of one element no vector.
+    if few and (length is None or length > _CHUNK_VECTORS * lanes):
         chunks, _ = sch.split(loops[rows], [None, _CHUNK_VECTORS * lanes])
         outer.append(chunks)
     return sch.fuse(*outer) if outer else sch.add_unit_loop(loops[0])

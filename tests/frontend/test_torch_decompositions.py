@@ -300,3 +300,11 @@ def test_overlapping_windows_are_added_up_by_one_operator() -> None:
         return len(simplified(program, fallback=True).graph.nodes)
 
     assert nodes(64) == nodes(16)
+
+
+def test_angles_of_float64_are_exact() -> None:
+    """Pi is that of the dtype, which two plain numbers in ``torch.where`` would make float32."""
+    x = torch.tensor([-1.0, 2.0, -0.0, math.nan, -math.inf], dtype=torch.float64)
+    found = tkc.compile(Model(torch.angle), (x,), target="cpu")(x)
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, torch.angle(x), rtol=0, atol=0, equal_nan=True)
