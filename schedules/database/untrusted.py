@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def _graph_problem(text: bytes) -> str | None:
             return f"it holds a {str(kind)[:40]}, which no function is made of"
         depth = 0
         for name, value in _fields(kind, node.get("data")):
-            if not isinstance(value, int) or isinstance(value, bool) or name in _NUMBERS:
+            if type(value) is not int or name in _NUMBERS:  # a truth value is none
                 continue
             if not 0 <= value < place:
                 return "a part of it refers to one that comes later, or to none"
@@ -146,19 +146,19 @@ def _graph_problem(text: bytes) -> str | None:
                 return f"a {kind[:40]} in it holds what is no statement ({name})"
             if name not in _OPTIONAL and nodes[value].get("type") == "None":
                 return f"a {kind[:40]} in it lacks what it is made of{name and f' ({name[:40]})'}"
-            depth = max(depth, depths[value])
+            if depths[value] > depth:
+                depth = depths[value]
         depths.append(depth + 1)
         if depth >= _MOST_DEPTH:
             return f"it is nested more than {_MOST_DEPTH} levels deep"
     return None
 
 
-def _fields(kind: str, data: Any) -> Iterator[tuple[str, Any]]:
+def _fields(kind: str, data: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(data, dict):
         # The value of a number is no reference.
-        yield from ((name, value) for name, value in data.items() if name != "value" or kind != "ir.IntImm")
-    elif isinstance(data, list):
-        yield from (("", value) for value in data)
+        return [field for field in data.items() if field[0] != "value"] if kind == "ir.IntImm" else data.items()
+    return [("", value) for value in data] if isinstance(data, list) else ()
 
 
 def record_problem(content: Any) -> str | None:
