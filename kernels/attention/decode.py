@@ -21,6 +21,7 @@ from tkc.kernels.attention.spec import (
 )
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits
 from tkc.kernels.attention.tensors import Tensors, element, heads, length, mask_entry, position, rows
+from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import MULTIPROCESSORS, Target
 
@@ -39,7 +40,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
     block_keys = c.block_keys
     group = p.num_heads // p.num_kv_heads
     block_rows = block_heads(p)
-    head_tiles = T.ceildiv(group, block_rows)
+    head_tiles = -(-group // block_rows)
     masked = p.mask is not None
     full_col = T.GemmWarpPolicy.FullCol
 
@@ -63,9 +64,10 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
-        with T.Kernel(extent, p.num_kv_heads * head_tiles, q.shape[0], threads=c.threads) as (split, tile, batch):
-            kv_head = tile // head_tiles
-            first_row = tile % head_tiles * block_rows
+        grid = (head_tiles * p.num_kv_heads * q.shape[0], extent)
+        with T.Kernel(*grid, threads=c.threads) as (place, split):
+            head_tile, kv_head, batch = coordinates(place, head_tiles, p.num_kv_heads)
+            first_row = head_tile * block_rows
             first_head = kv_head * group + first_row
             T.annotate_min_blocks_per_sm(resident_blocks(p))
             # Copies by the threads themselves leave room for several blocks on a multiprocessor, which hide each

@@ -13,6 +13,7 @@ from tkc.kernels.attention.parameters import LatentParameters
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, masked_score, softmax_tile
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads
+from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.narrow_floats import storage_dtype
 from tkc.kernels.target import Target
 
@@ -34,6 +35,7 @@ def define(parameters: LatentParameters, configuration: LatentConfiguration, tar
 
 def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, disable_tma: bool) -> PrimFunc:
     attention, block_heads, block_keys = p.attention, c.block_heads, c.block_keys
+    head_tiles = -(-p.num_heads // block_heads)
     full_col = T.GemmWarpPolicy.FullCol
 
     @T.prim_func
@@ -52,11 +54,8 @@ def _cuda(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace, di
         keys = cache.shape[1]
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         split_blocks = T.ceildiv(T.ceildiv(keys, block_keys), c.splits)
-        with T.Kernel(T.ceildiv(p.num_heads, block_heads), c.splits, q.shape[0], threads=c.threads) as (
-            head_tile,
-            split,
-            batch,
-        ):
+        with T.Kernel(head_tiles * c.splits * q.shape[0], threads=c.threads) as place:
+            head_tile, split, batch = coordinates(place, head_tiles, c.splits)
             first_head = head_tile * block_heads
             q_tile = T.alloc_shared([block_heads, p.latent_size], p.dtype)
             q_rope_tile = T.alloc_shared([block_heads, p.rope_size], p.dtype)

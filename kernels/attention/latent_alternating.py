@@ -21,6 +21,7 @@ from tkc.kernels.attention.latent_tensors import RopeColumns, latent_columns, ma
 from tkc.kernels.attention.parameters import LatentParameters
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, count_weights, mean_value, rescale_rows, weigh_tile
 from tkc.kernels.attention.splits import HeadTile, Results, Sums, combine_splits, store_heads
+from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.hopper.registers import LOADING_REGISTERS, WARPGROUP, computing_registers
 
 # Hardware barriers beyond those that TileLang gives out: one for each warpgroup that multiplies, one for both.
@@ -123,6 +124,7 @@ class _Kernel:
 def define_alternating(p: LatentParameters, c: LatentConfiguration, args: SimpleNamespace) -> PrimFunc:
     """The kernel over the spec's tensors, which ``args`` annotates."""
     block_heads, pair_keys, half = c.block_heads, 2 * c.block_keys, p.latent_size // 2
+    head_tiles = -(-p.num_heads // block_heads)
     parts = 2 if half % (2 * _CHUNK) == 0 else 1  # each is loaded again as soon as it is added up
 
     @T.prim_func
@@ -143,11 +145,8 @@ def define_alternating(p: LatentParameters, c: LatentConfiguration, args: Simple
         all_pairs = T.ceildiv(keys, pair_keys)
         split_pairs = T.ceildiv(all_pairs, c.splits)
         # The heads of one sequence run side by side, so that they read its keys from the L2 cache.
-        with T.Kernel(T.ceildiv(p.num_heads, block_heads), c.splits, q.shape[0], threads=c.threads) as (
-            head_tile,
-            split,
-            batch,
-        ):
+        with T.Kernel(head_tiles * c.splits * q.shape[0], threads=c.threads) as place:
+            head_tile, split, batch = coordinates(place, head_tiles, c.splits)
             first_head = head_tile * block_heads
             first_pair = split * split_pairs
             shared = _shared(p, c, parts)

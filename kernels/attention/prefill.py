@@ -12,6 +12,7 @@ from tkc.kernels.attention.cpu import Part, Rows, stored_mask_entry, stored_sink
 from tkc.kernels.attention.cpu_tile import attend_tile
 from tkc.kernels.attention.hiding import QueryTile, first_key_block, hide_tile
 from tkc.kernels.attention.parameters import AttentionParameters
+from tkc.kernels.attention.pieces import Pieces
 from tkc.kernels.attention.signature import annotations
 from tkc.kernels.attention.softmax import FAST_EXPONENTIAL, cap_tile, count_sink, masked_score, mean_value, softmax_tile
 from tkc.kernels.attention.spec import AttentionPrefill, PrefillConfiguration, keys_ahead
@@ -42,10 +43,14 @@ def _cuda(p: AttentionParameters, c: PrefillConfiguration, disable_tma: bool) ->
     def attention_prefill(q: args.q, k: args.k, v: args.v, mask: args.mask, sinks: args.sinks, out: args.out) -> None:
         T.annotate_compile_flags(FAST_EXPONENTIAL)
         queries, keys = length(q, p.q_layout), length(k, p.k_layout)
-        num_tiles = T.ceildiv(queries, block_queries)
-        with T.Kernel(num_tiles, p.num_heads, q.shape[0], threads=c.threads) as (tile, head, batch):
-            # Under a causal mask the last queries have the most to do, so they go first.
-            first_query = (num_tiles - 1 - tile if causal else tile) * block_queries
+        tiles = T.ceildiv(queries, block_queries)
+        pieces = Pieces(tiles, p.num_heads, q.shape[0], persistent=False, causal=causal)
+        with T.Kernel(pieces.number, threads=c.threads) as piece:
+            tile = T.alloc_var("int32")
+            head = T.alloc_var("int32")
+            batch = T.alloc_var("int32")
+            tile, head, batch = pieces.place(piece)
+            first_query = tile * block_queries
             q_tile = T.alloc_shared([block_queries, p.head_size], p.dtype)
             k_tile = T.alloc_shared([block_keys, p.head_size], p.dtype)
             v_tile = T.alloc_shared([block_keys, p.value_head_size], p.dtype)

@@ -8,6 +8,7 @@ from tvm.tirx import Buffer, PrimExpr
 
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.attention.softmax import exponent, finite, mean_value, sink_weight
+from tkc.kernels.flat_grid import coordinates
 
 _MOST_THREADS = 128
 
@@ -76,7 +77,8 @@ def combine_splits(
     A thread reads all of its own at once: the loop is unrolled, and loads do not wait for sums.
     """
     splits, columns = results.splits, p.value_head_size
-    with T.Kernel(p.num_heads, results.partial_out.shape[0], threads=_threads(columns)) as (head, batch):
+    with T.Kernel(p.num_heads * results.partial_out.shape[0], threads=_threads(columns)) as block:
+        head, batch = coordinates(block, p.num_heads)
         acc = T.alloc_fragment([columns], "float32")
         maxima = T.alloc_shared([splits], "float32")
         sums = T.alloc_shared([splits], "float32")

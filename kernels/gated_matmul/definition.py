@@ -46,8 +46,8 @@ def _cuda(p: GatedMatmulParameters, c: GatedMatmulConfiguration, target: Target)
     ) -> None:
         T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
-        with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
-            T.use_swizzle(RASTER_BAND)
+        with T.Kernel(T.ceildiv(m, c.block_m), T.ceildiv(p.n, c.block_n), threads=c.threads) as (row_tile, column_tile):
+            T.use_swizzle(RASTER_BAND, order="column")
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             gate_weight, up_weight = (gate_up, gate_up) if p.packed else (gate, up)

@@ -5,6 +5,7 @@ import dataclasses
 import tilelang.language as T
 from tvm.tirx import Buffer, PrimExpr, PrimFunc
 
+from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.gated_matmul.accumulators import accumulators, clear, multiply, separate
 from tkc.kernels.grouped_matmul import persistent
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
@@ -34,6 +35,7 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
     tma = loadable_by_tma((p.k, p.weight_shape[-1]))
     warp_specialized = tma and target.compute_capability >= 90
     b_tile = (c.block_n, c.block_k) if transposed else (c.block_k, c.block_n)
+    column_tiles = -(-p.n // c.block_n)
 
     @T.prim_func
     def grouped_matmul(
@@ -45,7 +47,8 @@ def _cuda(p: GroupedMatmulParameters, c: GroupedMatmulConfiguration, target: Tar
         if p.gated is not None:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = out.shape[0]
-        with T.Kernel(T.ceildiv(p.n, c.block_n), slots(p, c.block_m, m), threads=c.threads) as (column_tile, slot):
+        with T.Kernel(column_tiles * slots(p, c.block_m, m), threads=c.threads) as block:
+            column_tile, slot = coordinates(block, column_tiles)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)

@@ -52,9 +52,9 @@ def _cuda(p: MatmulParameters, c: Tiling, target: Target) -> PrimFunc:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
         epilogue = Epilogue(p, bias, residual, (out, out_1, out_2, out_3))
-        grid = (tiles_across(p, c.block_n), T.ceildiv(m, c.block_m))
-        with T.Kernel(*grid, threads=c.threads) as (column_tile, row_tile):
-            T.use_swizzle(RASTER_BAND)
+        grid = (T.ceildiv(m, c.block_m), tiles_across(p, c.block_n))
+        with T.Kernel(*grid, threads=c.threads) as (row_tile, column_tile):
+            T.use_swizzle(RASTER_BAND, order="column")
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)

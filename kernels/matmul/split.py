@@ -9,6 +9,7 @@ distributed shared memory), and adds what it was sent to its own, in the order o
 import tilelang.language as T
 from tvm.tirx import PrimFunc
 
+from tkc.kernels.flat_grid import coordinates
 from tkc.kernels.matmul.columns import first_column, tiles_across
 from tkc.kernels.matmul.epilogue import FAST_ACTIVATION, Epilogue, load_ahead, store
 from tkc.kernels.matmul.parameters import MatmulParameters
@@ -27,6 +28,7 @@ def define(p: MatmulParameters, c: Tiling, target: Target) -> PrimFunc:
     # Steps past the end of k, of the last block, add zeros: TMA reads these where there is nothing.
     steps = T.ceildiv(T.ceildiv(p.k, c.block_k), c.splits)
     rows = c.finished_rows
+    column_tiles = tiles_across(p, c.block_n)
 
     @T.prim_func
     def matmul(
@@ -43,13 +45,9 @@ def define(p: MatmulParameters, c: Tiling, target: Target) -> PrimFunc:
             T.annotate_compile_flags(FAST_ACTIVATION)
         m = a.shape[0]
         epilogue = Epilogue(p, bias, residual, (out, out_1, out_2, out_3))
-        with T.Kernel(
-            c.splits,
-            tiles_across(p, c.block_n),
-            T.ceildiv(m, c.block_m),
-            threads=c.threads,
-            cluster_dims=(c.splits, 1, 1),
-        ) as (part, column_tile, row_tile):
+        blocks = c.splits * column_tiles * T.ceildiv(m, c.block_m)
+        with T.Kernel(blocks, threads=c.threads, cluster_dims=(c.splits, 1, 1)) as block:
+            part, column_tile, row_tile = coordinates(block, c.splits, column_tiles)
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), p.dtype)

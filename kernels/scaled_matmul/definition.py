@@ -39,8 +39,8 @@ def _cuda(p: ScaledMatmulParameters, c: ScaledTiling, target: Target) -> PrimFun
         a: tensors.a, b: tensors.b, a_scale: tensors.a_scale, b_scale: tensors.b_scale, out: tensors.out
     ) -> None:
         m = a.shape[0]
-        with T.Kernel(T.ceildiv(p.n, c.block_n), T.ceildiv(m, c.block_m), threads=c.threads) as (column_tile, row_tile):
-            T.use_swizzle(RASTER_BAND)
+        with T.Kernel(T.ceildiv(m, c.block_m), T.ceildiv(p.n, c.block_n), threads=c.threads) as (row_tile, column_tile):
+            T.use_swizzle(RASTER_BAND, order="column")
             if not shifts_registers(c, target):
                 T.no_set_max_nreg()
             a_shared = T.alloc_shared((c.block_m, c.block_k), OPERAND_DTYPE)

@@ -29,6 +29,19 @@ def box_of(node):  # descriptor, type, rank, address, then of each axis: extent,
     sizes = [int(extent) for extent in node.args[5 + 2 * rank : 5 + 3 * rank]]
     return {node.args[1].name: math.prod(sizes) * int(node.args[5 + rank])}
 
+def heights_of(node, tags):  # of grids on their second and third axes, at sizes of 2**24
+    if not isinstance(node, tvm.tirx.Call) or not node.args or getattr(node.args[0], "value", "") not in tags:
+        return []
+    own = tags[node.args[0].value]
+    extents = zip(own, node.args[len(node.args) - len(own) :])
+    return [number(extent) for tag, extent in extents if tag in ("blockIdx.y", "blockIdx.z")]
+
+def number(extent):
+    while getattr(getattr(extent, "op", None), "name", "") == "tirx.reinterpret" or isinstance(extent, tvm.tirx.Cast):
+        extent = extent.args[0] if isinstance(extent, tvm.tirx.Call) else extent.value
+    large = {var: tvm.tirx.const(2**24, var.dtype) for var in tvm.tirx.analysis.undefined_vars(extent)}
+    return int(tvm.arith.Analyzer().simplify(tvm.tirx.stmt_functor.substitute(extent, large)))
+
 ENCODE = "__tvm_tensormap_create_tiled"
 for line in sys.stdin:
     request = KernelRequest.from_json(json.loads(line))
@@ -36,10 +49,15 @@ for line in sys.stdin:
         define = import_module(request.spec.definition_module).define
         function = define(request.parameters, request.configuration, request.target)
         lowered = lower_cuda(function.with_attr("global_symbol", request.symbol), request)
-        boxes = {}
+        launched = [f.attrs for f in lowered.device_module.functions.values()]
+        tags = {attrs["global_symbol"]: list(attrs["tirx.kernel_launch_params"]) for attrs in launched}
+        boxes, heights, calls = {}, [], []
         for host_function in lowered.host_module.functions.values():
-            tvm.tirx.stmt_functor.post_order_visit(host_function.body, lambda node: boxes.update(box_of(node)))
-        answer = {"source": lowered.source, "boxes": boxes}
+            tvm.tirx.stmt_functor.post_order_visit(host_function.body, calls.append)
+        for node in calls:
+            boxes.update(box_of(node))
+            heights += heights_of(node, tags)
+        answer = {"source": lowered.source, "boxes": boxes, "heights": heights}
     except Exception:
         answer = {"error": traceback.format_exc()}
     print(json.dumps(answer), file=answers, flush=True)
@@ -60,7 +78,7 @@ def start() -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], request: KernelRequest) -> dict[str, Any]:
-    """What the process answers: a kernel's ``source`` and the ``boxes`` of its descriptors, or an ``error``."""
+    """What the process answers: a :class:`CudaCode`'s members, or an ``error``."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(request.to_json()) + "\n")
     process.stdin.flush()
@@ -77,10 +95,15 @@ def _process() -> subprocess.Popen[str]:
 
 @dataclass(frozen=True)
 class CudaCode:
-    """The CUDA code of a kernel as it is built, and of each bulk copy's descriptor the bytes that it copies."""
+    """The CUDA code of a kernel as it is built.
+
+    ``boxes`` are the bytes that each bulk copy's descriptor copies, ``heights`` the blocks of its grids on their second
+    and third axes where every size is 2**24.
+    """
 
     source: str
     boxes: dict[str, int]
+    heights: tuple[int, ...]
 
 
 @functools.cache
@@ -88,7 +111,7 @@ def cuda_code(request: KernelRequest) -> CudaCode:
     """Of a kernel; :class:`AssertionError` with what TileLang said if there is none."""
     answer = ask(_process(), request)
     assert "source" in answer, answer["error"]
-    return CudaCode(answer["source"], answer["boxes"])
+    return CudaCode(answer["source"], answer["boxes"], tuple(answer["heights"]))
 
 
 def cuda_source(request: KernelRequest) -> str:

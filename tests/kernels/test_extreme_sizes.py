@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.built_kernel import BuiltKernel, build, gpu_target
+from tests.kernels.cuda_source import cuda_code
 from tests.kernels.extremes import CASES, ODD_CASES, Case, assert_same, call, inputs_of, of_checked, requests
 from tkc.builder import KernelBuilder
 from tkc.kernels import SPECS, Target
@@ -23,6 +24,7 @@ from tkc.kernels.swiglu.parameters import SwiGLUParameters
 
 CPU, HOPPER = Target.parse("cpu"), Target.parse("cuda:sm_90a")
 LONGEST = 2**31 - 1  # of an axis
+HIGHEST = 65_535  # of a grid
 
 
 def check(kernel: BuiltKernel, case: Case) -> None:
@@ -195,6 +197,47 @@ def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> N
         kernel.function(rows, rows, weight, rows, rows)
 
 
+@pytest.mark.daily(6)
+@pytest.mark.parametrize("name", CASES)
+def test_grids_are_launched_at_any_size(name: str) -> None:
+    """A grid's second and third axes take 65,535 blocks: those of no size lie there, or they go on along another."""
+    for request in requests(CASES[name], HOPPER):
+        assert all(height <= HIGHEST for height in cuda_code(request).heights), request
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("batched", "grouped", "prefill, bottom right", "prefill, no mask", "prefill, window, cap, sinks", "decode"),
+        *("decode, cap, sinks", "latent", "latent, mask", "rotary"),
+    ],
+)
+def test_more_blocks_than_a_grid_is_high_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
+    """As many sequences, matrices or tiles of rows."""
+    case = CASES[name]
+    small = {size: 3 for size in case.usual}
+    sizes = {"m": HIGHEST * 128 + 1} if name == "grouped" else {**small, "batch": HIGHEST + 4}
+    inputs = inputs_of(case, sizes, "cuda")
+    for kernel in gpu_kernels[name]:
+        expected = kernel.request.spec.reference(case.parameters, *inputs)
+        assert_same(call(kernel, inputs, sizes), expected, kernel.request.configuration)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_grids_that_cannot_be_launched_are_refused(builder: KernelBuilder) -> None:
+    """By the kernel's name, and the next call works."""
+    case = Case("matmul", MatmulParameters(HIGHEST * 64 + 8, 64, "bfloat16"), {"m": 1})
+    tall = [r for r in requests(case, gpu_target()) if not r.configuration.blocks and r.configuration.block_n == 64]
+    for kernel in build(builder, [r for r in tall if r.configuration.splits == 1]):
+        inputs = inputs_of(case, case.usual, "cuda")
+        with pytest.raises(ValueError, match=r"matmul.* would take 65536 blocks on axis y of its grid"):
+            call(kernel, inputs, case.usual)
+    torch.cuda.synchronize()
+
+
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -206,8 +249,11 @@ def test_what_would_make_the_device_fail_is_refused(builder: KernelBuilder) -> N
 )
 def test_more_elements_than_32_bits_count_on_the_gpu(gpu_kernels: dict[str, list[BuiltKernel]], name: str) -> None:
     """The last rows of tensors of more than 2**31 elements."""
-    case = CASES[name]
-    kernel = gpu_kernels[name][0]
+    for kernel in gpu_kernels[name]:
+        _check_last_rows(kernel, CASES[name], name)
+
+
+def _check_last_rows(kernel: BuiltKernel, case: Case, name: str) -> None:
     spec, p = kernel.request.spec, case.parameters
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
         pytest.skip("needs 60 GiB of the GPU's memory")

@@ -81,7 +81,7 @@ class Launcher {
         shared_memory = args[next++].cast<int64_t>();
       } else {
         cluster |= tag >= Launch::kClusterX;
-        extent[static_cast<size_t>(tag)] = static_cast<unsigned>(args[next++].cast<int64_t>());
+        extent[static_cast<size_t>(tag)] = Extent(tag, args[next++].cast<int64_t>());
       }
     }
     if (extent[0] == 0 || extent[1] == 0 || extent[2] == 0) return;  // no work: CUDA refuses empty grids
@@ -110,6 +110,17 @@ class Launcher {
 
  private:
   static constexpr size_t kMaxParams = 64;
+
+  // CUDA Programming Guide, "Technical Specifications per Compute Capability".
+  unsigned Extent(Launch tag, int64_t extent) const {
+    int64_t most = tag == Launch::kGridX ? std::numeric_limits<int32_t>::max() : 65535;
+    if (extent < 0 || extent > most) {
+      TVM_FFI_THROW(ValueError) << function_.name << " would take " << extent << " blocks on axis " << "xyz"[static_cast<size_t>(tag) % 3]
+                                << " of its grid, and CUDA launches " << most << " at most; call it with fewer rows or sequences at once";
+    }
+    return static_cast<unsigned>(extent);
+  }
+
   const DeviceFunction& function_;
   std::once_flag loaded_;
   std::unique_ptr<CubinKernel> kernel_;
