@@ -11,6 +11,8 @@ from two measurements instead of a constant:
   For results in float64 it is measured with larger steps, which the reference's own precision resolves, and
   PyTorch's own error is that in float32, scaled.
 
+Where that does not suffice, what the rounding of coordinates comes to counts as well (:mod:`.roundings`).
+
 An element may be off by ``ULPS`` units of its own last place, and by ``FACTOR`` times the larger of the two (at the
 element, or on average, since either may be small by chance). NaN and infinity stand where PyTorch has them, or where
 the float64 reference, rounded, has them: TKC may keep in float32 what PyTorch lets overflow in between. Integers and
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from .roundings import MovedCoordinates
 from .samples import DTYPES, Sample, seed
 from .ties import choose_equals
 
@@ -57,7 +60,12 @@ class Expected:
         exact = self._exact(wanted)
         spread = self._spread(wanted, exact)
         for position, (value, eager) in enumerate(zip(values, wanted, strict=True)):
-            if reason := self._leaf(value, eager, exact[position], spread[position]):
+            reason = self._leaf(value, eager, exact[position], spread[position])
+            if reason is not None and (rounded := self._of_coordinates(wanted, exact)[position]) is not None:
+                moved = spread[position]
+                assert moved is not None
+                reason = self._leaf(value, eager, exact[position], torch.maximum(moved, rounded))
+            if reason is not None:
                 return reason if len(wanted) == 1 else f"result {position}: {reason}"
         return None
 
@@ -146,6 +154,24 @@ class Expected:
             found and torch.where(found[1], sum(moved[0] for each in alone if (moved := each[leaf])), found[0])
             for leaf, found in enumerate(together)
         ]
+
+    def _of_coordinates(self, wanted: list[Any], exact: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """How far each leaf moves with the coordinates at which it is read; ``None`` where there are none."""
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        for seed_ in range(_DIRECTIONS):
+            runs = []
+            for step in (0.0, _STEP, _STEP / _PART):
+                with MovedCoordinates(step, seed_) as coordinates:
+                    runs.append(self._leaves(self._sample.tensors, torch.float64, wanted))
+            if not coordinates.found:
+                return found
+            for position, (still, far, near) in enumerate(zip(*runs, strict=True)):
+                if exact[position] is None or still is None or far is None or near is None:
+                    continue
+                moved = _condition(still, far, near)[0] * (_eps(wanted[position].dtype) / _STEP)
+                before = found[position]
+                found[position] = moved if before is None else torch.maximum(before, moved)
+        return found
 
     def _leaves(
         self, tensors: Sequence[torch.Tensor], dtype: torch.dtype, wanted: list[Any]

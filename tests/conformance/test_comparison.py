@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.functional import interpolate
 from torch.utils import _pytree as pytree
 
 from .comparison import Expected
@@ -77,6 +78,24 @@ def test_an_error_of_the_fifth_digit_is_found(operator: str) -> None:
         assert expected.difference(pytree.tree_map(lambda leaf: leaf * (1 + 1e-5), expected.eager)), sample.text
         compared += 1
     assert compared > 5
+
+
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("linear", (1, 1, 16)), ("bilinear", (1, 2, 5, 6)), ("bicubic", (1, 1, 8, 8))]
+)
+def test_coordinates_are_rounded_too(mode: str, shape: tuple[int, ...]) -> None:
+    """A result near 0 between large numbers may be off by a rounding of where it is; not by twenty of them."""
+    signs = torch.arange(torch.Size(shape).numel()).remainder(2).mul(2).sub(1).view(shape)
+    x = 8.0 * signs
+
+    def call(x: torch.Tensor, dtype: torch.dtype | None = None, factor: float = 1.0) -> torch.Tensor:
+        return interpolate(x, scale_factor=1.7 * factor, mode=mode)
+
+    expected = Expected(Sample(0, "", (x,), call), "float32")
+    eps = torch.finfo(torch.float32).eps
+    for roundings, is_right in ((1, True), (-1, True), (20, False), (-20, False)):
+        moved = call(x.double(), factor=1 + roundings * eps)
+        assert (expected.difference(moved.float()) is None) == is_right
 
 
 def test_ties_are_free_and_nothing_else() -> None:
