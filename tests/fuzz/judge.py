@@ -15,7 +15,7 @@ from tkc.errors import InternalError, KernelBuildError
 
 from .graph import Input
 from .program import Program, dynamic_shapes, source
-from .reference import Expected, Run, module
+from .reference import Expected, Run, eager, module
 from .tensors import make_all
 
 __all__ = ["FAULTS", "KINDS", "Kind", "Options", "Verdict", "judge"]
@@ -79,6 +79,17 @@ def judge(program: Program, options: Options) -> Verdict:
             return Verdict("wrong", f"at {sizes}: {reason}", compared)
         compared += 1
     return Verdict("refused" if refused else "right", refused, compared)
+
+
+def pytorch_alone(program: Program, options: Options) -> Verdict:
+    """The verdict of PyTorch's own results; what kills the process is the caller's to see."""
+    warnings.simplefilter("ignore")
+    for sizes in program.sizes.by_name():
+        try:
+            eager(program, sizes, options.device)
+        except Exception as error:
+            return Verdict("not exportable", f"PyTorch itself at {sizes}: {described(error)}")
+    return Verdict("right")
 
 
 def _as_on_the_cpu(program: Program, sizes: dict[str, int], found: Run, options: Options) -> bool:

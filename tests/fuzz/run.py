@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
 from tests.conformance.pool import Fate, Job, Limits, Pool, Watcher
 
 from .generate import generate
-from .judge import Options, Verdict, judge
+from .judge import Options, Verdict, judge, pytorch_alone
 from .program import Program
 
 LIMITS = Limits(seconds=120.0, patience=10.0, memory=6 << 30)
@@ -60,7 +60,7 @@ def run(chunks: Iterable[Chunk], jobs: int = 1, limits: Limits = LIMITS) -> Iter
     """The verdicts of each chunk as it is done."""
     pool: Pool[Chunk, Judged] = Pool(_work, _fallen, jobs, limits)
     for chunk, judged, _ in pool.run(chunks):
-        yield chunk, judged
+        yield chunk, [_of_pytorch(chunk, each, limits) if each.verdict.kind == "crash" else each for each in judged]
 
 
 def _work(job: Job[Chunk], watcher: Watcher) -> Iterator[tuple[int, Judged]]:
@@ -79,13 +79,27 @@ def _fallen(chunk: Chunk, index: int, fate: Fate, reason: str) -> Judged:
     return Judged(index, Verdict(fate, reason), 0 if index < 0 else len(chunk.program(index).nodes), 0.0)
 
 
+def _of_pytorch(chunk: Chunk, judged: Judged, limits: Limits) -> Judged:
+    """``judged``, a crash, as PyTorch's own where its process dies without TKC, too (attention of no heads in 2.11)."""
+    if judged.index < 0:
+        return judged
+    program = chunk.program(judged.index)
+    alone = _alone(lambda: pytorch_alone(program, chunk.options), limits)
+    if alone.kind != "crash":
+        return judged
+    return replace(judged, verdict=Verdict("not exportable", f"PyTorch itself: {alone.reason}"))
+
+
 def judge_alone(program: Program, options: Options, limits: Limits = LIMITS) -> Verdict:
     """The verdict of one graph, in a process of its own."""
+    return _alone(lambda: judge(program, options), limits)
 
+
+def _alone(judged: Callable[[], Verdict], limits: Limits) -> Verdict:
     def work(job: Job[int], watcher: Watcher) -> Iterator[tuple[int, Verdict]]:
         watcher.all([0])
         watcher.begin([0])
-        yield 0, judge(program, options)
+        yield 0, judged()
 
     pool: Pool[int, Verdict] = Pool(work, lambda *fallen: Verdict(fallen[2], fallen[3]), 1, limits)
     ((_, (verdict,), _),) = list(pool.run([0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.fuzz.generate import generate
 from tests.fuzz.judge import Options, Verdict
 from tests.fuzz.program import Program, infer, source
 from tests.fuzz.reference import Expected, Run
-from tests.fuzz.run import judge_alone
+from tests.fuzz.run import Chunk, judge_alone, run
 from tests.fuzz.shrink import shrink
 
 
@@ -93,6 +94,17 @@ def test_a_graph_that_kills_its_process_has_a_verdict(monkeypatch: pytest.Monkey
     assert judge_alone(generate(1, 1), Options(), Limits(20.0)).kind == "crash"
     monkeypatch.setattr("tests.fuzz.run.judge", lambda *_: _spin())
     assert judge_alone(generate(1, 1), Options(), Limits(1.0)).kind == "hang"
+
+
+@pytest.mark.parametrize(("pytorch", "kind"), [(os.abort, "not exportable"), (lambda: Verdict("right"), "crash")])
+def test_a_crash_of_pytorch_alone_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, pytorch: Callable[[], Verdict], kind: str
+) -> None:
+    """And one that needs TKC is not."""
+    monkeypatch.setattr("tests.fuzz.run.judge", lambda *_: os.abort())
+    monkeypatch.setattr("tests.fuzz.run.pytorch_alone", lambda *_: pytorch())
+    ((_, judged),) = run([Chunk(1, (1,), Options(), motifs=False)], 1, Limits(20.0))
+    assert [each.verdict.kind for each in judged] == [kind]
 
 
 def _spin() -> None:
