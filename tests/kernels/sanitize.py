@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 _FAULTY = 86  # what the sanitizer exits with where it has found something
-_LIMIT = 900.0
 _COMMAND = ("--error-exitcode", str(_FAULTY), "--print-limit", "20", "--require-cuda-init", "no")
 # Tensors of their own from the driver, and no blocks of PyTorch's pool, which would hide what lies between them.
 _ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
@@ -29,6 +28,7 @@ def main() -> int:
     parser.add_argument("--tool", default="memcheck", choices=["memcheck", "racecheck", "initcheck", "synccheck"])
     parser.add_argument("--canaries", action="store_true", help="guards around every buffer instead of the sanitizer")
     parser.add_argument("--only", default="", help="a part of the cases' names")
+    parser.add_argument("--seconds", type=float, default=900.0, help="of a case, after which it is ended")
     parser.add_argument("--case", help=argparse.SUPPRESS)  # run this one here
     options = parser.parse_args()
     from tests.kernels.extremes import CASES
@@ -69,10 +69,10 @@ def _verdict(name: str, options: argparse.Namespace, sanitizer: str) -> str:
     command = [*own, "--canaries"] if options.canaries else [sanitizer, "--tool", options.tool, *_COMMAND, *own]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT, env={**os.environ, **_ENVIRONMENT}
+            command, capture_output=True, text=True, timeout=options.seconds, env={**os.environ, **_ENVIRONMENT}
         )
     except subprocess.TimeoutExpired:
-        return f"did not end within {_LIMIT:.0f} s"
+        return f"did not end within {options.seconds:.0f} s"
     if done.returncode == 0:
         return "clean"
     output = done.stdout + done.stderr
