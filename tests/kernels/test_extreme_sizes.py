@@ -15,6 +15,7 @@ from tkc.kernels.batched_matmul.parameters import BatchedMatmulParameters
 from tkc.kernels.gated_matmul.parameters import GatedMatmulParameters
 from tkc.kernels.grouped_matmul.parameters import GroupedMatmulParameters
 from tkc.kernels.matmul.parameters import MatmulParameters
+from tkc.kernels.matmul.tiling import Tiling
 from tkc.kernels.moe_permute.parameters import MoePermuteParameters
 from tkc.kernels.normalization.parameters import NormalizationParameters
 from tkc.kernels.quantized_rms_norm.parameters import QuantizedRMSNormParameters
@@ -230,8 +231,10 @@ def test_more_blocks_than_a_grid_is_high_on_the_gpu(gpu_kernels: dict[str, list[
 def test_grids_that_cannot_be_launched_are_refused(builder: KernelBuilder) -> None:
     """By the kernel's name, and the next call works."""
     case = Case("matmul", MatmulParameters(HIGHEST * 64 + 8, 64, "bfloat16"), {"m": 1})
-    tall = [r for r in requests(case, gpu_target()) if not r.configuration.blocks and r.configuration.block_n == 64]
-    for kernel in build(builder, [r for r in tall if r.configuration.splits == 1]):
+    kinds = [(request, request.configuration) for request in requests(case, gpu_target())]
+    wide = [request for request, c in kinds if isinstance(c, Tiling) and (c.block_n, c.blocks, c.splits) == (64, 0, 1)]
+    assert wide
+    for kernel in build(builder, wide):
         inputs = inputs_of(case, case.usual, "cuda")
         with pytest.raises(ValueError, match=r"matmul.* would take 65536 blocks on axis y of its grid"):
             call(kernel, inputs, case.usual)
