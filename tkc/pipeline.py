@@ -194,6 +194,8 @@ def fusion_stages() -> list[PassStage]:
         PassStage(
             "fuse",
             (
+                # Before functions are made, which keep the sizes that they are made with, and once all are.
+                SimpleSizes(),
                 IntegerPower(),
                 ShortScans(),
                 Scans(),
