@@ -41,6 +41,7 @@ from tkc.passes.lowering.grouped_concatenations import GroupedConcatenations
 from tkc.passes.lowering.host_reads import HostReads
 from tkc.passes.lowering.indexed_elements import IndexedElements
 from tkc.passes.lowering.integer_power import IntegerPower
+from tkc.passes.lowering.kept_checks import KeepChecks
 from tkc.passes.lowering.long_concatenations import LongConcatenations
 from tkc.passes.lowering.lower_attention import LowerAttention
 from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
@@ -123,6 +124,7 @@ def substitution_stages(
             (
                 Nonzero(),
                 FoldEmptyTensors(),
+                KeepChecks(),
                 ForwardSubstitutions(target),
                 Concatenations(),
                 Contractions(),

@@ -8,6 +8,7 @@ from tvm.ir import IRModule, Op
 from tvm.ir.transform import PassContext
 from tvm.relax.expr import _update_struct_info
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 from tvm_ffi import structural_equal
 
 from tkc.contracts import SIGNED
@@ -60,7 +61,7 @@ def simplest(sizes: list[tirx.PrimExpr]) -> list[tirx.PrimExpr] | None:
     """``sizes`` in their simplest form; ``None`` where they have it already.
 
     Variables are not negative but for those that are named so. So ``max(n, 0)``, which TVM infers for a slice, is the
-    ``n`` that other operators have.
+    ``n`` that other operators have, and ``min(n // 2, n)``, where a slice ends, ``n // 2``.
     """
     if all(isinstance(size, tirx.IntImm | tirx.Var) for size in sizes):
         return None
@@ -68,5 +69,44 @@ def simplest(sizes: list[tirx.PrimExpr]) -> list[tirx.PrimExpr] | None:
     for variable in {variable for size in sizes for variable in tirx.analysis.undefined_vars(size)}:
         if not variable.name.endswith(SIGNED):
             analyzer.update(variable, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
-    simple = [analyzer.simplify(size) for size in sizes]
+    simple = [_without_extremes(analyzer.simplify(size), analyzer) for size in sizes]
     return None if all(map(structural_equal, simple, sizes)) else simple
+
+
+def _without_extremes(size: tirx.PrimExpr, analyzer: arith.Analyzer) -> tirx.PrimExpr:
+    """``size``, simplified, with the smaller or the larger of two where it is known which that is."""
+    extremes: list[tirx.PrimExpr] = []
+    post_order_visit(size, lambda node: extremes.append(node) if isinstance(node, tirx.Min | tirx.Max) else None)
+    decided = {node: found for node in extremes if (found := _decided(node, analyzer)) is not None}
+    if not decided:
+        return size
+    return analyzer.simplify(ir_transform(tirx.Evaluate(size), None, decided.get, ["tirx.Min", "tirx.Max"]).value)
+
+
+def _decided(node: tirx.PrimExpr, analyzer: arith.Analyzer) -> tirx.PrimExpr | None:
+    for smaller, larger in ((node.a, node.b), (node.b, node.a)):
+        if _is_nonnegative(larger - smaller, analyzer):
+            return smaller if isinstance(node, tirx.Min) else larger
+    return None
+
+
+def _is_nonnegative(value: tirx.PrimExpr, analyzer: arith.Analyzer) -> bool:
+    """Whether ``value`` is, which TVM cannot say of ``n - n // 2``: with ``n = 2 * q + r`` it can."""
+    quotients: list[tirx.FloorDiv] = []
+    post_order_visit(value, lambda node: quotients.append(node) if _is_quotient(node) else None)
+    parts = {}
+    for quotient in quotients:
+        if quotient.a in parts or analyzer.const_int_bound(quotient.a).min_value < 0:
+            continue
+        whole, rest = tirx.SizeVar("whole", quotient.a.dtype), tirx.SizeVar("rest", quotient.a.dtype)
+        analyzer.update(whole, arith.ConstIntBound(0, arith.ConstIntBound.POS_INF))
+        analyzer.update(rest, arith.ConstIntBound(0, quotient.b.value - 1))
+        parts[quotient.a] = whole * quotient.b + rest
+    return bool(analyzer.can_prove(substitute(value, parts) >= 0))
+
+
+def _is_quotient(node: tirx.PrimExpr) -> bool:
+    """Of a variable by a number."""
+    if not isinstance(node, tirx.FloorDiv) or not isinstance(node.a, tirx.Var):
+        return False
+    return isinstance(node.b, tirx.IntImm) and node.b.value > 0

@@ -108,3 +108,28 @@ def test_a_reshape_that_divides_by_a_formula() -> None:
         tensor(2, (), "float32", "plain"),
     ]
     check(Model, inputs, [{"n0": 2}, {"n0": 7}], [1])
+
+
+def test_a_size_asserted_together_with_another() -> None:
+    """Internal: "relax.matmul is left"; of several conditions in one, none was seen to settle the size of the data."""
+
+    class Model(nn.Module):
+        def __init__(self, tensors):
+            super().__init__()
+            self.register_buffer("v30", tensors[0])
+
+        def forward(self, v5, v25, v31, v43, v4):
+            v8 = torch.div(v4[: v5.sum().item()].clone(), -1)
+            v26 = torch.bmm(v8, v25)
+            self.v30[1:-2] = v31
+            return (torch.mean(v26, dim=(2,), keepdim=True)[v43],)
+
+    inputs = [
+        tensor(5, (4,), "bool", "chosen", bound=4),
+        tensor(25, (3, "n0", 3), "float32", "integers"),
+        tensor(30, (4,), "bool", "flags", role="buffer"),
+        tensor(31, (1,), "bool", "flags"),
+        tensor(43, (3,), "bool", "chosen", bound=2),
+        tensor(4, (4, "n1", "n0"), "int32", "integers"),
+    ]
+    check(Model, inputs, [{"n0": 5, "n1": 7}], [30])

@@ -23,6 +23,25 @@ def test_a_maximum_with_zero_is_the_size() -> None:
     assert simplest([n, m]) is None
 
 
+def test_a_part_of_a_size_is_no_larger_than_it() -> None:
+    """A slice from the middle on, written as the parts before, in and behind it, has the size that it had."""
+    n, m = tirx.SizeVar("n", "int64"), tirx.SizeVar("m", "int64")
+    zero, half, third = tirx.const(0, "int64"), n // 2, n // 3
+    assert simplest([tirx.max(zero, half - n) + tirx.min(half, n) + n - half])[0].same_as(n)  # type: ignore[index]
+    for size, expected in (
+        (tirx.min(third, n), third),
+        (tirx.min(n - third, n), n - third),
+        (tirx.max(n * 2 - half, n), n * 2 - half),
+        (tirx.max(m // 4 + n, n), m // 4 + n),
+    ):
+        (found,) = simplest([size]) or [None]
+        assert found is not None and structural_equal(found, expected)
+    signed = tirx.Var("n_signed", "int64")
+    for size in (tirx.min(half, m), tirx.min(signed // 2, signed), tirx.max(n - 1, zero)):
+        (found,) = simplest([size]) or [size]
+        assert isinstance(found, tirx.Min | tirx.Max)
+
+
 def test_a_slice_is_legalized_to_its_size() -> None:
     """Of which TVM infers ``max(n, 0)``, in the function and in what reads it."""
     builder = relax.BlockBuilder()

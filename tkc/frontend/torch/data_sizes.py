@@ -43,8 +43,10 @@ class DataSizes:
         too_small = set(bounds_of_broadcast_selections(graph))
         first: dict[sympy.Basic, fx.Node] = {}
         for condition, node in (*asserted, *conditions_of_operators(graph)):
-            if condition not in too_small:
-                first.setdefault(condition, node)
+            # Each by itself, so that of several in one those are seen that settle a size.
+            for each in condition.args if isinstance(condition, sympy.And) else (condition,):
+                if each not in too_small:
+                    first.setdefault(each, node)
         self._conditions = list(first.items())
         self._is_inner = False
         self._asserted_alone: list[tuple[str, relax.Expr, Sequence[tirx.PrimExpr]]] = []
@@ -379,7 +381,12 @@ def _condition(node: fx.Node) -> sympy.Basic | None:
 
 
 def _compared(node: fx.Node) -> sympy.Basic | None:
-    """The relation between sizes that ``node`` computes, whatever PyTorch knows of it."""
+    """The relation between sizes that ``node`` computes, or several, whatever PyTorch knows of it."""
+    if node.target is operator.and_:
+        both = [_compared(each) if isinstance(each, fx.Node) else None for each in node.args]
+        return (
+            sympy.And(*(each for each in both if each is not None)) if any(each is not None for each in both) else None
+        )
     relation = _RELATIONS.get(node.target)
     if relation is None:
         return None

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tvm import relax, te, tirx
 from tvm.relax import op
 
@@ -130,6 +131,13 @@ def vector_norm(
     """``(sum |x| ** order) ** (1 / order)``."""
     x = b.wide(b.cast(x, b.dtype))
     axes = _axes(x, dim)
+    left = x.struct_info.ndim if keepdim else x.struct_info.ndim - len(axes) if axes else 0
+    if len(b.shape) > left:
+        # Nothing that is computed of it would fit what PyTorch calls: it is not called in PyTorch, either.
+        raise b.faulty(
+            f"PyTorch {torch.__version__} traced a result of {len(b.shape)} dimensions where the norm has {left}, "
+            "as it does of a single number. Newer releases do not"
+        )
     if math.isinf(order):
         return (op.max if order > 0 else op.min)(op.abs(x), axes, keepdim)
     if order == 2:
