@@ -15,7 +15,7 @@ from tests.passes.products_library import ProductsLibrary, bias_and_relu
 from tkc.compiler import code
 from tkc.targets import resolve_target
 
-WIDEST = code._product_lanes(resolve_target("cpu"))
+WIDEST = code.product_lanes(resolve_target("cpu"))
 LANES = [lanes for lanes in (16, 8, 4) if lanes <= WIDEST]
 
 

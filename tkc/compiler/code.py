@@ -37,13 +37,11 @@ def export_code(module: IRModule, target: Target, path: Path) -> None:
     if not can_fork():
         write_code(module, target, path)
         return
-    # What the child would load or look up first, it would for every compilation anew.
-    from tvm import relax  # noqa: F401
-
-    from tkc.builder.runtime_objects import runtime_objects
+    # What the child would load or look up first, it would for every compilation anew; it would also be taken for stuck
+    # while it waited for what is compiled here.
     from tkc.schedules.lowering import pipeline as lowering  # noqa: F401
 
-    runtime_objects(target)
+    _linked_objects(module, target)
     try:
         in_child(lambda: write_code(module, target, path))
     except ChildStuckError:
@@ -53,21 +51,25 @@ def export_code(module: IRModule, target: Target, path: Path) -> None:
 
 def write_code(module: IRModule, target: Target, path: Path) -> None:
     """Write the shared library of ``module``, whose functions are scheduled, to ``path``."""
+    vm_executable(module, target).export_library(str(path), addons=_linked_objects(module, target))
+
+
+def _linked_objects(module: IRModule, target: Target) -> list[str]:
+    """The object files of what the code of ``module`` calls."""
     from tvm import relax
 
     from tkc.builder.runtime_objects import runtime_objects
     from tkc.passes.graph.branches import calls_control_flow, calls_products
 
     functions = [function for function in module.functions.values() if isinstance(function, relax.Function)]
-    addons = runtime_objects(
+    return runtime_objects(
         target,
         control_flow=any(map(calls_control_flow, functions)),
-        product_lanes=_product_lanes(target) if any(map(calls_products, functions)) else None,
+        product_lanes=product_lanes(target) if any(map(calls_products, functions)) else None,
     )
-    vm_executable(module, target).export_library(str(path), addons=addons)
 
 
-def _product_lanes(target: Target) -> int:
+def product_lanes(target: Target) -> int:
     """The floats of a vector, for the products that are compiled beside generated code."""
     from tvm.target import codegen
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tkc.builder import KernelBuilder
-from tkc.compiler.code import GENERATE_CODE, export_code, prepare_toolchain
+from tkc.builder.runtime_objects import runtime_objects
+from tkc.compiler.code import GENERATE_CODE, export_code, prepare_toolchain, product_lanes
 from tkc.compiler.entries import entry_runners, imported_by_name
 from tkc.compiler.lowering import scheduled_model, substituted_model
 from tkc.compiler.options import CompileOptions
@@ -54,7 +55,7 @@ def compiled(
     resolved = resolve_target(target)
     prepare_toolchain(resolved)
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
-    with _kernel_builds(settings, Path(folder.name)) as build:
+    with _kernel_builds(resolved, settings, Path(folder.name)) as build:
         runner, imported = source.imported(resolved, settings, checks=checks)
         settle_weights({MAIN: imported})
         code = Path(folder.name) / "model.so"
@@ -87,7 +88,7 @@ def compiled_program(
     folder = tempfile.TemporaryDirectory(prefix="tkc-")
     packed: dict[Hashable, torch.Tensor] = {}
     built: dict[str, EntryContents] = {}
-    with _kernel_builds(settings, Path(folder.name)) as build:
+    with _kernel_builds(resolved, settings, Path(folder.name)) as build:
         imported = imported_by_name(found, runners, size_names, resolved, settings, checks=checks)
         for name, entry in imported.items():
             code = Path(folder.name) / f"{name}.so"
@@ -101,10 +102,19 @@ def compiled_program(
 
 
 @contextmanager
-def _kernel_builds(settings: CompileOptions, folder: Path) -> Iterator[BuildKernels]:
-    """What builds kernels beside the compilation, whose libraries are then in ``folder``."""
+def _kernel_builds(target: Target, settings: CompileOptions, folder: Path) -> Iterator[BuildKernels]:
+    """What builds kernels beside the compilation, whose libraries are then in ``folder``.
+
+    On a CPU, products are compiled beside it as well: C++ of ours that takes 11 s, once on a machine.
+    """
     # The builder is left first: when something fails here, its processes end instead of being waited for.
-    with ThreadPoolExecutor(1) as background, KernelBuilder(settings=settings.builder) as kernel_builder:
+    with (
+        ThreadPoolExecutor(1) as compiler,
+        ThreadPoolExecutor(1) as background,
+        KernelBuilder(settings=settings.builder) as kernel_builder,
+    ):
+        if settings.kernels == "auto" and not target.is_cuda:
+            compiler.submit(runtime_objects, target, product_lanes=product_lanes(target))
         if settings.kernels != "none":
             kernel_builder.load()
         yield lambda requests: background.submit(
