@@ -12,11 +12,11 @@ from tkc.frontend.onnx.untrusted import nodes_of, within_limits
 
 
 def without_untyped_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without those outputs that have no type, which onnx does not accept.
+    """The model without those outputs that have no type, or no shape, which onnx does not accept.
 
-    ONNX Runtime does: values of which only the name was added to a model's outputs.
+    ONNX Runtime does: values of which only the name, or the name and the dtype, was added to a model's outputs.
     """
-    typed = [value for value in proto.graph.output if _has_type(value)]
+    typed = [value for value in proto.graph.output if _is_typed(value)]
     if len(typed) == len(proto.graph.output):
         return proto
     result = onnx.ModelProto()
@@ -26,9 +26,11 @@ def without_untyped_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _has_type(value: onnx.ValueInfoProto) -> bool:
+def _is_typed(value: onnx.ValueInfoProto) -> bool:
+    if value.type.WhichOneof("value") not in (None, "tensor_type"):
+        return True
     tensor = value.type.tensor_type
-    return value.type.WhichOneof("value") not in (None, "tensor_type") or tensor.elem_type != onnx.TensorProto.UNDEFINED
+    return tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
 
 
 def with_outputs(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
