@@ -64,8 +64,7 @@ def _cuda(p: AttentionParameters, c: DecodeConfiguration, target: Target) -> Pri
         results = Results(c.splits, out, partial_out, partial_max, partial_sum)
         # The same number, but not for TileLang's passes, which would prove things of block indices below it for 13 s.
         extent = T.reinterpret(T.cast(splits, "uint32"), "int32")
-        grid = (head_tiles * p.num_kv_heads * q.shape[0], extent)
-        with T.Kernel(*grid, threads=c.threads) as (place, split):
+        with T.Kernel(head_tiles * p.num_kv_heads * q.shape[0], extent, threads=c.threads) as (place, split):
             head_tile, kv_head, batch = coordinates(place, head_tiles, p.num_kv_heads)
             first_row = head_tile * block_rows
             first_head = kv_head * group + first_row
