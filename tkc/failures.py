@@ -100,13 +100,17 @@ def kind_of(error: BaseException) -> str:
     return error.kind if isinstance(error, RaisedInChildError) else type(error).__name__
 
 
+_OF_TRACES = ("File ", "at ", "[")
+
+
 def _cause(error: BaseException) -> str:
     if isinstance(error, ChildDiedError):
         return str(error)
     message = error.message if isinstance(error, RaisedInChildError) else str(error)
     # TVM's messages end in what is wrong, behind a trace of its own.
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = next((line for line in reversed(lines) if not line.startswith(("File ", "at ", "["))), "")
+    # An ``OSError``'s words begin with "[Errno 2]", and TVM's trace has lines that begin with "[bt]" or the time.
+    told = next((line for line in reversed(lines) if line.startswith("[Errno") or not line.startswith(_OF_TRACES)), "")
     return f"{kind_of(error)}: {told}"[:_LONGEST_CAUSE].rstrip(": ")
 
 

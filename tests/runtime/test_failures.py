@@ -149,6 +149,13 @@ def test_code_generation_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in fail" in (caught.value.folder / "traceback.txt").read_text()
 
 
+def test_a_file_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says begins as lines of TVM's traces do."""
+    fail_in_code_generation(monkeypatch, lambda: Path("/none/such").read_bytes())
+    with pytest.raises(tkc.InternalError, match=r"FileNotFoundError: \[Errno 2\] No such file.*/none/such"):
+        compile_layers()
+
+
 def test_an_onnx_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name and operator."""
     nodes = [helper.make_node(op, [i], [o], name=n) for op, i, o, n in
