@@ -8,6 +8,7 @@ lines, ``{"request": ..., "folder": ...}``, and answers ``{"library": path}`` or
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -22,8 +23,7 @@ _LONGEST_REQUEST = 256
 
 def main() -> None:
     """Serve until the other end of standard input, a socket, closes."""
-    import tkc.builder.compile_kernel  # noqa: F401  what all workers need
-
+    _load()
     control = socket.socket(fileno=sys.stdin.fileno())
     exit_codes: dict[int, int] = {}
     while True:
@@ -41,6 +41,15 @@ def main() -> None:
                 exit_codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             answer = {"exit_code": exit_codes[pid]}
         control.sendall(json.dumps(answer).encode())
+
+
+def _load() -> None:
+    """Load what all workers need, without looking for garbage among it: not here, and not in a worker."""
+    gc.disable()
+    import tkc.builder.compile_kernel  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
 
 
 def _fork(connection: int, log: int) -> int:
