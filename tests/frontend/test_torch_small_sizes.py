@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
 
 import tkc
@@ -109,3 +111,48 @@ def test_pytorch_tells_nothing_of_sizes_that_an_operator_refuses(caplog: pytest.
     model, x = torch.nn.Upsample(scale_factor=2), torch.randn(1, 3, 4, 5)
     tkc.compile(model, (x,), kernels="none", dynamic_shapes={"input": {2: Dim("h"), 3: Dim("w")}})
     assert not [record for record in caplog.records if "fake_tensor" in record.name]
+
+
+def test_a_deep_program_runs_each_call_of_a_layer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that differ in their weights' numbers alone are one call."""
+    called: list[object] = []
+    call = small_sizes._AtSizes.call_function
+    monkeypatch.setattr(
+        small_sizes._AtSizes, "call_function", lambda self, *args: called.append(args[0]) or call(self, *args)
+    )
+
+    def calls(layers: int) -> int:
+        model = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(layers))
+        )
+        called.clear()
+        compiled(model, torch.randn(3, 4), dynamic_shapes=(({0: Dim("n", min=0)},),))
+        return len(called)
+
+    assert 0 < calls(2) == calls(6)
+
+
+def run_without_data(module: dict[str, torch.Tensor], graph: fx.Graph) -> Any:
+    """What ``graph`` computes of tensors without data."""
+    run = small_sizes._AtSizes(fx.GraphModule(module, graph), {})
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return run.run()
+
+
+def test_numbers_of_constants_tell_calls_apart() -> None:
+    """Of two constants of one shape each has its own."""
+    graph, numbers = fx.Graph(), []
+    for name in ("two", "three"):
+        constant = graph.call_function(torch.ops.aten.lift_fresh_copy.default, (graph.get_attr(name),))
+        numbers.append(graph.call_function(torch.ops.aten.item.default, (constant,)))
+    graph.output(numbers)
+    assert run_without_data({"two": torch.tensor(2), "three": torch.tensor(3)}, graph) == [2, 3]
+
+
+def test_a_tensor_that_changes_shape_in_place_is_no_other() -> None:
+    """A result of the same call has the shape that it had."""
+    graph = fx.Graph()
+    first, second = (graph.call_function(torch.ops.aten.zeros.default, ([3, 4],)) for _ in range(2))
+    graph.output([graph.call_function(torch.ops.aten.unsqueeze_.default, (first, 1)), second])
+    changed, other = run_without_data({}, graph)
+    assert (changed.shape, other.shape) == ((3, 1, 4), (3, 4))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -84,7 +84,9 @@ def _usual_sizes(program: ExportedProgram, dimensions: Dimensions) -> dict[sympy
 def _holds(program: ExportedProgram, sizes: Assignment) -> bool:
     """Whether every formula of a size is right at ``sizes``, as far as that can be told."""
     run = _AtSizes(program.graph_module, sizes)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _untold():
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # of what the run keeps already
+    with mode, torch.no_grad(), _untold():
         run.run(*(run.like(node.meta.get("val")) for node in program.graph.find_nodes(op="placeholder")))
     return run.holds
 
@@ -105,11 +107,17 @@ def _untold() -> Iterator[None]:
 
 
 class _AtSizes(fx.Interpreter):
-    """Runs a graph at given sizes; :attr:`holds` says whether its formulas did."""
+    """Runs a graph at given sizes; :attr:`holds` says whether its formulas did.
+
+    Tensors have no data, so that of calls of one operator on equal shapes, as each layer has them, one is made.
+    """
 
     def __init__(self, module: fx.GraphModule, sizes: Assignment) -> None:
         super().__init__(module)
         self._sizes = sizes
+        self._numbers: dict[sympy.Expr, Any] = {}
+        self._results: dict[Hashable, Any] = {}
+        self._shares_results = not any(map(_reshapes_operands, module.graph.nodes))
         self.holds = True
 
     def like(self, value: Any) -> Any:
@@ -127,14 +135,22 @@ class _AtSizes(fx.Interpreter):
             return super().run_node(n)
         if isinstance(n.target, torch._ops.HigherOrderOperator) or str(n.target).startswith(_CHECKED_AT_CALLS):
             return _UNKNOWN
-        if any(leaf is _UNKNOWN for leaf in pytree.tree_leaves(self.fetch_args_kwargs_from_env(n))):
-            return _UNKNOWN
-        try:
-            result = super().run_node(n)
-        except Exception:  # the data decides, or the operator has no such size, which is checked in each call
-            return _UNKNOWN
-        self.holds = all(self._agrees(*pair) for pair in _pairs(n.meta.get("val"), result))
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        result = self._result(n, args, kwargs)
+        self.holds = result is _UNKNOWN or all(self._agrees(*pair) for pair in _pairs(n.meta.get("val"), result))
         return result
+
+    def _result(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        if any(leaf is _UNKNOWN for leaf in leaves):
+            return _UNKNOWN
+        call = (node.target, structure, *map(_described, leaves)) if self._shares_results else node
+        if call not in self._results:
+            try:
+                self._results[call] = self.call_function(node.target, args, kwargs)
+            except Exception:  # the data decides, or the operator has no such size, which is checked in each call
+                self._results[call] = _UNKNOWN
+        return self._results[call]
 
     def _agrees(self, expected: Any, found: Any) -> bool:
         if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
@@ -147,12 +163,35 @@ class _AtSizes(fx.Interpreter):
     def _number(self, value: Any) -> Any:
         if not isinstance(value, torch.SymInt):
             return value
+        formula = value.node.expr
+        if formula not in self._numbers:
+            self._numbers[formula] = self._evaluated(formula)
+        return self._numbers[formula]
+
+    def _evaluated(self, formula: sympy.Expr) -> Any:
         try:
-            formula = value.node.expr.subs(self._sizes)
+            number = formula.subs(self._sizes)
         # A quotient by 0 is no number, and PyTorch does not compute remainders of negative ones.
         except (ZeroDivisionError, AssertionError):
             return _UNDEFINED
-        return int(formula) if formula.is_number else _UNKNOWN
+        return int(number) if number.is_number else _UNKNOWN
+
+
+def _reshapes_operands(node: fx.Node) -> bool:
+    """Whether ``node`` may give a tensor that it takes another shape."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target == torch.ops.aten.detach_.default:
+        return False
+    return torch.Tag.inplace_view in target.tags or any(argument.is_out for argument in target._schema.arguments)
+
+
+def _described(leaf: Any) -> Hashable:
+    """What an operator's result may depend on of one of its arguments."""
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), leaf
+    if not isinstance(leaf, FakeTensor) or leaf.constant is not None:
+        return object()  # a constant, on whose numbers it may depend
+    return leaf.dtype, leaf.device, leaf.shape, leaf.stride()
 
 
 def _pairs(expected: Any, found: Any) -> Iterator[tuple[Any, Any]]:
