@@ -1,8 +1,9 @@
-"""Keeps functions that compute from a part of what they read, as ``x[:, :1]`` does, from passing as elementwise ones.
+"""Keeps functions that compute more or fewer elements than what they read has from passing as elementwise ones.
 
-TVM tells an elementwise function by its indices alone, and a slice from the beginning has those of a copy. Fused behind
-a matmul or a reduction, the slice is computed as each element of the larger tensor is ready, and TVM's
-``reverse_compute_inline`` leaves out the condition that the element is in the slice where an axis has one element.
+TVM tells an elementwise function by its indices alone. A slice from the beginning, ``x[:, :1]``, and padding at the
+end have those of a copy. Fused behind a matmul or a reduction, they are computed as each element of what they read is
+ready: what lies in the padding is then never computed, and of a slice of one element TVM's ``reverse_compute_inline``
+leaves out the condition that the element is in it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ _BROADCAST = 1
 
 @tvm.transform.module_pass(opt_level=0, name="MarkPartialReads")
 class MarkPartialReads:
-    """Gives functions that may read single elements of axes the pattern of those that only fuse with their like."""
+    """Gives functions whose axes may differ in length the pattern of those that only fuse with their like."""
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module``, whose functions have patterns."""
         changed = module.clone()
         for name, function in module.functions_items():
-            if isinstance(function, tirx.PrimFunc) and _pattern(function) <= _BROADCAST and _reads_a_part(function):
+            if (
+                isinstance(function, tirx.PrimFunc)
+                and _pattern(function) <= _BROADCAST
+                and _differs_in_length(function)
+            ):
                 changed[name] = function.with_attr(OP_PATTERN, INJECTIVE_PATTERN)
         return changed
 
@@ -36,10 +41,10 @@ def _pattern(function: tirx.PrimFunc) -> int:
     return int((function.attrs or {}).get(OP_PATTERN, INJECTIVE_PATTERN))
 
 
-def _reads_a_part(function: tirx.PrimFunc) -> bool:
-    """Whether an iterator of one element, or of a number that is not known, may run along a longer axis of a tensor.
+def _differs_in_length(function: tirx.PrimFunc) -> bool:
+    """Whether an iterator may run along an axis of a tensor that is longer or shorter than its own extent.
 
-    Of a known number above one TVM keeps the condition.
+    Longer by known numbers is no harm where the extent is above one: TVM keeps the condition then.
     """
     analyzer = tvm.arith.Analyzer()
     found: list[bool] = []
@@ -57,7 +62,8 @@ def _reads_a_part(function: tirx.PrimFunc) -> bool:
                     if index in extents
                 ]
                 found.extend(
-                    not _is_above_one(extent) and not analyzer.can_prove_equal(extent, size) for extent, size in along
+                    not analyzer.can_prove_equal(extent, size) and not _keeps_the_condition(extent, size)
+                    for extent, size in along
                 )
 
         post_order_visit(block.body, read)
@@ -66,5 +72,5 @@ def _reads_a_part(function: tirx.PrimFunc) -> bool:
     return any(found)
 
 
-def _is_above_one(extent: tirx.PrimExpr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) > 1
+def _keeps_the_condition(extent: tirx.PrimExpr, size: tirx.PrimExpr) -> bool:
+    return isinstance(extent, tirx.IntImm) and isinstance(size, tirx.IntImm) and 1 < int(extent) < int(size)

@@ -1,7 +1,8 @@
 """Arithmetic of floats that TVM's simplifier would change as if there were no NaN, infinity or rounding.
 
 TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with the constant zero, or its quotient, for
-zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). A quotient by what it finds to be zero (a constant,
+zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). The zero may be an integer that is cast: it takes
+``i - i`` of those for zero, and rightly. A quotient by what it finds to be zero (a constant,
 ``n - n`` of whole numbers) it does not take at all. It takes ``x == x`` for true, too, and ``not x < y`` for
 ``y <= x``: ``data_conditions`` hides comparisons.
 """
@@ -53,7 +54,14 @@ def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
 
 
 def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    return guarded(expr) if _is_constant(expr) and _uncast(expr).value == 0 else expr
+    return guarded(expr) if _may_become_zero(_uncast(expr)) else expr
+
+
+def _may_become_zero(number: tirx.PrimExpr) -> bool:
+    """Whether the simplifier may find ``number``, which is cast to a float, to be zero: computed integers may all be."""
+    if isinstance(number, tirx.FloatImm | tirx.IntImm):
+        return bool(number.value == 0)
+    return "float" not in number.dtype and not isinstance(number, tirx.BufferLoad)
 
 
 def _is_constant(expr: tirx.PrimExpr) -> bool:

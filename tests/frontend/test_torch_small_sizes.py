@@ -54,6 +54,24 @@ def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
             same(executable(x), function(x))
 
 
+def test_a_size_that_is_a_quotient_of_others() -> None:
+    """At 0 the formula of an input's size has no value."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        rows = y.reshape(-1, x.shape[0], 1)
+        return torch.where(rows > 0, rows, y) + rows.select(0, -1)
+
+    size = Dim("n", min=0, max=64)
+    executable = compiled(function, torch.randn(5), torch.randn(5, 1), dynamic_shapes=(({0: size}, {0: size}),))
+    for count in (0, 1, 2, 7):
+        x, y = torch.randn(count), torch.randn(count, 1)
+        if count < 2:
+            with contextlib.suppress(tkc.InputError):
+                same(executable(x, y), function(x, y))
+        else:
+            same(executable(x, y), function(x, y))
+
+
 @pytest.mark.parametrize(
     "function",
     [

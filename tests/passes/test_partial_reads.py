@@ -1,4 +1,4 @@
-"""Parts of what matmuls, reductions and other functions compute, from the beginning of an axis: they are no copies."""
+"""Parts of what matmuls, reductions and other functions compute, and more than that: they are no copies."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ OTHERS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
     "batched": lambda linear, x: torch.bmm(x, x.transpose(1, 2))[:, :, :1],
     "running sum": lambda linear, x: x.cumsum(1)[:, :1],
 }
+PADDED: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "columns": lambda linear, x: nn.functional.pad(linear(x).relu(), (0, 2), value=1.0),
+    "rows": lambda linear, x: nn.functional.pad(linear(x) * 2, (0, 0, 0, 3)),
+    "a product": lambda linear, x: nn.functional.pad(x @ x.transpose(1, 2), (0, 5), value=-1.0),
+    "a column less, a row more": lambda linear, x: nn.functional.pad(linear(x).sigmoid(), (0, -1, 0, 1)),
+    "a sum": lambda linear, x: nn.functional.pad(x.sum(-1), (0, 1), value=2.0),
+    "a normalization": lambda linear, x: nn.functional.pad(nn.functional.layer_norm(x, (INPUTS,)), (0, 1, 0, 1)),
+    "written over the beginning": lambda linear, x: torch.slice_scatter(x, linear(x).tanh(), 2, end=OUTPUTS),
+    "where there are columns": lambda linear, x: torch.cat([linear(x), x.new_full((*x.shape[:2], 1), 3.0)], -1).relu(),
+}
+
+
+@pytest.mark.daily(3)
+@pytest.mark.parametrize("name", PADDED)
+@torch.no_grad()
+def test_padded_results(name: str) -> None:
+    """What lies beyond a matmul's results has no product: TVM would leave it as it found it."""
+    _check(PADDED[name])
 
 
 @pytest.mark.daily(1)

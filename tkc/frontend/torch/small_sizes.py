@@ -121,11 +121,14 @@ class _AtSizes(fx.Interpreter):
         self.holds = True
 
     def like(self, value: Any) -> Any:
-        """A tensor as ``value``, or a number, at these sizes."""
+        """A tensor as ``value``, or a number, at these sizes; unknown where there is none."""
         if not isinstance(value, torch.Tensor):
             return self._number(value)
         shape = [self._number(size) for size in value.shape]
-        return _UNKNOWN if _UNKNOWN in shape else torch.empty(shape, dtype=value.dtype, device=value.device)
+        self.holds &= _UNDEFINED not in shape
+        if not all(isinstance(size, int) and size >= 0 for size in shape):
+            return _UNKNOWN
+        return torch.empty(shape, dtype=value.dtype, device=value.device)
 
     def run_node(self, n: fx.Node) -> Any:
         """What ``n`` computes, if that can be told and was right so far."""
