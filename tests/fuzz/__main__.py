@@ -31,19 +31,19 @@ def main() -> int:
 
     from . import results
     from .found import signature, written_case
-    from .generate import generate
     from .judge import FAULTS, KINDS, Options
     from .program import source
-    from .run import Chunk, judge_alone, load, run
+    from .run import FORMS, Chunk, Form, judge_alone, load, run
     from .shrink import shrink
 
     judged = Options(options.target, options.kernels)
-    motifs = options.target != "cpu" if options.motifs is None else options.motifs
+    form: Form = options.form or ("graphs" if options.target == "cpu" else "transformers")
+    generate = FORMS[form]
     load(judged)
     version = code_version()
 
     def smaller(seed: int, index: int) -> str:
-        program = generate(seed, index, motifs)
+        program = generate(seed, index)
         first = judge_alone(program, judged)
         if first.kind not in FAULTS:
             return f"# graph {index} of seed {seed}: {first.kind} when it is tried again ({first.reason})\n"
@@ -55,7 +55,7 @@ def main() -> int:
         return written_case(f"seed_{seed}_graph_{index}", shrunk, last)
 
     if options.replay is not None:
-        program = generate(options.seed, options.replay, motifs)
+        program = generate(options.seed, options.replay)
         print(source(program))
         print(program.sizes.by_name())
         for given in program.inputs:
@@ -81,7 +81,7 @@ def main() -> int:
             if not indices:
                 return
             left -= len(indices)
-            yield Chunk(options.seed, indices, judged, motifs)
+            yield Chunk(options.seed, indices, judged, form)
 
     total: Counter[str] = Counter()
     calls, seen = 0, Counter[str]()
@@ -113,7 +113,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
     parser.add_argument("--kernels", default="auto", choices=("auto", "all", "none"))
     parser.add_argument(
-        "--motifs", action=argparse.BooleanOptionalAction, help="parts of transformers (default: on a GPU)"
+        "--form",
+        choices=("graphs", "transformers", "chains"),
+        help="any operators, with parts of transformers (default: on a GPU), or each pair of operators once a round",
     )
     parser.add_argument("--resume", action="store_true", help="go on behind what the results hold")
     parser.add_argument("--again", action="store_true", help="repeat what failed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from dataclasses import replace
 
 from sympy import Integer
@@ -33,7 +34,8 @@ def generate(seed: int, index: int, motifs: bool = False) -> Program:
             return program
 
 
-def _sizes(rng: random.Random) -> tuple[list[Dim], Sizes]:
+def random_sizes(rng: random.Random) -> tuple[list[Dim], Sizes]:
+    """Up to three symbols, and what they are at each call."""
     count = rng.choice([0, 1, 1, 2, 2, 3])
     names = [f"n{position}" for position in range(count)]
     least = {name: rng.choice([0, 0, 1, 2]) for name in names}
@@ -54,7 +56,7 @@ def _shape(rng: random.Random, dims: list[Dim], rank: int | None = None) -> Shap
     )
 
 
-def _inputs(rng: random.Random, dims: list[Dim]) -> list[Input]:
+def random_inputs(rng: random.Random, dims: list[Dim]) -> list[Input]:
     """A few inputs, of which some share shapes, and on which all sizes are found."""
     shapes: list[Shape] = []
     inputs: list[Input] = []
@@ -75,6 +77,11 @@ def _inputs(rng: random.Random, dims: list[Dim]) -> list[Input]:
     return inputs
 
 
+def numbered_from(first: int, inputs: list[Input]) -> list[Input]:
+    """``inputs``, numbered from zero, with numbers from ``first`` on."""
+    return [replace(each, id=each.id + first, same=None if each.same is None else each.same + first) for each in inputs]
+
+
 def _hidden_states(rng: random.Random, dims: list[Dim]) -> list[Input]:
     """Inputs that parts of transformers take."""
     dtype = rng.choice(["bfloat16", "bfloat16", "float16"])
@@ -85,18 +92,11 @@ def _hidden_states(rng: random.Random, dims: list[Dim]) -> list[Input]:
 
 
 def _generated(rng: random.Random, motifs: bool) -> Program | None:
-    dims, sizes = _sizes(rng)
-    inputs = _inputs(rng, dims)
+    dims, sizes = random_sizes(rng)
+    inputs = random_inputs(rng, dims)
     if motifs:
         states = _hidden_states(rng, dims)
-        shift = len(states)
-        inputs = [
-            *states,
-            *(
-                replace(each, id=each.id + shift, same=None if each.same is None else each.same + shift)
-                for each in inputs
-            ),
-        ]
+        inputs = [*states, *numbered_from(len(states), inputs)]
     state = State(sizes)
     try:
         for each in inputs:
@@ -114,36 +114,38 @@ def _generated(rng: random.Random, motifs: bool) -> Program | None:
             name = rng.choice(parts)
         else:
             (name,) = rng.choices(names, weights)
-        fresh = max(state.types, default=-1) + 1
-        draw = Draw(rng, sizes, dict(state.types), fresh)
-        operator = OPERATORS[name]
         try:
-            args, values = operator.draw(draw)
-            known = {each.id: each for each in draw.added}
-            arguments = [draw.types[arg] for arg in args]
-            results = operator.infer(sizes, arguments, values)
-            fresh += len(draw.added)
-            ids = () if operator.statement else tuple(range(fresh, fresh + len(results)))
-            node = Node(name, tuple(args), attributes(values), ids)
-            trial = _copy(state)
-            for each in known.values():
-                trial.add_input(each)
-            if operator.statement:
-                node = replace(node, results=())
-            trial.apply(operator, node)
+            state, node, added = grown(rng, state, name)
         except InvalidError:
             failures += 1
             continue
-        inputs += known.values()
+        inputs += added
         nodes.append(node)
-        state = trial
     return _finished(rng, Program(tuple(inputs), tuple(nodes), (), sizes))
 
 
-def _copy(state: State) -> State:
-    copied = State(state.sizes)
-    copied.types, copied.memory, copied.fixed = dict(state.types), dict(state.memory), set(state.fixed)
-    return copied
+def grown(
+    rng: random.Random, state: State, name: str, among: Container[int] | None = None
+) -> tuple[State, Node, list[Input]]:
+    """``state`` with one more operator, its node, and inputs that it brings; ``among``: the values that it may take.
+
+    :class:`InvalidError` where it does not fit.
+    """
+    fresh = max(state.types, default=-1) + 1
+    types = {value: known for value, known in state.types.items() if among is None or value in among}
+    draw = Draw(rng, state.sizes, types, fresh)
+    operator = OPERATORS[name]
+    args, values = operator.draw(draw)
+    added = list({each.id: each for each in draw.added}.values())
+    results = operator.infer(state.sizes, [draw.types[arg] for arg in args], values)
+    fresh += len(draw.added)
+    made = () if operator.statement else tuple(range(fresh, fresh + len(results)))
+    node = Node(name, tuple(args), attributes(values), made)
+    after = state.copy()
+    for each in added:
+        after.add_input(each)
+    after.apply(operator, node)
+    return after, node, added
 
 
 def _finished(rng: random.Random, program: Program) -> Program | None:

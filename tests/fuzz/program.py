@@ -13,7 +13,7 @@ from .graph import Input, Node
 from .operators import Operator
 from .table import OPERATORS
 from .tensors import READ_ONLY, type_of
-from .types import Chosen, InvalidError, Sizes, Type, limited, require, symbol, union
+from .types import Chosen, InvalidError, Sizes, Type, limited, require, sizes_of, symbol, union
 
 _SAME_ELEMENTS = ("add_", "sub_", "mul_")
 _MOST_ELEMENTS = 1 << 18
@@ -36,6 +36,31 @@ class Program:
     def held(self) -> list[Input]:
         """The parameters and buffers."""
         return [each for each in self.inputs if each.role != "input"]
+
+    def with_size(self, name: str, size: int) -> Program:
+        """The same where a symbol is a number, at every call."""
+        old, new = symbol(name), sympy.Integer(size)
+
+        def changed(value: object) -> object:
+            if isinstance(value, tuple):
+                return tuple(changed(each) for each in value)
+            return value.subs(old, new) if hasattr(value, "subs") else value
+
+        inputs = tuple(replace(each, shape=tuple(dim.subs(old, new) for dim in each.shape)) for each in self.inputs)
+        nodes = tuple(
+            replace(node, attributes=tuple((key, changed(value)) for key, value in node.attributes))
+            for node in self.nodes
+        )
+        calls = [{key: value for key, value in call.items() if key != name} for call in self.sizes.by_name()]
+        unique = [call for position, call in enumerate(calls) if call not in calls[:position]]
+        return replace(self, inputs=inputs, nodes=nodes, sizes=sizes_of(unique))
+
+    def of_fixed_sizes(self) -> Program:
+        """The same with the sizes of its first call alone."""
+        program = self
+        for name, size in self.sizes.by_name()[0].items():
+            program = program.with_size(name, size)
+        return program
 
     def without_unused(self) -> Program:
         """The same without what no output, and nothing that is updated, depends on."""
@@ -122,6 +147,12 @@ class State:
         """The value whose memory each value shares."""
         self.fixed: set[int] = set()
         """Memory that nothing may be written into."""
+
+    def copy(self) -> State:
+        """One that grows by itself."""
+        copied = State(self.sizes)
+        copied.types, copied.memory, copied.fixed = dict(self.types), dict(self.memory), set(self.fixed)
+        return copied
 
     def add_input(self, given: Input) -> None:
         """Make an input known."""

@@ -10,7 +10,7 @@ from sympy import Integer
 
 from .graph import Input, Node
 from .program import Program, infer, source
-from .types import InvalidError, Type, sizes_of, symbol
+from .types import InvalidError, Type, sizes_of
 
 _STATIC = (1, 2, 3)
 
@@ -202,25 +202,7 @@ def _static(program: Program) -> Iterator[Program]:
     """A size is a number, that of one of the calls."""
     for name in dict(program.sizes.calls[0]):
         for size in dict.fromkeys(call[name] for call in program.sizes.by_name()):
-            yield _with_size(program, name, size)
-
-
-def _with_size(program: Program, name: str, size: int) -> Program:
-    old, new = symbol(name), Integer(size)
-
-    def changed(value: object) -> object:
-        if isinstance(value, tuple):
-            return tuple(changed(each) for each in value)
-        return value.subs(old, new) if hasattr(value, "subs") else value
-
-    inputs = tuple(replace(each, shape=tuple(dim.subs(old, new) for dim in each.shape)) for each in program.inputs)
-    nodes = tuple(
-        replace(node, attributes=tuple((key, changed(value)) for key, value in node.attributes))
-        for node in program.nodes
-    )
-    calls = [{key: value for key, value in call.items() if key != name} for call in program.sizes.by_name()]
-    unique = [call for position, call in enumerate(calls) if call not in calls[:position]]
-    return replace(program, inputs=inputs, nodes=nodes, sizes=sizes_of(unique))
+            yield program.with_size(name, size)
 
 
 def _simpler_inputs(program: Program) -> Iterator[Program]:

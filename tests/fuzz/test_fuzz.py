@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 
 from tests.conformance.pool import Limits
 from tests.conformance.results import ROOT
+from tests.fuzz import chains as chains_of
 from tests.fuzz import results
+from tests.fuzz.elementwise import OPERATORS as ELEMENTWISE
 from tests.fuzz.found import signature, written_case
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import Options, Verdict
@@ -22,12 +25,13 @@ from tests.fuzz.program import Program, infer, source
 from tests.fuzz.reference import Expected, Run
 from tests.fuzz.run import Chunk, judge_alone, run
 from tests.fuzz.shrink import shrink
+from tests.fuzz.table import OPERATORS
 
 
 @pytest.mark.daily(1)
 def test_graphs_are_the_same_in_every_process() -> None:
     """Whatever order its sets have."""
-    text = "from tests.fuzz.generate import generate\nprint([repr(generate(3, k)) for k in range(4)])"
+    text = "from tests.fuzz.run import FORMS\nprint([repr(make(3, k)) for make in FORMS.values() for k in range(3)])"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", text],
@@ -52,6 +56,22 @@ def test_what_is_inferred_holds_and_eager_results_pass(index: int) -> None:
         for output, tensor in zip(program.outputs, expected.eager.outputs, strict=True):
             assert tuple(tensor.shape) == program.sizes.shapes(types[output].shape)[position]
             assert str(tensor.dtype) == f"torch.{types[output].dtype}"
+
+
+def test_chains_have_each_pair_of_operators() -> None:
+    """Once a round; what an operator reads of the one before, nothing else reads, and it is not returned."""
+    pairs = chains_of.pairs_of(5)
+    assert len(pairs) > 10_000
+    others = {name for name, operator in OPERATORS.items() if not operator.motif} - set(ELEMENTWISE)
+    counts = Counter(pairs)
+    assert all(counts[first, second] == 1 for first in others for second in others)
+    program = chains_of.chains(5, 0)
+    readers = Counter(arg for node in program.nodes for arg in node.args)
+    made = {value for node in program.nodes for value in node.results}
+    assert len(program.outputs) > chains_of.CHAINS // 2
+    inner = made - set(program.outputs)
+    assert inner
+    assert all(len([node for node in program.nodes if value in node.args]) <= 1 for value in inner & set(readers))
 
 
 def test_small_errors_are_found() -> None:
@@ -103,7 +123,7 @@ def test_a_crash_of_pytorch_alone_is_its_own(
     """And one that needs TKC is not."""
     monkeypatch.setattr("tests.fuzz.run.judge", lambda *_: os.abort())
     monkeypatch.setattr("tests.fuzz.run.pytorch_alone", lambda *_: pytorch())
-    ((_, judged),) = run([Chunk(1, (1,), Options(), motifs=False)], 1, Limits(20.0))
+    ((_, judged),) = run([Chunk(1, (1,), Options(), "graphs")], 1, Limits(20.0))
     assert [each.verdict.kind for each in judged] == [kind]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fuzz.chains import chains
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import FAULTS, Options, judge
 
@@ -23,4 +24,12 @@ KNOWN: dict[int, str] = {}
 def test_graph(index: int) -> None:
     """Right, refused, or not exportable."""
     verdict = judge(generate(SEED, index), Options())
+    assert verdict.kind not in FAULTS, f"{verdict.kind}: {verdict.reason}"
+
+
+@pytest.mark.daily(5)
+@pytest.mark.parametrize("index", range(35))
+def test_chains(index: int) -> None:
+    """Of pairs of operators that fusion joins."""
+    verdict = judge(chains(SEED, index), Options())
     assert verdict.kind not in FAULTS, f"{verdict.kind}: {verdict.reason}"
