@@ -44,8 +44,8 @@ def iterator_kinds(block: tirx.SBlock) -> str:
 
 
 def is_injective(block: tirx.SBlock) -> bool:
-    """Whether ``block`` computes each element on its own."""
-    return isinstance(block.body, tirx.BufferStore) and set(iterator_kinds(block)) <= {"S"}
+    """Whether ``block`` computes each element on its own, and not on what it begins with."""
+    return isinstance(block.body, tirx.BufferStore) and block.init is None and set(iterator_kinds(block)) <= {"S"}
 
 
 def is_reduction(block: tirx.SBlock) -> bool:

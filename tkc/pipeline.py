@@ -58,6 +58,7 @@ from tkc.passes.lowering.scans import Scans
 from tkc.passes.lowering.short_scans import ShortScans
 from tkc.passes.lowering.simple_functions import with_simple_functions
 from tkc.passes.lowering.simple_sizes import SimpleSizes
+from tkc.passes.lowering.single_steps import SingleSteps
 from tkc.passes.lowering.sort_keys import SortKeys
 from tkc.passes.lowering.transposed_products import TransposedProducts
 from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
@@ -218,6 +219,7 @@ def fusion_stages() -> list[PassStage]:
                 LongConcatenations(),
                 FuseOperators(),
                 transform.FuseTIR(),
+                SingleSteps(),
                 RemoveUnreadBlocks(),
                 ReadRegions(),
                 DefineSizesFirst(),

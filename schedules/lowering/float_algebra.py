@@ -58,7 +58,7 @@ def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _may_become_zero(number: tirx.PrimExpr) -> bool:
-    """Whether the simplifier may find ``number``, which is cast to a float, to be zero: computed integers may all be."""
+    """Whether the simplifier may find ``number``, which is cast to a float, to be zero: it may any computed integer."""
     if isinstance(number, tirx.FloatImm | tirx.IntImm):
         return bool(number.value == 0)
     return "float" not in number.dtype and not isinstance(number, tirx.BufferLoad)

@@ -10,10 +10,7 @@ from collections.abc import Callable
 import tvm
 from tvm import s_tir, tirx
 
-from tkc.kernels import reducers
 from tkc.schedules.lowering.aligned_vectors import AlignVectors
-from tkc.schedules.lowering.data_conditions import without_conditions
-from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
@@ -46,17 +43,5 @@ def _followed(finalize: _Finalize) -> _Finalize:
         ]
     )
 
-
-def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:
-    """Have lowering divide a reduction among threads also when its comparisons are guarded."""
-
-    def guarded(x: reducers.Numbers, y: reducers.Numbers) -> list[tirx.PrimExpr]:
-        return [without_conditions(with_guards(value)) for value in combined(x, y)]
-
-    reducers.register(f"{name}.guarded", 2, guarded, identity)
-
-
-for _name, (_combined, _identity) in reducers.POSITIONS.items():
-    _register_guarded(_name, _combined, _identity)
 
 tirx.register_tir_pipeline(LOWERING, _lowering)

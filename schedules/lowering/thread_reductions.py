@@ -9,7 +9,7 @@ error to it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from tvm import s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
+from tkc.kernels import reducers
 from tkc.schedules.blocks import bound_values, conjuncts, nodes, thread_tag
+from tkc.schedules.lowering.data_conditions import without_conditions
+from tkc.schedules.lowering.float_algebra import with_guards
 from tkc.schedules.refusals import last_line
 
 _WRITE_BACK = "_write_back"  # what TVM appends to the name of a block
@@ -111,3 +114,16 @@ def _thread(node: Any) -> tirx.Var | None:
     if not (thread_tag(node) or "").startswith("threadIdx"):
         return None
     return node.loop_var if isinstance(node, tirx.For) else node.node.var
+
+
+def _register_guarded(name: str, combined: reducers.Pairs, identity: Callable[..., reducers.Numbers]) -> None:
+    """Have TVM divide a reduction among threads also when its comparisons are guarded."""
+
+    def guarded(x: reducers.Numbers, y: reducers.Numbers) -> list[tirx.PrimExpr]:
+        return [without_conditions(with_guards(value)) for value in combined(x, y)]
+
+    reducers.register(f"{name}.guarded", 2, guarded, identity)
+
+
+for _name, (_combined, _identity) in reducers.POSITIONS.items():
+    _register_guarded(_name, _combined, _identity)

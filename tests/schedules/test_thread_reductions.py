@@ -7,6 +7,9 @@ could not read to threads that added to one place at once.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +21,7 @@ from tvm import arith, relax, s_tir, tirx
 from tvm.relax import op
 
 import tkc
+from tests.conformance.results import ROOT
 from tests.schedules.gpu_cases import HOPPER
 from tests.schedules.graphs import fused, graph, size
 from tests.schedules.random_schedules import the_function
@@ -168,6 +172,19 @@ def test_on_a_gpu(name: str) -> None:
     expected = function(x.double(), weight.double())
     for _ in range(20):
         torch.testing.assert_close(executable(x, weight).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_positions_are_reduced_by_the_first_model_of_a_process(dtype: str) -> None:
+    """TVM has to be told of such reductions, once; it was by what only code generation imported."""
+    text = f"""
+import torch, tkc
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.argmax(-1), x.min(-1)
+tkc.explain(Model(), (torch.ones(6, 500, dtype=torch.{dtype}),), target="cuda:sm_90a")
+"""
+    subprocess.run([sys.executable, "-c", text], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def test_nothing_is_reduced() -> None:
