@@ -9,10 +9,15 @@ zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). The zero may b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from tvm import tirx
+from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import ir_transform
 
 from tkc.kernels.pure_functions import register_pure
+from tkc.schedules.blocks import nodes
 
 _NODES = [f"tirx.{name}" for name in ("Add", "Sub", "Mul", "Div")]
 
@@ -25,12 +30,13 @@ def guard_floats(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     :func:`unguarded` takes them off again.
     """
-    return func.with_body(ir_transform(func.body, None, _guarded, _NODES))
+    shapes = [size for buffer in func.buffer_map.values() for size in buffer.shape]
+    return func.with_body(ir_transform(func.body, None, partial(_guarded, sizes=_variables(shapes)), _NODES))
 
 
 def with_guards(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    """``expr`` as :func:`guard_floats` writes it."""
-    return ir_transform(tirx.Evaluate(expr), None, _guarded, _NODES).value
+    """``expr``, all of which is of data, as :func:`guard_floats` writes it."""
+    return ir_transform(tirx.Evaluate(expr), None, partial(_guarded, sizes=set()), _NODES).value
 
 
 def unguarded(call: tirx.Call) -> tirx.PrimExpr | None:
@@ -43,25 +49,38 @@ def is_guarded(expr: tirx.PrimExpr) -> bool:
     return isinstance(expr, tirx.Call) and expr.op.same_as(_GUARD)
 
 
-def _guarded(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+def _guarded(expr: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr | None:
     if "float" not in expr.a.dtype:
         return None
+    a, b = (guarded(each) if _is_zero(each) else each for each in (expr.a, expr.b))
     if isinstance(expr, tirx.Sub):
         return tirx.Sub(expr.a, guarded(expr.b))
     if isinstance(expr, tirx.Div) and not _is_constant(expr.b):
-        return tirx.Div(_guard_zero(expr.a), guarded(expr.b))
-    return type(expr)(_guard_zero(expr.a), _guard_zero(expr.b))
+        return tirx.Div(_guard_integer(a, sizes), guarded(expr.b))
+    if isinstance(expr, tirx.Mul):
+        # Zero times a number that is known is zero.
+        return tirx.Mul(
+            a if _is_constant(expr.b) else _guard_integer(a, sizes),
+            b if _is_constant(expr.a) else _guard_integer(b, sizes),
+        )
+    return type(expr)(a, b)
 
 
-def _guard_zero(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    return guarded(expr) if _may_become_zero(_uncast(expr)) else expr
+def _guard_integer(expr: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr:
+    """``expr`` guarded where it is a cast integer that the simplifier may find to be zero: computed, and no size."""
+    integer = _uncast(expr)
+    if "float" in integer.dtype or isinstance(integer, tirx.BufferLoad):
+        return expr
+    of_sizes = _variables([integer]) <= sizes and not any(isinstance(node, tirx.BufferLoad) for node in nodes(integer))
+    return expr if of_sizes else guarded(expr)
 
 
-def _may_become_zero(number: tirx.PrimExpr) -> bool:
-    """Whether the simplifier may find ``number``, which is cast to a float, to be zero: it may any computed integer."""
-    if isinstance(number, tirx.FloatImm | tirx.IntImm):
-        return bool(number.value == 0)
-    return "float" not in number.dtype and not isinstance(number, tirx.BufferLoad)
+def _is_zero(expr: tirx.PrimExpr) -> bool:
+    return _is_constant(expr) and bool(_uncast(expr).value == 0)
+
+
+def _variables(exprs: Sequence[tirx.PrimExpr]) -> set[tirx.Var]:
+    return {variable for expr in exprs for variable in undefined_vars(expr)}
 
 
 def _is_constant(expr: tirx.PrimExpr) -> bool:
