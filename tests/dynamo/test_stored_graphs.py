@@ -84,6 +84,7 @@ def test_graphs_whose_functions_hold_other_constants(compilations: list[object])
     assert not torch.allclose(*results)
 
 
+@pytest.mark.daily(1)
 def test_entries_hold_no_weights(compilations: list[object], tmp_path: Path) -> None:
     """They are small beside the weights."""
     model = torch.nn.Linear(1024, 1024)
@@ -92,6 +93,7 @@ def test_entries_hold_no_weights(compilations: list[object], tmp_path: Path) -> 
     assert 0 < stored < model.weight.nbytes / 4
 
 
+@pytest.mark.daily(1)
 def test_a_damaged_entry_is_compiled_anew(compilations: list[object], tmp_path: Path, warned: list[str]) -> None:
     """With a warning, and stored again."""
     x = torch.randn(3, 2)
@@ -105,6 +107,7 @@ def test_a_damaged_entry_is_compiled_anew(compilations: list[object], tmp_path: 
     assert len(compilations) == 2
 
 
+@pytest.mark.daily(1)
 def test_a_folder_that_cannot_be_written(
     compilations: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
