@@ -37,7 +37,7 @@ def main() -> int:
     if unknown := set(options.only or ()) - set(names):
         sys.exit(f"no operator is called {', '.join(sorted(unknown))}")
     cases = [
-        Case(name, dtype, options.target, options.most, options.fallback)
+        Case(name, dtype, options.target, options.most, options.fallback, options.behind)
         for name in names
         for dtype in supported(name, device)
     ]
@@ -69,7 +69,9 @@ def main() -> int:
             break
     if options.record:
         found = [
-            result for case, result in results.read([options.results]).items() if case.fallback == options.fallback
+            result
+            for case, result in results.read([options.results]).items()
+            if case.fallback == options.fallback and case.behind is None
         ]
         record.write(options.target, found, fallback=options.fallback)
     print(", ".join(f"{kind} {total[kind]}" for kind in KINDS))
@@ -77,9 +79,12 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
+    from .samples import PRODUCERS  # loads PyTorch
+
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--target", default="cpu", help="cpu, or cuda on a machine with a GPU")
     parser.add_argument("--fallback", action="store_true", help="call in PyTorch what has no converter")
+    parser.add_argument("--behind", choices=PRODUCERS, help="fuse each operator behind a sum, or a matmul")
     parser.add_argument("--dtype", action="append", help="only this one (may be repeated)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this operator (may be repeated)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="every N-th case, from the K-th")

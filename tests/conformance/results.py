@@ -48,7 +48,14 @@ class Result:
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Result:
         """What :meth:`to_json` gave."""
-        case = Case(line["operator"], line["dtype"], line["target"], line["most"], line.get("fallback", False))
+        case = Case(
+            line["operator"],
+            line["dtype"],
+            line["target"],
+            line["most"],
+            line.get("fallback", False),
+            line.get("behind"),
+        )
         verdicts = tuple(Verdict(**row) for row in line["samples"])
         return cls(case, line["version"], line["seconds"], verdicts)
 

@@ -6,9 +6,9 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,6 +40,32 @@ class Sample:
     text: str
     tensors: tuple[torch.Tensor, ...]
     call: Callable[..., Any]
+
+
+Producer = Literal["sums", "products"]
+PRODUCERS: tuple[Producer, ...] = ("sums", "products")
+"""What a sample may be fused behind: a sum of two tensors, one of them zeros, or a matmul with ones on the diagonal."""
+
+
+def behind(sample: Sample, producer: Producer) -> Sample | None:
+    """``sample``, whose first tensor of floats is the result of a sum or a matmul; nothing where it has none."""
+    fitting = [i for i, tensor in enumerate(sample.tensors) if tensor.is_floating_point() and tensor.dim()]
+    if not fitting:
+        return None
+    place = fitting[0]
+    tensor = sample.tensors[place]
+    if producer == "sums":
+        sources: tuple[torch.Tensor, ...] = (torch.stack([tensor, torch.zeros_like(tensor)]),)
+    else:
+        sources = tensor, torch.eye(tensor.shape[-1], dtype=tensor.dtype, device=tensor.device)
+
+    def call(*tensors: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+        given = tensors[place : place + len(sources)]
+        made = given[0].sum(0) if producer == "sums" else given[0] @ given[1]
+        return sample.call(*tensors[:place], made, *tensors[place + len(sources) :], dtype=dtype)
+
+    tensors = (*sample.tensors[:place], *sources, *sample.tensors[place + 1 :])
+    return replace(sample, tensors=tensors, call=call)
 
 
 class Packed(nn.Module):

@@ -17,7 +17,7 @@ from tkc.runtime.report_rows import OperatorUse
 from . import ties
 from .comparison import Expected
 from .pool import Fate, Job, Watcher
-from .samples import Packed, Sample, groups, named, operators, samples
+from .samples import Packed, Producer, Sample, behind, groups, named, operators, samples
 
 Kind = Literal["right", "refused", "not exportable", "wrong", "internal", "crash", "hang"]
 KINDS: tuple[Kind, ...] = ("right", "refused", "not exportable", "wrong", "internal", "crash", "hang")
@@ -52,6 +52,8 @@ class Case:
     """At most so many samples, evenly spread over all."""
     fallback: bool = False
     """Operators without a converter are called in PyTorch, not refused."""
+    behind: Producer | None = None
+    """What computes the first input, so that the operator is fused behind it."""
 
     @property
     def device(self) -> str:
@@ -72,6 +74,8 @@ def _judged(case: Case, watcher: Watcher, only: Sequence[int] | None, size: int)
         for sample in samples(case.operator, case.dtype, case.device, case.most)
         if only is None or sample.index in only
     ]
+    if case.behind is not None:
+        wanted = [each for sample in wanted if (each := behind(sample, case.behind)) is not None]
     watcher.all([sample.index for sample in wanted])
     by_index = {sample.index: sample for sample in wanted}
     expected: dict[int, Expected] = {}
