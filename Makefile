@@ -28,8 +28,9 @@ coverage: $(VENV)/.installed
 
 MINUTES ?= 10
 SEED ?= 0
+FORM ?= graphs
 fuzz: $(VENV)/.installed
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --form $(FORM)
 
 # Minutes for each model and architecture; no GPU needed.
 architectures: $(VENV)/.installed
