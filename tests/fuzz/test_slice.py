@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+import tkc
 from tests.fuzz.chains import chains
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import FAULTS, Options, judge
+from tests.fuzz.program import dynamic_shapes, source
+from tests.fuzz.reference import module
+from tests.fuzz.tensors import make_all
+from tests.schedules.sources import generated_sources
 
 SEED = 26
 KNOWN: dict[int, str] = {}
@@ -33,3 +38,25 @@ def test_chains(index: int) -> None:
     """Of pairs of operators that fusion joins."""
     verdict = judge(chains(SEED, index), Options())
     assert verdict.kind not in FAULTS, f"{verdict.kind}: {verdict.reason}"
+
+
+@pytest.mark.daily(5)
+@pytest.mark.parametrize("index", range(35, 70))
+def test_chains_have_schedules_for_a_gpu(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ones, up to CUDA code: without a GPU they cannot be called, and nvcc would take most of the time."""
+    sources = generated_sources(monkeypatch)
+    program = chains(SEED, index)
+    inputs = make_all(program.given(), program.sizes.by_name()[0], "cpu")
+    shapes = dynamic_shapes(program) if any(map(dict, program.sizes.calls)) else None
+    try:
+        tkc.compile(
+            module(program, "cpu", source(program)),
+            tuple(inputs),
+            dynamic_shapes=shapes,
+            target="cuda:sm_90a",
+            kernels="none",
+            database=False,
+        )
+    except tkc.UnsupportedModelError:
+        return
+    assert sources
