@@ -1,10 +1,9 @@
 """Arithmetic of floats that TVM's simplifier would change as if there were no NaN, infinity or rounding.
 
-TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with the constant zero, or its quotient, for
-zero, and a sum with it for the other number (-0.0 + 0.0 is 0.0). The zero may be an integer that is cast: it takes
-``i - i`` of those for zero, and rightly. A quotient by what it finds to be zero (a constant,
-``n - n`` of whole numbers) it does not take at all. It takes ``x == x`` for true, too, and ``not x < y`` for
-``y <= x``: ``data_conditions`` hides comparisons.
+TVM 0.25 takes ``x - x`` for zero and ``(x + y) - y`` for ``x``, a product with zero, or its quotient, for zero, and a
+sum with it for the other number (-0.0 + 0.0 is 0.0). The zero is a constant, or an integer that it finds to be zero,
+such as ``i - i``, and that is cast. A quotient by such a zero it does not take at all. It takes ``x == x`` for true,
+too, and ``not x < y`` for ``y <= x``: ``data_conditions`` hides comparisons.
 """
 
 from __future__ import annotations
@@ -52,31 +51,26 @@ def is_guarded(expr: tirx.PrimExpr) -> bool:
 def _guarded(expr: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr | None:
     if "float" not in expr.a.dtype:
         return None
-    a, b = (guarded(each) if _is_zero(each) else each for each in (expr.a, expr.b))
     if isinstance(expr, tirx.Sub):
         return tirx.Sub(expr.a, guarded(expr.b))
+    a, b = (_guard_zero(one, other, sizes) for one, other in ((expr.a, expr.b), (expr.b, expr.a)))
     if isinstance(expr, tirx.Div) and not _is_constant(expr.b):
-        return tirx.Div(_guard_integer(a, sizes), guarded(expr.b))
-    if isinstance(expr, tirx.Mul):
-        # Zero times a number that is known is zero.
-        return tirx.Mul(
-            a if _is_constant(expr.b) else _guard_integer(a, sizes),
-            b if _is_constant(expr.a) else _guard_integer(b, sizes),
-        )
+        b = guarded(expr.b)
     return type(expr)(a, b)
 
 
-def _guard_integer(expr: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr:
-    """``expr`` guarded where it is a cast integer that the simplifier may find to be zero: computed, and no size."""
-    integer = _uncast(expr)
-    if "float" in integer.dtype or isinstance(integer, tirx.BufferLoad):
-        return expr
-    of_sizes = _variables([integer]) <= sizes and not any(isinstance(node, tirx.BufferLoad) for node in nodes(integer))
-    return expr if of_sizes else guarded(expr)
+def _guard_zero(expr: tirx.PrimExpr, other: tirx.PrimExpr, sizes: set[tirx.Var]) -> tirx.PrimExpr:
+    """``expr`` guarded where it is zero, or where the simplifier may find it to be and ``other`` is no constant."""
+    if _is_constant(expr):
+        return guarded(expr) if _uncast(expr).value == 0 else expr
+    return guarded(expr) if not _is_constant(other) and _is_computed(_uncast(expr), sizes) else expr
 
 
-def _is_zero(expr: tirx.PrimExpr) -> bool:
-    return _is_constant(expr) and bool(_uncast(expr).value == 0)
+def _is_computed(number: tirx.PrimExpr, sizes: set[tirx.Var]) -> bool:
+    """Whether ``number`` is an integer that is more than an element of a tensor, and not a size."""
+    if "float" in number.dtype or isinstance(number, tirx.BufferLoad):
+        return False
+    return not _variables([number]) <= sizes or any(isinstance(node, tirx.BufferLoad) for node in nodes(number))
 
 
 def _variables(exprs: Sequence[tirx.PrimExpr]) -> set[tirx.Var]:
