@@ -48,7 +48,6 @@ from tkc.passes.lowering.lower_float8_casts import LowerFloat8Casts
 from tkc.passes.lowering.machine_calls import MachineCalls
 from tkc.passes.lowering.nan_legalization import LEGALIZATIONS
 from tkc.passes.lowering.own_results import OwnResults
-from tkc.passes.lowering.partial_reads import MarkPartialReads
 from tkc.passes.lowering.plan_memory import PlanMemory
 from tkc.passes.lowering.planned_views import PlannedViews
 from tkc.passes.lowering.read_regions import ReadRegions
@@ -61,6 +60,7 @@ from tkc.passes.lowering.simple_sizes import SimpleSizes
 from tkc.passes.lowering.single_steps import SingleSteps
 from tkc.passes.lowering.sort_keys import SortKeys
 from tkc.passes.lowering.transposed_products import TransposedProducts
+from tkc.passes.lowering.unequal_extents import MarkUnequalExtents
 from tkc.passes.lowering.unread_blocks import RemoveUnreadBlocks
 from tkc.passes.lowering.update_in_place import UpdateInPlace
 from tkc.passes.lowering.widen_products import WidenProducts
@@ -213,7 +213,7 @@ def fusion_stages() -> list[PassStage]:
                 transform.LegalizeOps(with_simple_functions({**LEGALIZATIONS, "relax.reshape": legalize_reshape})),
                 CapturedSizes(),
                 transform.AnnotateTIROpPattern(),
-                MarkPartialReads(),
+                MarkUnequalExtents(),
                 transform.DeadCodeElimination(),
                 CastsInBranches(),
                 LongConcatenations(),

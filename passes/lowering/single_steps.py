@@ -13,6 +13,8 @@ from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 from tvm_ffi import structural_equal
 
+from tkc.passes.lowering.block_parts import with_parts
+
 
 @tvm.transform.module_pass(opt_level=0, name="SingleSteps")
 class SingleSteps:
@@ -43,16 +45,12 @@ def _as_elementwise(block: tirx.SBlock) -> tirx.SBlock | None:
 
     value = ir_transform(tirx.Evaluate(store.value), None, begins, ["tirx.BufferLoad"]).value
     spatial = [tirx.IterVar(each.dom, each.var, tirx.IterVar.DataPar, each.thread_tag) for each in block.iter_vars]
-    return tirx.SBlock(
-        spatial,
-        [region for region in block.reads if not region.buffer.same_as(store.buffer)],
-        block.writes,
-        block.name_hint,
-        tirx.BufferStore(store.buffer, value, store.indices),
-        None,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
+    return with_parts(
+        block,
+        iter_vars=spatial,
+        reads=[region for region in block.reads if not region.buffer.same_as(store.buffer)],
+        body=tirx.BufferStore(store.buffer, value, store.indices),
+        init=None,
     )
 
 

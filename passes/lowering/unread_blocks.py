@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+
+from tkc.passes.lowering.block_parts import with_parts
 
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveUnreadBlocks")
@@ -40,10 +40,10 @@ def _without_empty_reads(realize: tirx.SBlockRealize) -> tirx.SBlockRealize:
         if isinstance(node, tirx.BufferLoad):
             return tirx.const(0, node.dtype) if node.buffer in empty else None
         reads = [region for region in node.reads if region.buffer not in empty]
-        return None if len(reads) == len(node.reads) else _with(node, reads=reads)
+        return None if len(reads) == len(node.reads) else with_parts(node, reads=reads)
 
     body = ir_transform(realize.block.body, None, replaced, ["tirx.BufferLoad", "tirx.SBlock"])
-    return tirx.SBlockRealize(realize.iter_values, realize.predicate, _with(realize.block, body=body))
+    return tirx.SBlockRealize(realize.iter_values, realize.predicate, with_parts(realize.block, body=body))
 
 
 def _is_zero(size: tirx.PrimExpr) -> bool:
@@ -93,25 +93,5 @@ def _with_statements(realize: tirx.SBlockRealize, kept: list[tirx.Stmt]) -> tirx
     root = realize.block
     used = set[tirx.Buffer]().union(*(part for each in kept for part in _accesses(each) if part is not None))
     body = kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
-    block = _with(root, body=body, alloc_buffers=[buffer for buffer in root.alloc_buffers if buffer in used])
+    block = with_parts(root, body=body, alloc_buffers=[buffer for buffer in root.alloc_buffers if buffer in used])
     return tirx.SBlockRealize(realize.iter_values, realize.predicate, block)
-
-
-def _with(block: tirx.SBlock, **changed: Any) -> tirx.SBlock:
-    """``block`` with other parts."""
-    parts = {name: changed.get(name, getattr(block, name)) for name in _PARTS}
-    return tirx.SBlock(*parts.values())
-
-
-_PARTS = (
-    "iter_vars",
-    "reads",
-    "writes",
-    "name_hint",
-    "body",
-    "init",
-    "alloc_buffers",
-    "match_buffers",
-    "annotations",
-    "span",
-)

@@ -20,9 +20,9 @@ _BROADCAST = 1
 """The last of TVM's kinds of functions that fuses behind a reduction."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="MarkPartialReads")
-class MarkPartialReads:
-    """Gives functions whose axes may differ in length the pattern of those that only fuse with their like."""
+@tvm.transform.module_pass(opt_level=0, name="MarkUnequalExtents")
+class MarkUnequalExtents:
+    """Gives functions whose axes may differ in extent the pattern of those that only fuse with their like."""
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
         """``module``, whose functions have patterns."""
@@ -31,7 +31,7 @@ class MarkPartialReads:
             if (
                 isinstance(function, tirx.PrimFunc)
                 and _pattern(function) <= _BROADCAST
-                and _differs_in_length(function)
+                and _differs_in_extent(function)
             ):
                 changed[name] = function.with_attr(OP_PATTERN, INJECTIVE_PATTERN)
         return changed
@@ -41,7 +41,7 @@ def _pattern(function: tirx.PrimFunc) -> int:
     return int((function.attrs or {}).get(OP_PATTERN, INJECTIVE_PATTERN))
 
 
-def _differs_in_length(function: tirx.PrimFunc) -> bool:
+def _differs_in_extent(function: tirx.PrimFunc) -> bool:
     """Whether an iterator may run along an axis of a tensor that is longer or shorter than its own extent.
 
     Longer by known numbers is no harm where the extent is above one: TVM keeps the condition then.

@@ -46,12 +46,14 @@ OTHERS: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 PADDED: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
     "columns": lambda linear, x: nn.functional.pad(linear(x).relu(), (0, 2), value=1.0),
     "rows": lambda linear, x: nn.functional.pad(linear(x) * 2, (0, 0, 0, 3)),
+    "rows of a matrix": lambda linear, x: nn.functional.pad(linear(x.flatten(0, 1)), (0, 0, 0, 2), value=1.0),
+    "of a batch": lambda linear, x: nn.functional.pad(x @ x[:, :FEW].transpose(1, 2), (0, 3)),
     "a product": lambda linear, x: nn.functional.pad(x @ x.transpose(1, 2), (0, 5), value=-1.0),
     "a column less, a row more": lambda linear, x: nn.functional.pad(linear(x).sigmoid(), (0, -1, 0, 1)),
     "a sum": lambda linear, x: nn.functional.pad(x.sum(-1), (0, 1), value=2.0),
     "a normalization": lambda linear, x: nn.functional.pad(nn.functional.layer_norm(x, (INPUTS,)), (0, 1, 0, 1)),
     "written over the beginning": lambda linear, x: torch.slice_scatter(x, linear(x).tanh(), 2, end=FEW),
-    "where there are columns": lambda linear, x: torch.cat([linear(x), x.new_full((*x.shape[:2], 1), 3.0)], -1).relu(),
+    "a column joined": lambda linear, x: torch.cat([linear(x), x.new_full((*x.shape[:2], 1), 3.0)], -1).relu(),
 }
 
 
