@@ -8,9 +8,11 @@ from torch.utils import _pytree as pytree
 
 from .samples import PRODUCERS, Producer, behind, samples
 
+OPERATORS = ["softmax", "nn.functional.pad.constant", "where", "gather", "slice_scatter", "nn.functional.embedding"]
+
 
 @pytest.mark.parametrize("producer", PRODUCERS)
-@pytest.mark.parametrize("operator", ["softmax", "nn.functional.pad.constant", "where", "gather", "slice_scatter"])
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_a_computed_input_has_the_same_values(operator: str, producer: Producer) -> None:
     """Also where it is not the first argument, and has no elements."""
     found = 0

@@ -57,19 +57,20 @@ def test_small_sizes_are_right_or_refused(name: str, named: bool) -> None:
 def test_a_size_that_is_a_quotient_of_others() -> None:
     """At 0 the formula of an input's size has no value."""
 
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor, y: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         rows = y.reshape(-1, x.shape[0], 1)
-        return torch.where(rows > 0, rows, y) + rows.select(0, -1)
+        column = rows.select(0, -1)
+        return column.index_put((chosen,), column[chosen] * 2) + (rows + y)
 
-    size = Dim("n", min=0, max=64)
-    executable = compiled(function, torch.randn(5), torch.randn(5, 1), dynamic_shapes=(({0: size}, {0: size}),))
-    for count in (0, 1, 2, 7):
-        x, y = torch.randn(count), torch.randn(count, 1)
-        if count < 2:
-            with contextlib.suppress(tkc.InputError):
-                same(executable(x, y), function(x, y))
-        else:
-            same(executable(x, y), function(x, y))
+    size = Dim("n", min=1, max=64)
+    inputs = torch.randn(5), torch.randn(5, 1), torch.tensor([True, False, True, True, False])
+    executable = compiled(function, *inputs, dynamic_shapes=(({0: size}, {0: size}, {0: size}),))
+    for count in (2, 3, 7):
+        x, y, chosen = torch.randn(count), torch.randn(count, 1), torch.arange(count) % 2 == 0
+        same(executable(x, y, chosen), function(x, y, chosen))
+    with contextlib.suppress(tkc.InputError):  # PyTorch's export excludes 1
+        x, y, chosen = torch.randn(1), torch.randn(1, 1), torch.tensor([True])
+        same(executable(x, y, chosen), function(x, y, chosen))
 
 
 @pytest.mark.parametrize(

@@ -30,43 +30,44 @@ def main() -> int:
     from tests.conformance.results import code_version
 
     from . import results
+    from .forms import FORMS, Form, default_form
     from .found import signature, written_case
-    from .judge import FAULTS, KINDS, Options
-    from .program import source
-    from .run import FORMS, Chunk, Form, judge_alone, load, run
+    from .judge import FAULTS, KINDS, Options, Verdict
+    from .program import Program, source
+    from .run import Chunk, judge_alone, judged_in_form, load, run
     from .shrink import shrink
 
     judged = Options(options.target, options.kernels)
-    form: Form = options.form or ("graphs" if options.target == "cpu" else "transformers")
+    form: Form = options.form or default_form(options.target)
     generate = FORMS[form]
     load(judged)
     version = code_version()
 
+    def alone(program: Program) -> Verdict:
+        return judge_alone(program, judged)
+
     def smaller(seed: int, index: int) -> str:
-        program = generate(seed, index)
-        first = judge_alone(program, judged)
+        program, first = judged_in_form(generate(seed, index), form, alone)
         if first.kind not in FAULTS:
             return f"# graph {index} of seed {seed}: {first.kind} when it is tried again ({first.reason})\n"
         wanted = signature(first)
-        shrunk = shrink(
-            program, lambda candidate: signature(judge_alone(candidate, judged)) == wanted, options.shrink_seconds
-        )
-        last = judge_alone(shrunk, judged)
+        shrunk = shrink(program, lambda candidate: signature(alone(candidate)) == wanted, options.shrink_seconds)
+        last = alone(shrunk)
         return written_case(f"seed_{seed}_graph_{index}", shrunk, last)
 
     if options.replay is not None:
-        program = generate(options.seed, options.replay)
+        program, verdict = judged_in_form(generate(options.seed, options.replay), form, alone)
         print(source(program))
         print(program.sizes.by_name())
         for given in program.inputs:
             print(given)
-        verdict = judge_alone(program, judged)
         print(verdict)
         if verdict.kind in FAULTS and options.shrink:
             print(smaller(options.seed, options.replay))
         return 1 if verdict.kind in FAULTS else 0
 
-    known = [each for each in results.read(options.results) if each.seed == options.seed and each.options == judged]
+    asked = (options.seed, judged, form)
+    known = [each for each in results.read(options.results) if (each.seed, each.options, each.form) == asked]
     if known and not options.resume and not options.again:
         sys.exit(f"{options.results} has graphs of seed {options.seed}; --resume goes on with them")
     done = {each.index for each in known if not (options.again and each.verdict.kind in FAULTS)}
@@ -87,7 +88,9 @@ def main() -> int:
     calls, seen = 0, Counter[str]()
     for chunk, verdicts in run(chunks(), options.jobs):
         for each in verdicts:
-            result = results.Result(chunk.seed, each.index, judged, version, each.operators, each.seconds, each.verdict)
+            result = results.Result(
+                chunk.seed, each.index, judged, version, each.operators, each.seconds, each.verdict, form
+            )
             results.append(options.results, result)
             total[each.verdict.kind] += 1
             calls += each.verdict.calls

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .forms import Form, default_form
 from .judge import Options, Verdict
 
 
@@ -22,6 +23,7 @@ class Result:
     operators: int
     seconds: float
     verdict: Verdict
+    form: Form
 
     def to_json(self) -> dict[str, Any]:
         """As one line of the file."""
@@ -33,6 +35,7 @@ class Result:
             "operators": self.operators,
             "seconds": round(self.seconds, 2),
             **asdict(self.verdict),
+            "form": self.form,
         }
 
     @classmethod
@@ -46,6 +49,7 @@ class Result:
             line["operators"],
             line["seconds"],
             Verdict(line["kind"], line["reason"], line["calls"]),
+            line.get("form") or default_form(line["target"]),
         )
 
 

@@ -6,24 +6,16 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
 from tests.conformance.pool import Fate, Job, Limits, Pool, Watcher
 
-from .chains import chains
+from .forms import FORMS, Form
 from .generate import generate
 from .judge import Options, Verdict, judge, pytorch_alone
 from .program import Program
 
-Form = Literal["graphs", "transformers", "chains"]
-FORMS: dict[Form, Callable[[int, int], Program]] = {
-    "graphs": generate,
-    "transformers": lambda seed, index: generate(seed, index, motifs=True),
-    "chains": chains,
-}
-"""What graphs are made of: any operators, many parts of transformers, or pairs of operators that fusion joins."""
 LIMITS = Limits(seconds=120.0, patience=10.0, memory=6 << 30)
 
 
@@ -80,9 +72,7 @@ def _work(job: Job[Chunk], watcher: Watcher) -> Iterator[tuple[int, Judged]]:
         watcher.begin([index])
         start = time.process_time()
         program = chunk.program(index)
-        verdict = judge(program, chunk.options)
-        if verdict.kind == "not exportable" and chunk.form == "chains":  # one of many chains at symbolic sizes
-            verdict = judge(program.of_fixed_sizes(), chunk.options)
+        _, verdict = judged_in_form(program, chunk.form, lambda each: judge(each, chunk.options))
         yield index, Judged(index, verdict, len(program.nodes), time.process_time() - start)
 
 
@@ -99,6 +89,18 @@ def _of_pytorch(chunk: Chunk, judged: Judged, limits: Limits) -> Judged:
     if alone.kind != "crash":
         return judged
     return replace(judged, verdict=Verdict("not exportable", f"PyTorch itself: {alone.reason}"))
+
+
+def judged_in_form(program: Program, form: Form, judged: Callable[[Program], Verdict]) -> tuple[Program, Verdict]:
+    """What ``judged`` says of a graph, and of which: of one of fixed sizes where chains are not exportable at others.
+
+    One of ten chains would hide the rest.
+    """
+    verdict = judged(program)
+    if verdict.kind != "not exportable" or form != "chains":
+        return program, verdict
+    fixed = program.of_fixed_sizes()
+    return fixed, judged(fixed)
 
 
 def judge_alone(program: Program, options: Options, limits: Limits = LIMITS) -> Verdict:

@@ -31,7 +31,7 @@ from tests.fuzz.table import OPERATORS
 @pytest.mark.daily(1)
 def test_graphs_are_the_same_in_every_process() -> None:
     """Whatever order its sets have."""
-    text = "from tests.fuzz.run import FORMS\nprint([repr(make(3, k)) for make in FORMS.values() for k in range(3)])"
+    text = "from tests.fuzz.forms import FORMS\nprint([repr(make(3, k)) for make in FORMS.values() for k in range(3)])"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", text],
@@ -134,7 +134,7 @@ def _spin() -> None:
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     """A line that was cut off is left out."""
-    result = results.Result(1, 2, Options(), "version", 5, 0.25, Verdict("wrong", "why", 3))
+    result = results.Result(1, 2, Options(), "version", 5, 0.25, Verdict("wrong", "why", 3), "chains")
     results.append(tmp_path / "r.jsonl", result)
     with (tmp_path / "r.jsonl").open("a") as file:
         file.write('{"seed": 1, "ind')
