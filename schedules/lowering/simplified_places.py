@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 from tvm import arith, tirx
+from tvm.tirx.analysis import undefined_vars
 from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 from tkc.schedules.blocks import nodes
@@ -21,7 +22,7 @@ from tkc.schedules.lowering.data_conditions import FLOORS
 from tkc.schedules.lowering.flat_places import Samples
 
 _MOST_UNROLLED = 16
-_MOST_TRIED = 24
+_MOST_TRIED = 64
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,33 @@ def _has_quotient(expr: tirx.PrimExpr) -> bool:
 
 
 def _stays(expr: tirx.PrimExpr, loops: Sequence[_Loop]) -> bool:
-    samples, analyzer = Samples(), arith.Analyzer()
+    analyzer = arith.Analyzer()
     for loop in loops:
         analyzer.bind(loop.variable, tvm.ir.Range.from_min_extent(loop.least, loop.extent))
+    used = set(undefined_vars(expr))
+    unrolled = [loop for loop in loops if loop.may_be_unrolled and loop.variable in used]
+    return all(_stays_written_out(expr, loops, constant, analyzer) for constant in _written_out(unrolled))
+
+
+def _written_out(loops: Sequence[_Loop]) -> Iterator[list[_Loop]]:
+    """Which loops have constant positions: those that a schedule unrolls, and of short ones, of which TVM may take
+    apart the first or last steps, none, any one, or all."""
+    always = [loop for loop in loops if loop.kind != tirx.ForKind.SERIAL]
+    short = [loop for loop in loops if loop.kind == tirx.ForKind.SERIAL]
+    yield always
+    if len(short) > 1:
+        yield from ([*always, loop] for loop in short)
+    if short:
+        yield [*always, *short]
+
+
+def _stays_written_out(
+    expr: tirx.PrimExpr, loops: Sequence[_Loop], constant: Sequence[_Loop], analyzer: arith.Analyzer
+) -> bool:
+    samples = Samples()
+    for loop in loops:
         samples.enter(loop.variable, samples(loop.least), samples(loop.extent))
-    unrolled = [loop for loop in loops if loop.may_be_unrolled]
-    for values in _values(unrolled):
+    for values in _values(constant):
         known = {loop.variable: tirx.const(value, loop.variable.dtype) for loop, value in values.items()}
         for loop, value in values.items():
             samples.bind(loop.variable, samples(value))

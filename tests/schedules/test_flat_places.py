@@ -76,16 +76,42 @@ LANES: dict[str, tuple[Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], bool]] = {
 def test_lanes_whose_bounds_tvm_gets_wrong(name: str) -> None:
     """Quotients that are hidden it leaves."""
     place, right = LANES[name]
+    func = _written_out(place)
+    assert simplifies_rightly(func) == right
+    assert simplifies_rightly(hide_failing_divisions(func))
+
+
+SHORT: dict[str, tuple[Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], int, bool]] = {
+    "two rows of five taps": (lambda t, lane: (t * 16 + lane) // 5 % 2, 2, False),
+    "two rows of three taps": (lambda t, lane: (t * 16 + lane) // 3 % 2, 3, False),
+    "two rows of three taps, in two steps": (lambda t, lane: (t * 16 + lane) // 3 % 2, 2, True),
+    "four rows of three taps": (lambda t, lane: (t * 16 + lane) // 3 % 4, 3, True),
+    "channels of ten taps": (lambda t, lane: (t * 16 + lane) // 10, 2, True),
+}
+"""The same in a loop of a few steps, of which TVM may take one apart, or none."""
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_lanes_of_short_loops(name: str) -> None:
+    """With the loop's position as a constant all are right, and nobody knows whether it will be one."""
+    place, steps, right = SHORT[name]
+    func = _written_out(place, lanes=16, steps=steps)
+    assert simplifies_rightly(func) == right
+    assert simplifies_rightly(hide_failing_divisions(func))
+
+
+def _written_out(
+    place: Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], lanes: int = 4, steps: int = 32
+) -> tirx.PrimFunc:
+    """A function that reads at ``place`` of a loop of ``steps`` and of one of ``lanes`` in it that is unrolled."""
     source, target = (tirx.decl_buffer((256,), "float32", name) for name in ("source", "target"))
     t, lane = tirx.Var("t", "int64"), tirx.Var("lane", "int64")
-    body: tirx.Stmt = tirx.BufferStore(target, tirx.BufferLoad(source, [place(t, lane)]), [t * 4 + lane])
-    for variable, extent in ((lane, 4), (t, 32)):
+    body: tirx.Stmt = tirx.BufferStore(target, tirx.BufferLoad(source, [place(t, lane)]), [t * lanes + lane])
+    for variable, extent in ((lane, lanes), (t, steps)):
         kind = tirx.ForKind.UNROLLED if variable is lane else tirx.ForKind.SERIAL
         body = tirx.For(variable, tirx.IntImm("int64", 0), tirx.IntImm("int64", extent), kind, body)
     given = [tirx.Var(name, "handle") for name in ("a", "b")]
-    func = tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
-    assert simplifies_rightly(func) == right
-    assert simplifies_rightly(hide_failing_divisions(func))
+    return tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
 
 
 @pytest.mark.parametrize(("stride", "size"), [(4, 6), (4, 10), (4, 14), (6, 8), (6, 10), (8, 12)])

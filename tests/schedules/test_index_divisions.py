@@ -58,3 +58,19 @@ def test_quotients_of_shifted_remainders(stride: int, padding: int, more: int) -
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(1, 1, 4, generator=generator), torch.randn(1, 2, 3, generator=generator)
     torch.testing.assert_close(tkc.compile(Upsampled(), (x, weight))(x, weight), upsampled(x, weight))
+
+
+@pytest.mark.parametrize("taps", [(2, 3), (2, 5), (4, 3), (3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_taps_of_convolutions(dtype: torch.dtype, taps: tuple[int, int]) -> None:
+    """TVM takes ``(i * 6 + 12) % 10 // 5`` for 0: of kernels of two rows the wrong weights were read."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (2, 8, 8, 7), generator=generator).to(dtype)
+    weight = torch.randint(-2, 3, (3, 8, *taps), generator=generator).to(dtype)
+
+    class Convolved(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, weight, padding=1)
+
+    expected = F.conv2d(x.double(), weight.double(), padding=1).to(dtype)
+    torch.testing.assert_close(tkc.compile(Convolved(), (x,))(x), expected, rtol=0, atol=0)
