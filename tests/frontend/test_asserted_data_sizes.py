@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tkc
 
@@ -58,6 +59,9 @@ def _updated(x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
 
 OF_FOUR = {
     "a product of updated rows": _updated,
+    "a batched product of a part": lambda x, flags: torch.bmm(_first(x, flags)[1:, None], _WEIGHTS[1:]),
+    "columns beside a selection": lambda x, flags: torch.cat((x[flags], _ROWS), 1),
+    "columns beside a part": lambda x, flags: torch.cat((_ROWS[1:], x[flags][1:] * 2, _ROWS[:3]), -1),
     "product of a slice": lambda x, flags: _first(x, flags)[:, None] @ _WEIGHTS,
     "sum with a slice": lambda x, flags: _first(x, flags) + _ROWS,
     "sum with a part of a slice": lambda x, flags: _first(x, flags)[:, 1:] * _ROWS[:, :2],
@@ -103,6 +107,18 @@ def test_a_mask_may_hold_more_often_than_there_are_elements(exported: bool) -> N
     for count in range(5):
         flags = torch.arange(4) < count
         torch.testing.assert_close(executable(_ROWS, flags), model(_ROWS, flags))
+
+
+@pytest.mark.parametrize("exported", [False, True], ids=["module", "program"])
+def test_none_is_found_to_be_selected(exported: bool) -> None:
+    """A linear layer of no features takes them: what is repeated of them has a size of 0 before PyTorch says so."""
+    weight = torch.ones(5, 0)
+    model = _Chosen(lambda x, flags: F.linear(x[:, 0][flags].repeat((3, 2)), weight) + x[0, 0])
+    flags = torch.zeros(4, dtype=torch.bool)
+    executable = _compiled(model, flags, exported)
+    torch.testing.assert_close(executable(_ROWS, flags), model(_ROWS, flags))
+    with pytest.raises(tkc.InputError, match="does not hold"):
+        executable(_ROWS, ~flags)
 
 
 def _compiled(model: nn.Module, flags: torch.Tensor, exported: bool) -> tkc.Executable:

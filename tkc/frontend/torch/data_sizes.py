@@ -17,7 +17,7 @@ from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.dtypes import dtype_name
-from tkc.frontend.torch.converters.emitter import Emitter, source_of
+from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
 from tkc.frontend.torch.converters.symbols import Size, signed_number
 from tkc.frontend.torch.least_sizes import bounds_of_broadcast_selections, conditions_of_operators
 
@@ -283,13 +283,20 @@ class DataSizes:
             self._emitter.symbols.define(symbol, nonnegative=least is not None and least >= 0)
 
     def checks(self, new: set[sympy.Symbol]) -> list[tuple[str, tirx.PrimExpr]]:
-        """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails."""
-        return [
-            (_message(condition, node), holds)
-            for condition, node in self._conditions
-            if condition.free_symbols & new and condition.free_symbols <= self._defined
-            if not self._emitter.symbols.is_certain(holds := self._emitter.symbols.condition(condition))
-        ]
+        """What the model asserts of the numbers ``new`` and of those that are defined, and the message if it fails.
+
+        Refuses what holds in no call: PyTorch 2.11 exports a slice of one row for two.
+        """
+        symbols, found = self._emitter.symbols, []
+        for condition, node in self._conditions:
+            if not condition.free_symbols & new or not condition.free_symbols <= self._defined:
+                continue
+            holds = symbols.condition(condition)
+            if symbols.is_certain(tirx.Not(holds)):
+                raise FaultyModelError(f"{_exported_for(condition, node)}, which holds in no call")
+            if not symbols.is_certain(holds):
+                found.append((_message(condition, node), holds))
+        return found
 
     def _cast(
         self, value: relax.Expr, sinfo: Callable[[], relax.StructInfo], new: set[sympy.Symbol], node: fx.Node
@@ -339,8 +346,11 @@ def _message(condition: sympy.Basic, node: fx.Node) -> str:
     """What to say where ``condition``, which ``node`` asserts or asks for, does not hold."""
     said = node.args[1] if str(node.target) == "aten._assert_scalar.default" else ""
     own = f": {said}" if said and not str(said).startswith("Runtime assertion failed") else ""
-    written = PythonPrinter().doprint(condition)
-    return f"the model was exported for {written} ({source_of(node)}), which does not hold in this call{own}"
+    return f"{_exported_for(condition, node)}, which does not hold in this call{own}"
+
+
+def _exported_for(condition: sympy.Basic, node: fx.Node) -> str:
+    return f"the model was exported for {PythonPrinter().doprint(condition)} ({source_of(node)})"
 
 
 def _equal_sizes(condition: sympy.Basic) -> list[tuple[sympy.Symbol, sympy.Expr]]:

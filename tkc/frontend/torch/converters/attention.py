@@ -60,7 +60,7 @@ def scaled_dot_product_attention(
         out = b.emit(relax.op.nn.attention(query, key, value, bias, scale, causal))
         out = b.emit(relax.op.where(visible, out, relax.const(0, out.struct_info.dtype)))
     out = b.emit(relax.op.permute_dims(out, [0, 2, 1, 3]))
-    return out if rank == 4 else relax.op.reshape(out, b.shape)
+    return out if rank == 4 else b.reshape(out, b.shape)
 
 
 def _scaled(b: Emitter, query: relax.Expr) -> tuple[relax.Expr, float]:
@@ -103,7 +103,7 @@ def _repeat_heads(b: Emitter, x: relax.Expr, heads: Size) -> relax.Expr:
         return x
     grouped = b.emit(relax.op.expand_dims(x, 2))
     repeated = b.emit(relax.op.broadcast_to(grouped, [batch, kv_heads, heads // kv_heads, sequence, size]))
-    return b.emit(relax.op.reshape(repeated, [batch, heads, sequence, size]))
+    return b.emit(b.reshape(repeated, [batch, heads, sequence, size]))
 
 
 def _bias_and_visible(b: Emitter, mask: relax.Expr, dtype: str, rank: int, keys: Size) -> tuple[relax.Expr, relax.Expr]:

@@ -96,7 +96,7 @@ def _convolved(
 def _biased(b: Emitter, out: relax.Expr, bias: relax.Expr | None) -> relax.Expr:
     if bias is None:
         return out
-    along = b.emit(op.reshape(b.cast(bias, out.struct_info.dtype), [1, -1, *[1] * (out.struct_info.ndim - 2)]))
+    along = b.emit(b.reshape(b.cast(bias, out.struct_info.dtype), [1, -1, *[1] * (out.struct_info.ndim - 2)]))
     return b.emit(op.add(out, along))
 
 

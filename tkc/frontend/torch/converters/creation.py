@@ -115,8 +115,8 @@ def triu(b: Emitter, x: relax.Expr, diagonal: Size = 0) -> relax.Expr:
 
 def _triangle(b: Emitter, x: relax.Expr, diagonal: Size, lower: bool) -> relax.Expr:
     rows, columns = b.shape[-2:]
-    row = b.emit(op.reshape(b.emit(op.arange(rows, dtype="int64")), [rows, 1]))
-    column = b.emit(op.reshape(b.emit(op.arange(columns, dtype="int64")), [1, columns]))
+    row = b.emit(b.reshape(b.emit(op.arange(rows, dtype="int64")), [rows, 1]))
+    column = b.emit(b.reshape(b.emit(op.arange(columns, dtype="int64")), [1, columns]))
     edge = row if diagonal == 0 else b.emit(op.add(row, b.tensor(diagonal, "int64")))
     kept = b.emit((op.less_equal if lower else op.greater_equal)(column, edge))
     return op.where(kept, x, relax.const(0, b.dtype))

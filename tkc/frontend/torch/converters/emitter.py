@@ -83,6 +83,9 @@ _BROADCASTING = frozenset(
 )
 
 
+_PRODUCT = "relax.matmul"
+_JOINING = "relax.concat"
+
 _AS_IT_IS = "vm.builtin.copy"
 """A function of TVM's machine that returns what it is handed."""
 
@@ -176,24 +179,21 @@ class Emitter:
         return self.builder.emit(with_simple_sizes(value) if isinstance(value, relax.Call) else value)
 
     def _with_equal_sizes(self, call: relax.Call) -> relax.Expr:
-        """``call`` of operands whose sizes are the same where they broadcast.
+        """``call`` of operands whose sizes are the same where they have to be.
 
         PyTorch has proved that they are, or made it a condition of calls: ``n * m`` and 35 of a vector that was given.
         """
-        shapes = [list(arg.struct_info.shape.values) for arg in call.args]
-        for axis in range(1, max(map(len, shapes)) + 1):
-            sizes = [shape[-axis] for shape in shapes if len(shape) >= axis and not self.equal(shape[-axis], 1)]
+        operands = _operands(call)
+        shapes = [list(operand.struct_info.shape.values) for operand in operands]
+        for same, broadcast in _axes_of_one_size(call, shapes):
+            axes = [(which, axis) for which, axis in same if not (broadcast and self.equal(shapes[which][axis], 1))]
+            sizes = [shapes[which][axis] for which, axis in axes]
             chosen = next((size for size in sizes if isinstance(size, tirx.IntImm)), sizes[0] if sizes else None)
-            for shape in shapes:
-                if len(shape) >= axis and not self.equal(shape[-axis], 1):
-                    shape[-axis] = chosen
-        operands = [
-            arg
-            if self.has_shape(arg, shape)
-            else self.builder.match_cast(arg, relax.TensorStructInfo(shape, arg.struct_info.dtype))
-            for arg, shape in zip(call.args, shapes, strict=True)
-        ]
-        return relax.Call(call.op, operands, call.attrs, call.sinfo_args)
+            for which, axis in axes:
+                shapes[which][axis] = chosen
+        fitting = [self._of_shape(operand, shape) for operand, shape in zip(operands, shapes, strict=True)]
+        arguments = [relax.Tuple(fitting)] if call.op.name == _JOINING else fitting
+        return relax.Call(call.op, arguments, call.attrs, call.sinfo_args)
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
@@ -359,25 +359,59 @@ class Emitter:
                 f"where PyTorch has {len(shape)}. Please report this model."
             )
         value = self.cast(value, dtype)
-        if self.has_shape(value, shape):
-            return value
         if isinstance(found.shape, relax.ShapeExpr) and any(map(_differ, found.shape.values, shape)):
             raise InternalError(
                 f"The converter of {self.node.target} ({source_of(self.node)}) made the shape {found.shape} "
                 f"where PyTorch has {shape}. Please report this model."
             )
+        return self._of_shape(value, shape)
+
+    def _of_shape(self, value: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+        """``value``, which has ``shape`` in every call, as one of that shape."""
+        if self.has_shape(value, shape):
+            return value
         # As what is computed from them will have them: FuseTIR takes sizes in two forms for those of two buffers.
-        return self.builder.match_cast(value, relax.TensorStructInfo([self.simplified(size) for size in shape], dtype))
+        sizes = [self.simplified(size) for size in shape]
+        dtype = value.struct_info.dtype
+        known = value.struct_info.shape
+        if isinstance(known, relax.ShapeExpr) and any(
+            isinstance(size, tirx.Var) and not self.equal(old, size)
+            for old, size in zip(known.values, sizes, strict=True)
+        ):
+            # TVM would take the cast for a definition of the size, and put the other form in its place from there on.
+            value = self.builder.match_cast(value, relax.TensorStructInfo(dtype=dtype, ndim=len(sizes)))
+        return self.builder.match_cast(value, relax.TensorStructInfo(sizes, dtype))
 
 
 def _has_unknown_shape(value: relax.Expr) -> bool:
-    """Whether ``value`` broadcasts operands of known shapes to one that is not known."""
-    if not isinstance(value, relax.Call) or getattr(value.op, "name", None) not in _BROADCASTING:
+    """Whether ``value`` joins, multiplies or broadcasts operands of known shapes to one that is not known."""
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", None) not in (*_BROADCASTING, _PRODUCT, _JOINING):
         return False
     found = value.struct_info
     if not isinstance(found, relax.TensorStructInfo) or found.ndim < 0 or found.shape is not None:
         return False
-    return all(isinstance(arg.struct_info.shape, relax.ShapeExpr) for arg in value.args)
+    return all(isinstance(operand.struct_info.shape, relax.ShapeExpr) for operand in _operands(value))
+
+
+def _operands(call: relax.Call) -> list[relax.Expr]:
+    """The tensors of a broadcast, a matrix product or a concatenation."""
+    return list(call.args[0].fields) if call.op.name == _JOINING else list(call.args)
+
+
+def _axes_of_one_size(
+    call: relax.Call, shapes: Sequence[Sequence[Size]]
+) -> Iterator[tuple[list[tuple[int, int]], bool]]:
+    """The axes that have one size, as pairs of an operand's number and its axis, and whether some may have 1."""
+    ranks = [len(shape) for shape in shapes]
+    if call.op.name == _JOINING:
+        for axis in range(ranks[0]):
+            if axis != call.attrs.axis % ranks[0]:
+                yield [(which, axis) for which in range(len(ranks))], False
+        return
+    if call.op.name == _PRODUCT:
+        yield [(0, ranks[0] - 1), (1, max(ranks[1] - 2, 0))], False
+    for axis in range(3 if call.op.name == _PRODUCT else 1, max(ranks) + 1):
+        yield [(which, rank - axis) for which, rank in enumerate(ranks) if rank >= axis], True
 
 
 def _example(argument: Any) -> Any:

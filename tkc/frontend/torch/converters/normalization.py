@@ -90,7 +90,7 @@ def batch_norm(
     dtype = wide.struct_info.dtype
 
     def along(parameter: relax.Expr) -> relax.Expr:
-        return b.emit(op.reshape(b.cast(parameter, dtype), channels))
+        return b.emit(b.reshape(b.cast(parameter, dtype), channels))
 
     reciprocal = b.emit(op.rsqrt(op.add(b.cast(variance, dtype), relax.const(eps, dtype))))
     scale = along(reciprocal) if weight is None else b.emit(op.multiply(along(reciprocal), along(weight)))
@@ -194,9 +194,9 @@ def group_norm(
     out = b.emit(b.reshape(normalized, shape))
     along = [1, shape[1], *[1] * (len(shape) - 2)]
     if weight is not None:
-        out = b.emit(op.multiply(out, op.reshape(b.cast(weight, dtype), along)))
+        out = b.emit(op.multiply(out, b.reshape(b.cast(weight, dtype), along)))
     if bias is not None:
-        out = b.emit(op.add(out, op.reshape(b.cast(bias, dtype), along)))
+        out = b.emit(op.add(out, b.reshape(b.cast(bias, dtype), along)))
     return [out, op.squeeze(mean, [2]), op.squeeze(reciprocal, [2])]
 
 

@@ -107,26 +107,26 @@ def pixel_shuffle(b: Emitter, x: relax.Expr, factor: int) -> relax.Expr:
     """``[..., channels * factor², rows, columns]`` as ``[..., channels, rows * factor, columns * factor]``."""
     *leading, channels, rows, columns = b.shape
     lead = len(leading) + 1
-    split = b.emit(op.reshape(x, [*leading, channels, factor, factor, rows // factor, columns // factor]))
+    split = b.emit(b.reshape(x, [*leading, channels, factor, factor, rows // factor, columns // factor]))
     order = [*range(lead), lead + 2, lead, lead + 3, lead + 1]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
+    return b.reshape(b.emit(op.permute_dims(split, order)), b.shape)
 
 
 def pixel_unshuffle(b: Emitter, x: relax.Expr, factor: int) -> relax.Expr:
     """``[..., channels, rows * factor, columns * factor]`` as ``[..., channels * factor², rows, columns]``."""
     *leading, channels, rows, columns = b.shape
     lead = len(leading) + 1
-    split = b.emit(op.reshape(x, [*leading, channels // factor**2, rows, factor, columns, factor]))
+    split = b.emit(b.reshape(x, [*leading, channels // factor**2, rows, factor, columns, factor]))
     order = [*range(lead), lead + 1, lead + 3, lead, lead + 2]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
+    return b.reshape(b.emit(op.permute_dims(split, order)), b.shape)
 
 
 def channel_shuffle(b: Emitter, x: relax.Expr, groups: Size) -> relax.Expr:
     """``[batch, groups * channels, ...]`` with the channels of each group in turns."""
     batch, channels, *sizes = b.shape
-    split = b.emit(op.reshape(x, [batch, groups, channels // groups, *sizes]))
+    split = b.emit(b.reshape(x, [batch, groups, channels // groups, *sizes]))
     order = [0, 2, 1, *range(3, len(b.shape) + 1)]
-    return op.reshape(b.emit(op.permute_dims(split, order)), b.shape)
+    return b.reshape(b.emit(op.permute_dims(split, order)), b.shape)
 
 
 def _empty_or(converter: Converter) -> Converter:

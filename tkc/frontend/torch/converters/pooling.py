@@ -364,9 +364,9 @@ def _max_unpool(rank: int) -> Converter:
         if any(isinstance(size, int) and size == 0 for size in b.shape):
             return op.zeros(b.shape, b.dtype)
         images, pixels = math.prod(leading), math.prod(sizes)
-        rows = [b.emit(op.reshape(tensor, [images, -1])) for tensor in (x, indices)]
+        rows = [b.emit(b.reshape(tensor, [images, -1])) for tensor in (x, indices)]
         zeros = b.emit(op.zeros([images, pixels], b.dtype))
-        return op.reshape(b.emit(op.scatter_elements(zeros, rows[1], rows[0], 1)), b.shape)
+        return b.reshape(b.emit(op.scatter_elements(zeros, rows[1], rows[0], 1)), b.shape)
 
     return convert
 

@@ -63,8 +63,8 @@ def _position(function: Callable[..., relax.Expr]) -> Converter:
     def convert(b: Emitter, x: relax.Expr, dim: int | None = None, keepdim: bool = False) -> relax.Expr:
         x = _narrow(b, x)
         if dim is None:
-            flat = b.emit(op.reshape(x, [_count(x, None)]))
-            return op.reshape(function(flat, 0, False), b.shape)
+            flat = b.emit(b.reshape(x, [_count(x, None)]))
+            return b.reshape(function(flat, 0, False), b.shape)
         return function(x, dim % x.struct_info.ndim, keepdim)
 
     return as_vectors(convert)
@@ -184,7 +184,7 @@ def logsumexp(b: Emitter, x: relax.Expr, dim: Any, keepdim: bool = False) -> rel
     # Infinities take part in the sum as they are: their difference from each other is none.
     most = b.emit(op.where(op.isinf(most), relax.const(0, x.struct_info.dtype), most))
     total = b.emit(op.log(op.sum(op.exp(op.subtract(x, most)), axes, True)))
-    return op.reshape(op.add(total, most), b.shape)
+    return b.reshape(op.add(total, most), b.shape)
 
 
 def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) -> relax.Expr:
@@ -198,7 +198,7 @@ def histc(b: Emitter, x: relax.Expr, bins: int, minimum: float, maximum: float) 
     count = _count(x, None)
     if b.equal(count, 0):  # a reshape to no elements means the size that the axis has
         return op.zeros(b.shape, b.dtype)
-    flat = x if x.struct_info.ndim == 1 else b.emit(op.reshape(x, [count]))
+    flat = x if x.struct_info.ndim == 1 else b.emit(b.reshape(x, [count]))
     attributes = {
         OPERATOR: HISTOGRAM_OPERATOR,
         HISTOGRAM_MINIMUM: float(minimum),

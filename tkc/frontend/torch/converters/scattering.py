@@ -55,7 +55,7 @@ def _written_at(b: Emitter, x: relax.Expr, indices: Indices, values: relax.Expr,
         position = b.emit(op.broadcast_to(position, [count, *rest]))
     rows = _value_rows(b, values, kept, dims, count, rest)
     out = b.emit(_scatter(b, flat, position, rows, 0, "add" if accumulate else "update"))
-    out = b.emit(op.reshape(out, shape))
+    out = b.emit(b.reshape(out, shape))
     return out if order == sorted(order) else op.permute_dims(out, [order.index(dim) for dim in range(len(order))])
 
 
@@ -70,8 +70,8 @@ def _masked(
         at = len(shape) - behind - 1
         if not b.equal(shape[at], 1):
             return None
-        values = b.emit(op.reshape(values, [*shape[:at], *[1] * masked, *shape[at + 1 :]]))
-    mask = b.emit(op.reshape(mask, [*mask.struct_info.shape, *[1] * behind]))
+        values = b.emit(b.reshape(values, [*shape[:at], *[1] * masked, *shape[at + 1 :]]))
+    mask = b.emit(b.reshape(mask, [*mask.struct_info.shape, *[1] * behind]))
     if accumulate:
         values = b.emit((op.logical_or if b.dtype == "bool" else op.add)(x, values))
     return op.where(mask, values, x)

@@ -16,7 +16,7 @@ from tkc.frontend.torch.converters.vectors import as_vectors
 
 def reshape(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
     """``x`` in the shape of the result, itself where it has it already."""
-    return x if b.has_shape(x, b.shape) else op.reshape(x, b.shape)
+    return x if b.has_shape(x, b.shape) else b.reshape(x, b.shape)
 
 
 def expand(b: Emitter, x: relax.Expr, *_: Any) -> relax.Expr:
@@ -211,9 +211,9 @@ def unsqueeze(b: Emitter, x: relax.Expr, dim: int) -> relax.Expr:
 def repeat(b: Emitter, x: relax.Expr, repeats: list[Size]) -> relax.Expr:
     """``x`` tiled ``repeats`` times along each dimension, by broadcasting."""
     sizes = [1] * (len(repeats) - x.struct_info.ndim) + list(x.struct_info.shape)
-    tiled = b.emit(op.reshape(x, [part for size in sizes for part in (1, size)]))
+    tiled = b.emit(b.reshape(x, [part for size in sizes for part in (1, size)]))
     tiled = b.emit(op.broadcast_to(tiled, [part for r, size in zip(repeats, sizes, strict=True) for part in (r, size)]))
-    return op.reshape(tiled, b.shape)
+    return b.reshape(tiled, b.shape)
 
 
 def flip(b: Emitter, x: relax.Expr, dims: list[int]) -> relax.Expr:
@@ -226,8 +226,8 @@ def flip(b: Emitter, x: relax.Expr, dims: list[int]) -> relax.Expr:
 def roll(b: Emitter, x: relax.Expr, shifts: list[Size], dims: list[int]) -> relax.Expr:
     """``x`` rotated by ``shifts`` along ``dims``, or in reading order where there are no ``dims``."""
     if not dims:
-        flat = b.emit(op.reshape(x, [-1]))
-        return op.reshape(_rolled(b, flat, shifts[0], 0), b.shape)
+        flat = b.emit(b.reshape(x, [-1]))
+        return b.reshape(_rolled(b, flat, shifts[0], 0), b.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         x = _rolled(b, x, shift, dim % x.struct_info.ndim)
     return x

@@ -27,9 +27,9 @@ def _special(name: str, program: Program, tables: Callable[[], Sequence[Any]] = 
             held = [loops.cell(f"v{position}", value).value for position, value in enumerate(narrow)]
             return program(loops, *held, *values[count:]).astype(dtype)
 
-        flat = [b.emit(op.reshape(b.emit(op.broadcast_to(value, b.shape)), [prod(b.shape)])) for value in wide]
+        flat = [b.emit(b.reshape(b.emit(op.broadcast_to(value, b.shape)), [prod(b.shape)])) for value in wide]
         constants = [relax.const(table, str(table.dtype)) for table in tables()]
-        return op.reshape(emit_loops(b.builder, name, element, flat, dtype, constants), b.shape)
+        return b.reshape(emit_loops(b.builder, name, element, flat, dtype, constants), b.shape)
 
     return convert
 

@@ -98,7 +98,7 @@ def as_strided_scatter(
 
 def as_strided(b: Emitter, x: relax.Expr, size: list[Size], stride: list[Size], offset: Size | None) -> relax.Expr:
     """The element at ``offset + sum(index * stride)`` of the memory of a contiguous ``x``."""
-    return op.take(b.emit(op.reshape(x, [-1])), strided_positions(b, size, stride, offset), axis=0)
+    return op.take(b.emit(b.reshape(x, [-1])), strided_positions(b, size, stride, offset), axis=0)
 
 
 def strided_positions(b: Emitter, size: Sequence[Size], stride: Sequence[Size], offset: Size | None) -> relax.Expr:
@@ -107,7 +107,7 @@ def strided_positions(b: Emitter, size: Sequence[Size], stride: Sequence[Size], 
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         steps = b.emit(op.multiply(b.emit(op.arange(extent, dtype="int64")), b.tensor(step, "int64")))
         shape = [extent if i == axis else 1 for i in range(len(size))]
-        position = b.emit(op.add(position, b.emit(op.reshape(steps, shape))))
+        position = b.emit(op.add(position, b.emit(b.reshape(steps, shape))))
     return position
 
 

@@ -17,7 +17,7 @@ def as_vectors(converter: Converter) -> Converter:
     def convert(b: Emitter, *args: Any) -> Any:
         if not any(map(_is_scalar, args)):
             return converter(b, *args)
-        found = converter(b, *(b.emit(relax.op.reshape(arg, [1])) if _is_scalar(arg) else arg for arg in args))
+        found = converter(b, *(b.emit(b.reshape(arg, [1])) if _is_scalar(arg) else arg for arg in args))
         expected = b.node.meta["val"]
         if isinstance(found, list):
             return [_shaped(b, value, like) for value, like in zip(found, expected, strict=True)]
@@ -37,4 +37,4 @@ def _is_scalar(argument: Any) -> bool:
 def _shaped(b: Emitter, value: relax.Expr, like: Any) -> relax.Expr:
     value = b.emit(value)
     shape = b.sizes(like.shape)
-    return value if value.struct_info.ndim == len(shape) else relax.op.reshape(value, shape)
+    return value if value.struct_info.ndim == len(shape) else b.reshape(value, shape)

@@ -30,6 +30,11 @@ def _angle(self: Tensor) -> Any:
     return torch.where(x.isnan(), x, torch.where(x < 0, x.new_full((), math.pi), 0))
 
 
+def _frac(self: Tensor) -> Tensor:
+    """0 of -0, as PyTorch's kernel gives; the decomposition of PyTorch 2.11 gives -0."""
+    return self - torch.trunc(self)
+
+
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """By Horner's rule, the highest power first."""
     result = torch.full_like(x, coefficients[0])
@@ -170,6 +175,7 @@ def _spherical_bessel_j0(x: Tensor) -> Tensor:
 DECOMPOSITIONS: dict[OpOverload, Callable[..., Any]] = {
     _aten.angle.default: _angle,
     _aten.digamma.default: _digamma,
+    _aten.frac.default: _frac,
     _aten.polygamma.default: _polygamma,
     _aten.erfinv.default: _erfinv,
     _aten.special_spherical_bessel_j0.default: _spherical_bessel_j0,
