@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import tkc
 
@@ -59,3 +60,24 @@ def test_a_start_of_either_sign() -> None:
         x = torch.randn(2, size)
         assert torch.equal(function(x, n), x[:, n:] + 1)
     torch._dynamo.reset()
+
+
+class WrittenThenActivated(nn.Module):
+    """Writes into a slice of ``x [n, 1]`` that begins at a quotient of ``n``; then computes of ``y [n, 1]`` alone."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """A CELU, one of whose functions is TKC's own, and so has sizes of its own."""
+        x[1 + x.shape[0] // 4 :].add_(1.0)
+        return F.celu(y, alpha=1.5)
+
+
+def test_a_slice_that_is_written_leaves_other_sizes() -> None:
+    """What was written has ``n`` rows, which TVM cannot tell: from there on it took the slice's formula for ``n``."""
+    sizes = {0: Dim("n", max=600)}
+    example = torch.randn(5, 1), torch.randn(5, 1)
+    executable = tkc.compile(WrittenThenActivated(), example, dynamic_shapes=(sizes, sizes), database=False)
+    for rows in (2, 6, 9):
+        x, y = torch.randn(rows, 1), torch.randn(rows, 1)
+        own = x.clone()
+        torch.testing.assert_close(executable(x, y), WrittenThenActivated()(own, y))
+        torch.testing.assert_close(x, own)
