@@ -295,3 +295,16 @@ def test_attention_whose_head_size_only_calls_know(dtype: torch.dtype, causal: b
         expected = Attention()(*(x.double() for x in inputs)).to(dtype)
         tolerance = 1e-5 if dtype == torch.float32 else 3e-2
         torch.testing.assert_close(executable(*inputs), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_fractions_of_zeros() -> None:
+    """0 of either zero, as PyTorch's kernel gives: its decomposition of 2.11 gave -0."""
+
+    class Fraction(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.frac(x)
+
+    x = torch.tensor([-0.0, 0.0, -3.0, -2.5, 2.5])
+    found = tkc.compile(Fraction(), (x,))(x)
+    assert torch.equal(found, torch.frac(x))
+    assert torch.equal(found.signbit(), torch.frac(x).signbit())

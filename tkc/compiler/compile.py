@@ -116,7 +116,7 @@ def _kernel_builds(target: Target, settings: CompileOptions, folder: Path) -> It
         if settings.kernels == "auto" and not target.is_cuda:
             compiler.submit(runtime_objects, target, product_lanes=product_lanes(target))
         if settings.kernels != "none" and target.is_cuda:
-            # Not for a CPU: there are few kernels, which the cache has after a machine's first models, and TileLang takes
+            # Not for a CPU: it has few kernels, which the cache has after a machine's first models, and TileLang takes
             # as long to load as a small model to compile.
             kernel_builder.load()
         yield lambda requests: background.submit(
