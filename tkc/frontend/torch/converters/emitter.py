@@ -15,6 +15,12 @@ from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.converters.dtypes import LOW_PRECISION, as_element, dtype_name, is_inexact
+from tkc.frontend.torch.converters.operand_sizes import (
+    axes_of_one_size,
+    has_unknown_shape,
+    operands_of,
+    with_operands,
+)
 from tkc.frontend.torch.converters.symbols import Size, Symbols, signed_number
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
@@ -71,20 +77,6 @@ def place_of(meta: Mapping[str, Any]) -> str:
     written = (line for line in reversed(lines) if line.startswith("File ") and not line.startswith('File "<eval'))
     return ", ".join(part for part in (path and f"module {path!r}", next(written, "")) if part)
 
-
-_BROADCASTING = frozenset(
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "power", "floor_divide", "mod", "floor_mod", "atan2", "where"),
-        *("maximum", "minimum", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
-        *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
-        *("left_shift", "right_shift"),
-    )
-)
-
-
-_PRODUCT = "relax.matmul"
-_JOINING = "relax.concat"
 
 _AS_IT_IS = "vm.builtin.copy"
 """A function of TVM's machine that returns what it is handed."""
@@ -173,7 +165,7 @@ class Emitter:
         if isinstance(value, relax.Var | relax.Constant):
             return value
         value = self.builder.normalize(value)
-        if _has_unknown_shape(value):
+        if has_unknown_shape(value):
             value = self.builder.normalize(self._with_equal_sizes(value))
         # Functions that the importer makes take the sizes of their arguments as they are.
         return self.builder.emit(with_simple_sizes(value) if isinstance(value, relax.Call) else value)
@@ -183,17 +175,16 @@ class Emitter:
 
         PyTorch has proved that they are, or made it a condition of calls: ``n * m`` and 35 of a vector that was given.
         """
-        operands = _operands(call)
+        operands = operands_of(call)
         shapes = [list(operand.struct_info.shape.values) for operand in operands]
-        for same, broadcast in _axes_of_one_size(call, shapes):
+        for same, broadcast in axes_of_one_size(call, shapes):
             axes = [(which, axis) for which, axis in same if not (broadcast and self.equal(shapes[which][axis], 1))]
             sizes = [shapes[which][axis] for which, axis in axes]
             chosen = next((size for size in sizes if isinstance(size, tirx.IntImm)), sizes[0] if sizes else None)
             for which, axis in axes:
                 shapes[which][axis] = chosen
         fitting = [self._of_shape(operand, shape) for operand, shape in zip(operands, shapes, strict=True)]
-        arguments = [relax.Tuple(fitting)] if call.op.name == _JOINING else fitting
-        return relax.Call(call.op, arguments, call.attrs, call.sinfo_args)
+        return with_operands(call, fitting)
 
     def emit_te(self, name: str, compute: Callable[..., te.Tensor], *args: relax.Expr, **attrs: Any) -> relax.Var:
         """Bind a ``call_tir`` to the loops of ``compute``; ``attrs`` become the PrimFunc's attributes."""
@@ -381,37 +372,6 @@ class Emitter:
             # TVM would take the cast for a definition of the size, and put the other form in its place from there on.
             value = self.builder.match_cast(value, relax.TensorStructInfo(dtype=dtype, ndim=len(sizes)))
         return self.builder.match_cast(value, relax.TensorStructInfo(sizes, dtype))
-
-
-def _has_unknown_shape(value: relax.Expr) -> bool:
-    """Whether ``value`` joins, multiplies or broadcasts operands of known shapes to one that is not known."""
-    if not isinstance(value, relax.Call) or getattr(value.op, "name", None) not in (*_BROADCASTING, _PRODUCT, _JOINING):
-        return False
-    found = value.struct_info
-    if not isinstance(found, relax.TensorStructInfo) or found.ndim < 0 or found.shape is not None:
-        return False
-    return all(isinstance(operand.struct_info.shape, relax.ShapeExpr) for operand in _operands(value))
-
-
-def _operands(call: relax.Call) -> list[relax.Expr]:
-    """The tensors of a broadcast, a matrix product or a concatenation."""
-    return list(call.args[0].fields) if call.op.name == _JOINING else list(call.args)
-
-
-def _axes_of_one_size(
-    call: relax.Call, shapes: Sequence[Sequence[Size]]
-) -> Iterator[tuple[list[tuple[int, int]], bool]]:
-    """The axes that have one size, as pairs of an operand's number and its axis, and whether some may have 1."""
-    ranks = [len(shape) for shape in shapes]
-    if call.op.name == _JOINING:
-        for axis in range(ranks[0]):
-            if axis != call.attrs.axis % ranks[0]:
-                yield [(which, axis) for which in range(len(ranks))], False
-        return
-    if call.op.name == _PRODUCT:
-        yield [(0, ranks[0] - 1), (1, max(ranks[1] - 2, 0))], False
-    for axis in range(3 if call.op.name == _PRODUCT else 1, max(ranks) + 1):
-        yield [(which, rank - axis) for which, rank in enumerate(ranks) if rank >= axis], True
 
 
 def _example(argument: Any) -> Any:
