@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
 from tkc.frontend.pixels import bounded, extents, within
 from tkc.frontend.taps import Tap, cubic_weights, total, weighted
+
+_CUBIC_TAPS = 4
+_OPAQUE = 8
+"""TVM's number for a function that is fused with no other."""
 
 
 class Mode(enum.IntEnum):
@@ -76,37 +81,118 @@ class _GridAxis:
         return bounded(index, self.size), within(index, self.size)
 
 
-def sampled(image: te.Tensor, grid: te.Tensor, mode: Mode, padding: Padding, align_corners: bool) -> te.Tensor:
+def emit_sampled(
+    builder: relax.BlockBuilder, image: relax.Expr, grid: relax.Expr, mode: Mode, padding: Padding, align_corners: bool
+) -> relax.Var:
     """``image [batch, channels, ...]`` at the points ``grid [batch, ..., axes]``, whose last axis counts from the last
     axis of the image, as ``[batch, channels, ...]``."""
-    batch, channels, *sizes = image.shape
-    axes = [_GridAxis(size, padding, align_corners) for size in sizes]
 
+    def axes(image: te.Tensor) -> list[_GridAxis]:
+        return [_GridAxis(size, padding, align_corners) for size in image.shape[2:]]
+
+    if mode != Mode.CUBIC:
+        return builder.emit_te(
+            lambda image, grid: _sampled(axes(image), image, grid, mode), image, grid, primfunc_name_hint="grid_sample"
+        )
+    # Once for all channels; sixteen taps with their places and weights in one expression take half a minute to compile.
+    places, weights = (
+        builder.emit_te(
+            lambda image, grid, compute=compute: compute(axes(image), image.shape[0], grid),
+            image,
+            grid,
+            primfunc_name_hint=f"grid_{compute.__name__.strip('_')}",
+            primfunc_attrs={"op_pattern": _OPAQUE},
+        )
+        for compute in (_cubic_places, _cubic_weights)
+    )
+    return builder.emit_te(_cubic, image, places, weights, primfunc_name_hint="grid_sample")
+
+
+def _sampled(axes: Sequence[_GridAxis], image: te.Tensor, grid: te.Tensor, mode: Mode) -> te.Tensor:
     def element(item: tirx.Var, channel: tirx.Var, *point: tirx.Var) -> tirx.PrimExpr:
-        coordinates = [grid(item, *point, len(axes) - 1 - i) for i in range(len(axes))]
-        pixels = [axis.pixel(coordinate) for axis, coordinate in zip(axes, coordinates, strict=True)]
+        pixels = _pixels(axes, grid, item, point)
         along = [_grid_taps(axis, pixel, mode) for axis, pixel in zip(axes, pixels, strict=True)]
         terms = []
         for chosen in itertools.product(*along):
             found = [axis.index(pixel) for axis, (pixel, _) in zip(axes, chosen, strict=True)]
             inside = tirx.all(*(inside for _, inside in found))
-            # No Select, by whose condition TVM would simplify the index that it loads from in any case. Zeros are
-            # weighted too, as PyTorch does on the CPU: the weights of a coordinate that is none are NaN.
-            read = image(item, channel, *(index for index, _ in found))
-            value = tirx.if_then_else(inside, read, tirx.const(0, read.dtype))
+            value = _read_if(inside, image, [item, channel, *(index for index, _ in found)])
             terms.append(value if mode == Mode.NEAREST else weighted(value, [weight for _, weight in chosen]))
         return total(terms)
 
-    return te.compute(extents([batch, channels, *grid.shape[1:-1]]), element, name="sampled")
+    return te.compute(extents([*image.shape[:2], *grid.shape[1:-1]]), element, name="sampled")
+
+
+def _cubic_places(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Tensor) -> te.Tensor:
+    """The four pixels around each point along each axis, ``[batch, ..., axes, 4]``; -1 outside of the image."""
+
+    def element(item: tirx.Var, *place: tirx.Var) -> tirx.PrimExpr:
+        *point, which, tap = place
+
+        def along(axis: _GridAxis, pixel: tirx.PrimExpr) -> tirx.PrimExpr:
+            index, inside = axis.index(axis.padded(tirx.floor(pixel) + (tap - 1).astype(pixel.dtype)))
+            return tirx.Select(inside, index, tirx.const(-1, index.dtype))
+
+        return _chosen(which, [along(*each) for each in zip(axes, _pixels(axes, grid, item, point), strict=True)])
+
+    return te.compute(extents([batch, *grid.shape[1:-1], len(axes), _CUBIC_TAPS]), element, name="places")
+
+
+def _cubic_weights(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Tensor) -> te.Tensor:
+    """Their weights, in the same shape."""
+
+    def element(item: tirx.Var, *place: tirx.Var) -> tirx.PrimExpr:
+        *point, which, tap = place
+        pixel = _chosen(which, _pixels(axes, grid, item, point))
+        return _chosen(tap, cubic_weights(pixel - tirx.floor(pixel)))
+
+    return te.compute(extents([batch, *grid.shape[1:-1], len(axes), _CUBIC_TAPS]), element, name="weights")
+
+
+def _cubic(image: te.Tensor, places: te.Tensor, weights: te.Tensor) -> te.Tensor:
+    """The sums of pixels at ``places`` times their ``weights``."""
+    count = len(image.shape) - 2
+
+    def element(item: tirx.Var, channel: tirx.Var, *point: tirx.Var) -> tirx.PrimExpr:
+        terms = []
+        for taps in itertools.product(range(_CUBIC_TAPS), repeat=count):
+            found = [places(item, *point, axis, tap) for axis, tap in enumerate(taps)]
+            near = [bounded(index, size) for index, size in zip(found, image.shape[2:], strict=True)]
+            value = _read_if(tirx.all(*(index >= 0 for index in found)), image, [item, channel, *near])
+            terms.append(weighted(value, [weights(item, *point, axis, tap) for axis, tap in enumerate(taps)]))
+        return total(terms)
+
+    return te.compute(extents([*image.shape[:2], *places.shape[1:-2]]), element, name="sampled")
+
+
+def _pixels(
+    axes: Sequence[_GridAxis], grid: te.Tensor, item: tirx.Var, point: Sequence[tirx.Var]
+) -> list[tirx.PrimExpr]:
+    """Where a point of the grid is along each axis."""
+    return [axis.pixel(grid(item, *point, len(axes) - 1 - number)) for number, axis in enumerate(axes)]
+
+
+def _chosen(number: tirx.Var, values: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """That of ``values`` which has ``number``."""
+    *others, chosen = values
+    for place, value in reversed(list(enumerate(others))):
+        chosen = tirx.Select(number == place, value, chosen)
+    return chosen
+
+
+def _read_if(inside: tirx.PrimExpr, image: te.Tensor, index: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """An element, or 0 outside of the image.
+
+    No Select, by whose condition TVM would simplify the index that it loads from in any case. Zeros are weighted too,
+    as PyTorch does on the CPU: the weights of a coordinate that is none are NaN.
+    """
+    read = image(*index)
+    return tirx.if_then_else(inside, read, tirx.const(0, read.dtype))
 
 
 def _grid_taps(axis: _GridAxis, pixel: tirx.PrimExpr, mode: Mode) -> list[Tap]:
     """Whole pixels around a point, and their weights."""
     one = tirx.const(1, pixel.dtype)
-    if mode == Mode.CUBIC:  # pads each of the pixels that it reads
-        left = tirx.floor(pixel)
-        weights = cubic_weights(pixel - left)
-        return [(axis.padded(left + offset), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
     pixel = axis.padded(pixel)
     if mode == Mode.NEAREST:
         return [(tirx.nearbyint(pixel), one)]

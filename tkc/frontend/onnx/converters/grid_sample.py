@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tvm import relax, te
+from tvm import relax
 
-from tkc.frontend.grid_sampling import Mode, Padding, sampled
+from tkc.frontend.grid_sampling import Mode, Padding, emit_sampled
 from tkc.frontend.onnx.converters.shared import EXACT, Converted, Converter
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.values import ConversionError
@@ -27,12 +27,8 @@ def _grid_sample(node: Node) -> Converted:
             f"has mode {name!r} and padding_mode {outside!r}, which ONNX does not define; correct the model"
         )
     inner, aligned = dtype if dtype in EXACT else "float32", bool(node.attribute("align_corners", 0))
-
-    def compute(image: te.Tensor, grid: te.Tensor) -> te.Tensor:
-        return sampled(image, grid, _MODES[name], _PADDINGS[outside], aligned)
-
     image, grid = (node.emit(relax.op.astype(node.tensor(i), inner)) for i in range(2))
-    result = node.builder.emit_te(compute, image, grid, primfunc_name_hint="grid_sample")
+    result = emit_sampled(node.builder, image, grid, _MODES[name], _PADDINGS[outside], aligned)
     return relax.op.astype(result, dtype)
 
 

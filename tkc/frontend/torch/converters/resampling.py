@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
-from tkc.frontend.grid_sampling import Mode, Padding, sampled
+from tkc.frontend.grid_sampling import Mode, Padding, emit_sampled
 from tkc.frontend.pixels import bounded, extents, reduction
 from tkc.frontend.taps import Tap, cubic_weights, total, weighted
 from tkc.frontend.torch.converters.emitter import Converter, Emitter
@@ -259,8 +259,7 @@ def _antialiased_cubic(distance: np.ndarray) -> np.ndarray:
 def _grid_sampler(
     b: Emitter, x: relax.Expr, grid: relax.Expr, mode: int, padding: int, align_corners: bool
 ) -> relax.Expr:
-    compute = lambda image, points: sampled(image, points, Mode(mode), Padding(padding), align_corners)  # noqa: E731
-    return b.emit_te("grid_sample", compute, b.wide(x), b.wide(grid))
+    return emit_sampled(b.builder, b.wide(x), b.wide(grid), Mode(mode), Padding(padding), align_corners)
 
 
 def _both(name: str, converters: tuple[Converter, Converter]) -> dict[str, Converter]:
