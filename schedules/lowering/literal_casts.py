@@ -28,9 +28,16 @@ def convert_literals(func: tirx.PrimFunc, *, on_cuda: bool) -> tirx.PrimFunc:
         literal = arith.Analyzer().simplify(cast.value)
         if not isinstance(literal, tirx.IntImm | tirx.FloatImm):
             return None
-        return tirx.IntImm(cast.dtype, _converted(literal.value, cast.dtype, on_cuda=on_cuda))
+        return _literal(_converted(literal.value, cast.dtype, on_cuda=on_cuda), cast.dtype)
 
     return func.with_body(ir_transform(func.body, None, converted, ["tirx.Cast"]))
+
+
+def _literal(number: int, dtype: str) -> tirx.PrimExpr:
+    if number < 1 << 63:
+        return tirx.IntImm(dtype, number)
+    halves = (tirx.IntImm("uint32", half) for half in (number & 0xFFFFFFFF, number >> 32))
+    return tirx.call_intrin(dtype, "tirx.large_uint_imm", *halves)
 
 
 def _converted(number: float, dtype: str, *, on_cuda: bool) -> int:

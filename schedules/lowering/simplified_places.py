@@ -23,6 +23,7 @@ from tkc.schedules.lowering.flat_places import Samples
 
 _MOST_UNROLLED = 16
 _MOST_TRIED = 64
+_CONSTANT_KINDS = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,10 @@ def _stays(expr: tirx.PrimExpr, loops: Sequence[_Loop]) -> bool:
 
 
 def _written_out(loops: Sequence[_Loop]) -> Iterator[list[_Loop]]:
-    """Which loops have constant positions: those that a schedule unrolls, and of short ones, of which TVM may take
-    apart the first or last steps, none, any one, or all."""
-    always = [loop for loop in loops if loop.kind != tirx.ForKind.SERIAL]
-    short = [loop for loop in loops if loop.kind == tirx.ForKind.SERIAL]
+    """Which loops have constant positions: those that a schedule unrolls or makes vectors of, and of other short ones,
+    of which TVM may take apart the first or last steps, none, any one, or all."""
+    always = [loop for loop in loops if loop.kind in _CONSTANT_KINDS]
+    short = [loop for loop in loops if loop.kind not in _CONSTANT_KINDS]
     yield always
     if len(short) > 1:
         yield from ([*always, loop] for loop in short)

@@ -2,8 +2,8 @@
 
 The bound follows from the operators (Monte Carlo arithmetic): the graph runs in float64, once as it is, and several
 times with every rounded value moved by its dtype's precision, each element in a random direction or all in the same,
-as the roundings of a sum of equal numbers go, at every operator. Before a result is called wrong, it runs many more
-times: of a few, one in sixteen gives two infinities opposite signs, or the same, in all.
+as the roundings of a sum of equal numbers go, at every operator. Before a result is called wrong, it runs 28 times
+more: once in sixteen times, two infinities whose signs are random have opposite ones in all of the first four.
 Operators that round in between (reductions, matrix products) have their arguments moved too. What the results move by
 is what the roundings of any correct computation may come to, cancellation and ill-conditioned functions included.
 Elements that are finite in one of these runs and not in another are left out.

@@ -91,25 +91,28 @@ SHORT: dict[str, tuple[Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], int, bool]
 """The same in a loop of a few steps, of which TVM may take one apart, or none."""
 
 
+@pytest.mark.parametrize("kind", [tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL], ids=["serial", "parallel"])
 @pytest.mark.parametrize("name", SHORT)
-def test_lanes_of_short_loops(name: str) -> None:
+def test_lanes_of_short_loops(name: str, kind: int) -> None:
     """With the loop's position as a constant all are right, and nobody knows whether it will be one."""
     place, steps, right = SHORT[name]
-    func = _written_out(place, lanes=16, steps=steps)
+    func = _written_out(place, lanes=16, steps=steps, kind=kind)
     assert simplifies_rightly(func) == right
     assert simplifies_rightly(hide_failing_divisions(func))
 
 
 def _written_out(
-    place: Callable[[tirx.Var, tirx.Var], tirx.PrimExpr], lanes: int = 4, steps: int = 32
+    place: Callable[[tirx.Var, tirx.Var], tirx.PrimExpr],
+    lanes: int = 4,
+    steps: int = 32,
+    kind: int = tirx.ForKind.SERIAL,
 ) -> tirx.PrimFunc:
     """A function that reads at ``place`` of a loop of ``steps`` and of one of ``lanes`` in it that is unrolled."""
     source, target = (tirx.decl_buffer((256,), "float32", name) for name in ("source", "target"))
     t, lane = tirx.Var("t", "int64"), tirx.Var("lane", "int64")
     body: tirx.Stmt = tirx.BufferStore(target, tirx.BufferLoad(source, [place(t, lane)]), [t * lanes + lane])
-    for variable, extent in ((lane, lanes), (t, steps)):
-        kind = tirx.ForKind.UNROLLED if variable is lane else tirx.ForKind.SERIAL
-        body = tirx.For(variable, tirx.IntImm("int64", 0), tirx.IntImm("int64", extent), kind, body)
+    for variable, extent, how in ((lane, lanes, tirx.ForKind.UNROLLED), (t, steps, kind)):
+        body = tirx.For(variable, tirx.IntImm("int64", 0), tirx.IntImm("int64", extent), how, body)
     given = [tirx.Var(name, "handle") for name in ("a", "b")]
     return tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
 

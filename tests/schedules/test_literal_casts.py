@@ -51,6 +51,14 @@ def test_converted_constants_compile_for_a_gpu(dtype: torch.dtype) -> None:
         tkc.compile(_Filled(value, filled, dtype), (torch.zeros(3),), target="cuda:sm_90a")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_constants_of_wide_unsigned_integers(dtype: torch.dtype) -> None:
+    """-1 is their largest number, which for 64 bits is none of TVM's literals."""
+    model, x = _Filled(-1, torch.int32, dtype), torch.zeros(3)
+    found, _ = tkc.compile(model, (x,))(x)
+    assert found.tolist() == [2 ** (8 * dtype.itemsize) - 1] * 3
+
+
 def test_a_negated_constant() -> None:
     """``logical_not`` asks for a truth value."""
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import relax, te, tirx
 
+from tkc.contracts import OP_PATTERN, OPAQUE_PATTERN
 from tkc.frontend.pixels import bounded, extents, within
 from tkc.frontend.taps import Tap, cubic_weights, total, weighted
 
 _CUBIC_TAPS = 4
-_OPAQUE = 8
-"""TVM's number for a function that is fused with no other."""
 
 
 class Mode(enum.IntEnum):
@@ -94,17 +93,18 @@ def emit_sampled(
         return builder.emit_te(
             lambda image, grid: _sampled(axes(image), image, grid, mode), image, grid, primfunc_name_hint="grid_sample"
         )
+
     # Once for all channels; sixteen taps with their places and weights in one expression take half a minute to compile.
-    places, weights = (
-        builder.emit_te(
-            lambda image, grid, compute=compute: compute(axes(image), image.shape[0], grid),
+    def of_taps(name: str, compute: Callable[[Sequence[_GridAxis], te.Tensor], te.Tensor]) -> relax.Var:
+        return builder.emit_te(
+            lambda image, grid: compute(axes(image), grid),
             image,
             grid,
-            primfunc_name_hint=f"grid_{compute.__name__.strip('_')}",
-            primfunc_attrs={"op_pattern": _OPAQUE},
+            primfunc_name_hint=name,
+            primfunc_attrs={OP_PATTERN: OPAQUE_PATTERN},
         )
-        for compute in (_cubic_places, _cubic_weights)
-    )
+
+    places, weights = of_taps("grid_places", _cubic_places), of_taps("grid_weights", _cubic_weights)
     return builder.emit_te(_cubic, image, places, weights, primfunc_name_hint="grid_sample")
 
 
@@ -123,7 +123,7 @@ def _sampled(axes: Sequence[_GridAxis], image: te.Tensor, grid: te.Tensor, mode:
     return te.compute(extents([*image.shape[:2], *grid.shape[1:-1]]), element, name="sampled")
 
 
-def _cubic_places(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Tensor) -> te.Tensor:
+def _cubic_places(axes: Sequence[_GridAxis], grid: te.Tensor) -> te.Tensor:
     """The four pixels around each point along each axis, ``[batch, ..., axes, 4]``; -1 outside of the image."""
 
     def element(item: tirx.Var, *place: tirx.Var) -> tirx.PrimExpr:
@@ -135,10 +135,10 @@ def _cubic_places(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Tens
 
         return _chosen(which, [along(*each) for each in zip(axes, _pixels(axes, grid, item, point), strict=True)])
 
-    return te.compute(extents([batch, *grid.shape[1:-1], len(axes), _CUBIC_TAPS]), element, name="places")
+    return te.compute(extents([*grid.shape[:-1], len(axes), _CUBIC_TAPS]), element, name="places")
 
 
-def _cubic_weights(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Tensor) -> te.Tensor:
+def _cubic_weights(axes: Sequence[_GridAxis], grid: te.Tensor) -> te.Tensor:
     """Their weights, in the same shape."""
 
     def element(item: tirx.Var, *place: tirx.Var) -> tirx.PrimExpr:
@@ -146,7 +146,7 @@ def _cubic_weights(axes: Sequence[_GridAxis], batch: tirx.PrimExpr, grid: te.Ten
         pixel = _chosen(which, _pixels(axes, grid, item, point))
         return _chosen(tap, cubic_weights(pixel - tirx.floor(pixel)))
 
-    return te.compute(extents([batch, *grid.shape[1:-1], len(axes), _CUBIC_TAPS]), element, name="weights")
+    return te.compute(extents([*grid.shape[:-1], len(axes), _CUBIC_TAPS]), element, name="weights")
 
 
 def _cubic(image: te.Tensor, places: te.Tensor, weights: te.Tensor) -> te.Tensor:
