@@ -23,18 +23,29 @@ def begin_before_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(isinstance(node, tirx.SBlock) and node.init is not None for node in nodes(func.body)):
         return func
     sch = s_tir.Schedule(func)
-    pending = child_blocks(sch)
-    left: list[tuple[SBlockRV, LoopRV]] = []
-    while pending:
-        block = pending.pop()
-        pending += sch.get_child_blocks(block)
-        loop = _first_step(sch, block)
-        if loop is not None and not attempt(partial(_decompose, sch, loop), block):
-            left.append((block, loop))
+    while (left := _decompose_one(sch)) is None:
+        pass
     beginnings: defaultdict[tirx.Var, list[tirx.Stmt]] = defaultdict(list)
     for block, loop in left:
         beginnings[sch.get(loop).loop_var].append(_beginning(sch, block, loop))
     return _with(sch.mod["main"], beginnings)
+
+
+def _decompose_one(sch: s_tir.Schedule) -> list[tuple[SBlockRV, LoopRV]] | None:
+    """Initialize one reduction that may have no steps before its loops; those that TVM cannot decompose if there is no
+    other. What is known of blocks may not outlast that: TVM replaces all that is around the loops."""
+    left = []
+    pending = child_blocks(sch)
+    while pending:
+        block = pending.pop()
+        pending += sch.get_child_blocks(block)
+        loop = _first_step(sch, block)
+        if loop is None:
+            continue
+        if attempt(partial(_decompose, sch, loop), block):
+            return None
+        left.append((block, loop))
+    return left
 
 
 def _decompose(sch: s_tir.Schedule, loop: LoopRV, block: SBlockRV) -> None:

@@ -18,8 +18,8 @@ from tkc.schedules.lowering.data_conditions import FLOORS, hidden
 from tkc.schedules.lowering.flat_places import same_places
 from tkc.schedules.lowering.simplified_places import simplifies_rightly
 
-# The passes of TVM's pipeline up to the flattening.
-_BEFORE = tvm.transform.Sequential(
+# The passes of TVM's pipeline up to the first that simplifies.
+_COMPACT = tvm.transform.Sequential(
     [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerCrossThreadReduction(),
@@ -32,6 +32,11 @@ _BEFORE = tvm.transform.Sequential(
         s_tir.transform.LowerAutoCopy(),
         s_tir.transform.UnifyThreadBinding(),
         s_tir.transform.LowerMatchBuffer(),
+    ]
+)
+# The others up to the flattening.
+_SIMPLIFY = tvm.transform.Sequential(
+    [
         tirx.transform.StmtSimplify(),
         s_tir.transform.InjectPermutedLayout(),
         s_tir.transform.AnnotateIrregularLoop(),
@@ -60,15 +65,18 @@ def hide_failing_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         compact = _compact(func)
     if compact is None:
         return _hide(func)
-    if _flat(compact) is not None:
-        return func
+    if simplifies_rightly(compact):
+        loops = _simplified(compact)
+        if loops is not None and _flat(loops) is not None:
+            return func
+    else:
+        loops = _simplified(_hide_in_places(compact))
     for hide in (_hide_in_places, _hide):
-        flat = _flat(hide(compact))
+        flat = None if loops is None else _flat(hide(loops))
         if flat is not None and _is_lowered_once_more(flat):
             return flat
     hidden_in_places = _hide_in_places(func)
-    compact = _compact(hidden_in_places)
-    return hidden_in_places if compact is not None and _flat(compact) is not None else _hide(func)
+    return _hide(func) if _lowered(hidden_in_places) is None else hidden_in_places
 
 
 def _hide(func: tirx.PrimFunc, which: Callable[[tirx.PrimExpr], bool] = lambda expr: True) -> tirx.PrimFunc:
@@ -104,10 +112,15 @@ def _is_by_a_formula(node: tirx.PrimExpr) -> bool:
 
 
 def _compact(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """``func`` with loops instead of blocks, and compact memory; ``None`` where TVM fails on it, or cannot flatten
-    it."""
-    compact = _passed(_BEFORE, func)
-    return None if compact is None or _passed(_FLATTEN, compact) is None else compact
+    """``func`` with compact memory; ``None`` where TVM fails on it, or cannot flatten it."""
+    compact = _passed(_COMPACT, func)
+    return None if compact is None or _simplified(compact) is None else compact
+
+
+def _simplified(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """``compact`` with loops instead of blocks, simplified; ``None`` where TVM fails on it, or cannot flatten it."""
+    loops = _passed(_SIMPLIFY, compact)
+    return None if loops is None or _passed(_FLATTEN, loops) is None else loops
 
 
 def _passed(passes: tvm.transform.Pass, func: tirx.PrimFunc) -> tirx.PrimFunc | None:
@@ -117,17 +130,24 @@ def _passed(passes: tvm.transform.Pass, func: tirx.PrimFunc) -> tirx.PrimFunc | 
         return None
 
 
-def _flat(compact: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """``compact`` with flat memory; ``None`` where that reads or writes other places than before."""
-    flat = _passed(_FLATTEN, compact)
-    is_right = flat is not None and same_places(compact, flat) and simplifies_rightly(compact)
+def _flat(loops: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """``loops`` with flat memory; ``None`` where that reads or writes other places than before."""
+    flat = _passed(_FLATTEN, loops)
+    is_right = flat is not None and same_places(loops, flat) and simplifies_rightly(loops)
     return _without_strides(flat) if is_right else None
 
 
 def _is_lowered_once_more(flat: tirx.PrimFunc) -> bool:
     """Whether TVM's pipeline, which all functions go through from its beginning, leaves the places of ``flat``."""
-    again = _passed(_BEFORE, flat)
-    return again is not None and same_places(flat, again) and _flat(again) is not None
+    loops = _lowered(flat)
+    return loops is not None and same_places(flat, loops)
+
+
+def _lowered(func: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """``func`` with loops instead of blocks; ``None`` where TVM fails on it, or makes other places of its own."""
+    compact = _compact(func)
+    loops = None if compact is None or not simplifies_rightly(compact) else _simplified(compact)
+    return None if loops is None or _flat(loops) is None else loops
 
 
 def _without_strides(flat: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -79,6 +79,9 @@ def _with_quotients(stmt: tirx.Stmt, loops: tuple[_Loop, ...]) -> Iterator[tuple
         yield from _with_quotients(stmt.then_case, loops)
         if stmt.else_case is not None:
             yield from _with_quotients(stmt.else_case, loops)
+    elif isinstance(stmt, tirx.SBlockRealize):
+        yield from ((expr, loops) for expr in _divided([stmt.predicate]))
+        yield from _with_quotients(stmt.block.body, loops)
     elif isinstance(stmt, tirx.While):
         yield from _with_quotients(stmt.body, loops)
     elif isinstance(stmt, tirx.BufferStore):
@@ -128,11 +131,13 @@ def _stays(expr: tirx.PrimExpr, loops: Sequence[_Loop]) -> bool:
 
 
 def _written_out(loops: Sequence[_Loop]) -> Iterator[list[_Loop]]:
-    """Which loops have constant positions: those that a schedule unrolls or makes vectors of, and of other short ones,
-    of which TVM may take apart the first or last steps, none, any one, or all."""
+    """Which loops have constant positions: none, as TVM simplifies before it unrolls; those that a schedule unrolls or
+    makes vectors of; and of other short ones, of which TVM may take apart the first or last steps, any one, or all."""
     always = [loop for loop in loops if loop.kind in _CONSTANT_KINDS]
     short = [loop for loop in loops if loop.kind not in _CONSTANT_KINDS]
-    yield always
+    yield []
+    if always:
+        yield always
     if len(short) > 1:
         yield from ([*always, loop] for loop in short)
     if short:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -132,6 +133,24 @@ def test_positions_of_vectors_are_divided_by_their_lanes(stride: int, size: int)
     func = tirx.PrimFunc(given, body, buffer_map=dict(zip(given, (source, target), strict=True)))
     assert not simplifies_rightly(func)
     assert simplifies_rightly(hide_failing_divisions(func))
+
+
+@pytest.mark.parametrize(
+    ("shape", "start", "step", "columns"),
+    [((6, 5, 10), 6, 8, 5), ((6, 6, 5, 2), 2, 4, 5), ((9, 6), 4, 9, 3), ((5, 2, 3), 2, 4, 2), ((4, 10, 3), 1, 12, 5)],
+)
+def test_every_few_elements_of_a_tensor(shape: tuple[int, ...], start: int, step: int, columns: int) -> None:
+    """TVM simplifies the places before it flattens memory: ``(i * 8 + 6) % 50 // 10`` it takes for 0."""
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        chosen = x.flatten()[start::step]
+        return chosen[: len(chosen) // columns * columns].reshape(-1, columns) * 2 + 1
+
+    x = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    compiled = tkc.compile(Model(rows), (x,), target="cpu")
+    torch.testing.assert_close(compiled(x), rows(x), rtol=0, atol=0)
+    both = Model(lambda x: (rows(x), rows(x) @ torch.ones(columns, 3)))
+    torch.testing.assert_close(tkc.compile(both, (x,), target="cpu")(x), both(x))
 
 
 def test_functions_that_differ_elsewhere() -> None:

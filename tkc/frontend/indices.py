@@ -136,6 +136,18 @@ class IndexUses:
                 bounds.setdefault((name, size, use.wraps), IndexBound(name, size, use.wraps, use.source))
         return tuple(bounds.values())
 
+    def size_conditions(self) -> tuple[str, ...]:
+        """What constant indices ask of the sizes of inputs, as :class:`tkc.runtime.sizes.Formula` reads it."""
+        conditions: dict[str, None] = {}
+        for use in self._uses:
+            found = None if isinstance(written_size(use.size), int) else self._constant_range(use)
+            if found is None or self._in_branch or not self._is_known(use.size):
+                continue
+            lowest, highest = found
+            needed = max(highest + 1, -lowest if use.wraps else 0)
+            conditions[f"{written_size(use.size)} >= {needed}"] = None
+        return tuple(conditions)
+
     def check_constants(self) -> None:
         """Raise :class:`UnsupportedModelError` for a constant index that is out of range, or a constant divisor 0."""
         for use in self._uses:
@@ -180,6 +192,9 @@ class IndexUses:
             return self._checked in ("inputs", "all") or self._in_branch or late
         if self._in_branch and self._bad_constant(use) is not None:
             return True
+        is_open = not isinstance(written_size(use.size), int) and self._constant_range(use) is not None
+        if is_open and (self._in_branch or not self._is_known(use.size)):
+            return True
         if self._is_selected(held):  # targets of a loss, of which some are ignored
             return True
         return (self._checked == "all" or (self._checked == "writes" and use.writes)) and self._is_computed(held)
@@ -201,22 +216,32 @@ class IndexUses:
 
     def _bad_constant(self, use: IndexUse) -> int | None:
         """An index out of range among constant ones, if there is one."""
+        size, found = written_size(use.size), self._constant_range(use)
+        if found is None:
+            return None
+        lowest, highest = found
+        if lowest < 0 and not use.wraps:
+            return lowest
+        if not isinstance(size, int):
+            return None
+        return highest if highest >= size else lowest if lowest < -size else None
+
+    def _constant_range(self, use: IndexUse) -> tuple[int, int] | None:
+        """The least and the largest of constant indices. Notes which others may take their place."""
         held, size = self._origin(use.indices), written_size(use.size)
         values = constant_values(held, self._constants)
-        if values is None or not isinstance(size, int) or not values.numel():
+        if values is None or not values.numel():
             return None
         if use.part is not None:
             self.read.note_values(values, f"{use.source} indexes with a part of it; compile again")
             if not held.same_as(use.indices):
                 return None
             values = values[..., use.part]
-        else:
-            needed = IndexRange(-size if use.wraps else 0, size - 1, f"{use.source} indexes an axis of {size} with it")
-            self.read.note_range(values, needed)
-        low, high = (int(bound) for bound in torch.aminmax(values))
-        if high >= size:
-            return high
-        return low if low < (-size if use.wraps else 0) else None
+        lowest, highest = (int(bound) for bound in torch.aminmax(values))
+        if use.part is None:
+            limits = (-size if use.wraps else 0, size - 1) if isinstance(size, int) else (min(lowest, 0), highest)
+            self.read.note_range(values, IndexRange(*limits, f"{use.source} indexes an axis of {size} with it"))
+        return lowest, highest
 
     def _is_computed(self, variable: relax.Expr) -> bool:
         if not isinstance(variable, relax.Var) or variable in self._constants:

@@ -68,6 +68,7 @@ def to_relax(
     """The module and the weights it uses, built anew for as long as the graph implies more of the inputs' sizes."""
     read: set[str] = set()
     while True:
+        algebra.conditions.clear()
         resolved = [relax.TensorStructInfo([algebra.resolve(size) for size in t.shape.values], t.dtype) for t in types]
         try:
             found = dict(zip(names, resolved, strict=True))

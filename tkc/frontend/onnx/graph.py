@@ -264,7 +264,12 @@ class GraphImporter:
         inner = dataclasses.replace(self, index_uses=index_uses, values=outer)
         for tensor in graph.initializer:
             inner.values[tensor.name] = Value(Known.constant(onnx.numpy_helper.to_array(tensor)))
-        inner.add_nodes(graph.node)
+        was_in_part = self.algebra.in_part
+        self.algebra.in_part |= index_uses is not self.index_uses
+        try:
+            inner.add_nodes(graph.node)
+        finally:
+            self.algebra.in_part = was_in_part
         return [inner.values[output.name] for output in graph.output]
 
 

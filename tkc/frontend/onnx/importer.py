@@ -111,7 +111,12 @@ def _imported(
     given, (out_spec, absent) = structure.signature(signature), result_structure(built.structures)
     constants_out = tuple((position, Constant(name, None)) for position, name in absent)
     signature = dataclasses.replace(signature, **given, out_spec=out_spec, constant_outputs=constants_out)
-    signature = dataclasses.replace(signature, index_bounds=built.index_bounds, index_flags=built.index_flags)
+    signature = dataclasses.replace(
+        signature,
+        index_bounds=built.index_bounds,
+        index_flags=built.index_flags,
+        conditions=(*signature.conditions, *built.uses.size_conditions()),
+    )
     return ImportedModel(
         built.module,
         built.parameters,

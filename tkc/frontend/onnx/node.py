@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from tkc.frontend.onnx.values import (
     expression_of,
     match_sizes,
     require,
+    require_of_sizes,
     shape_of,
 )
 
@@ -126,13 +127,28 @@ class Node:
 
     def require_equal(self, size: Size, other: Size) -> None:
         """See to it that two sizes are equal: learned of the model's inputs, or checked at the call."""
-        if not self.algebra.undecided(size, other):
-            if not self.algebra.equal(size, other):
-                raise ConversionError(f"works on a size of {size}; expected {other}: correct the model")
+        if self.algebra.undecided(size, other):
+            self.algebra.unify(size, other)
+        self._require_that(_compared(tirx.EQ, size, other))
+
+    def require_at_most(self, size: Size, limit: Size) -> None:
+        """See to it that a size is no larger than another: known, or checked at the call."""
+        self._require_that(_compared(tirx.LE, size, limit))
+
+    def require_multiple(self, size: Size, divisor: Size) -> None:
+        """See to it that a size is divided without a rest: known, or checked at the call."""
+        self._require_that(_compared(tirx.EQ, size % divisor, 0))
+
+    def _require_that(self, condition: tirx.PrimExpr) -> None:
+        """See to it that a condition on sizes holds: known, or checked at the call."""
+        try:
+            if self.algebra.holds(condition):
+                return
+        except UndecidedError:
+            if not self.algebra.ask_of_inputs(condition):
+                require_of_sizes(self.builder, condition)
             return
-        self.algebra.unify(size, other)
-        left, right = (expression_of(Value(pack_sizes([each])), self.builder) for each in (size, other))
-        self.require(relax.op.equal(left, right))
+        raise ConversionError(f"works on sizes for which {condition} does not hold; correct the model")
 
     def require(self, fits: relax.Expr) -> None:
         """See to it that a call fails where a truth value of the model's does not hold."""
@@ -226,3 +242,7 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
+
+
+def _compared(relation: Callable[..., tirx.PrimExpr], left: Size, right: Size) -> tirx.PrimExpr:
+    return relation(*(tirx.const(side, "int64") if isinstance(side, int) else side for side in (left, right)))

@@ -191,7 +191,8 @@ def signature_of(
     values = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in names]
     outputs = [_tensor_spec(value, field) for value, field in zip(values, fields, strict=False)]
     sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
-    return Signature(tuple(leaves), tuple(outputs), sizes)
+    conditions = tuple(_written(condition) for condition in algebra.conditions)
+    return Signature(tuple(leaves), tuple(outputs), sizes, conditions=conditions)
 
 
 def _tensor_spec(value: onnx.ValueInfoProto, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:

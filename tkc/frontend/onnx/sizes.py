@@ -10,7 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 from tvm import arith, tirx
+from tvm_ffi import structural_equal
 
+from tkc.frontend.quotients import are_bounded
 from tkc.runtime.signature import SizeRange
 
 Size: TypeAlias = int | tirx.PrimExpr
@@ -62,6 +64,10 @@ class SizeAlgebra:
         self.ranges: dict[tirx.Var, SizeRange] = {}
         self.variables: set[tirx.Var] = set()
         """Every size that was declared."""
+        self.conditions: list[tirx.PrimExpr] = []
+        """What has to hold of the sizes of the inputs in each call."""
+        self.in_part = False
+        """Whether the graph that is imported may not run in a call: a branch, or the body of a loop."""
 
     def declare_input(self, size: tirx.Var) -> None:
         """Add a size that an input of the model has, of which the graph may imply more than the default range."""
@@ -140,14 +146,29 @@ class SizeAlgebra:
                 raise SizesLearned
         return False
 
+    def ask_of_inputs(self, condition: tirx.PrimExpr) -> bool:
+        """Have each call checked for ``condition``; ``False`` where more than sizes of inputs decides it."""
+        if self.in_part or not all(variable in self.ranges for variable in _variables(condition)):
+            return False
+        if not any(structural_equal(condition, known) for known in self.conditions):
+            self.conditions.append(condition)
+        return True
+
     def simplify(self, size: Size) -> Size:
         """The simplest equal expression, a Python integer where the value is fixed."""
         if isinstance(size, int):
             return size
         if _is_long(size):
             raise UndecidedError(f"a size is a formula of more than {_MOST_TERMS} terms")
+        self._require_right_bounds(size)
         simple = self._analyzer.simplify(size)
+        self._require_right_bounds(simple)
         return int(simple) if isinstance(simple, tirx.IntImm) else simple
+
+    def _require_right_bounds(self, value: tirx.PrimExpr) -> None:
+        """Raise UndecidedError where TVM would decide something of ``value`` by bounds that are wrong."""
+        if not are_bounded(value, self._analyzer):
+            raise UndecidedError(f"{value} has a remainder that Apache TVM bounds wrongly")
 
     def holds(self, condition: tirx.PrimExpr | bool) -> bool:
         """Whether a condition is true of all sizes, or false of all.
@@ -156,6 +177,7 @@ class SizeAlgebra:
         """
         if isinstance(condition, bool):
             return condition
+        self._require_right_bounds(condition)
         if self._analyzer.can_prove(condition):
             return True
         if self._analyzer.can_prove(tirx.Not(condition)):

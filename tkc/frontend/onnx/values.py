@@ -12,7 +12,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Op
 
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
-from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, pack_sizes
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, checkable, pack_sizes
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
@@ -63,6 +63,7 @@ _OPERANDS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "equ
              "greater_equal", "logical_and", "logical_or", "matmul")  # fmt: skip
 _OF_TWO = frozenset(Op.get(f"relax.{name}") for name in _OPERANDS)
 _MATMUL = Op.get("relax.matmul")
+_BROADCAST_TO = Op.get("relax.broadcast_to")
 
 
 def emit_simply(builder: relax.BlockBuilder, algebra: SizeAlgebra, expression: relax.Expr) -> relax.Var:
@@ -78,10 +79,23 @@ def emit_simply(builder: relax.BlockBuilder, algebra: SizeAlgebra, expression: r
         inner = [emit_simply(builder, algebra, arg) if isinstance(arg, relax.Call) else arg for arg in expression.args]
         expression = relax.Call(expression.op, inner, expression.attrs, expression.sinfo_args)
     expression = builder.normalize(expression)
-    if expression.op in _OF_TWO and not isinstance(expression.struct_info.shape, relax.ShapeExpr):
+    if expression.op in _OF_TWO and (
+        not isinstance(expression.struct_info.shape, relax.ShapeExpr) or _sums_undecided(algebra, expression)
+    ):
         operands = _with_equal_sizes(builder, algebra, *expression.args, product=expression.op == _MATMUL)
         expression = builder.normalize(relax.Call(expression.op, operands, expression.attrs, expression.sinfo_args))
+    if expression.op == _BROADCAST_TO:
+        operand, target = expression.args
+        expression = builder.normalize(relax.op.broadcast_to(_as_broadcast(builder, algebra, operand, target), target))
     return builder.emit(with_simple_sizes(expression))
+
+
+def _sums_undecided(algebra: SizeAlgebra, product: relax.Call) -> bool:
+    """Whether a product of matrices sums over axes of which it is not known that they are of one size."""
+    if product.op != _MATMUL or not all(isinstance(each.struct_info.shape, relax.ShapeExpr) for each in product.args):
+        return False
+    left, right = (shape_of(each, algebra) for each in product.args)
+    return algebra.undecided(left[-1], right[max(len(right) - 2, 0)])
 
 
 def _with_equal_sizes(
@@ -94,7 +108,10 @@ def _with_equal_sizes(
     kept: list[list[Size]] = [[], []]
     if product:  # their last axes are not broadcast, and one of each is summed over
         places = [len(shapes[0]) - 1, max(len(shapes[1]) - 2, 0)]
-        summed = algebra.broadcast(shape[place] for shape, place in zip(shapes, places, strict=True))
+        sums = [shape[place] for shape, place in zip(shapes, places, strict=True)]
+        if algebra.undecided(*sums):
+            algebra.unify(*sums)
+        summed = checkable(sums)
         for shape, place in zip(shapes, places, strict=True):
             shape[place] = summed
         kept = [shape[-2:] for shape in shapes]
@@ -106,6 +123,21 @@ def _with_equal_sizes(
         wide = [1 if isinstance(size, int) and size == 1 else common[i] for i, size in enumerate(shape)]
         match_sizes(value, [*wide[::-1], *last], builder, algebra)
     return [expression_of(value, builder) for value in values]
+
+
+def _as_broadcast(
+    builder: relax.BlockBuilder, algebra: SizeAlgebra, operand: relax.Expr, target: relax.Expr
+) -> relax.Expr:
+    """``operand`` with sizes that broadcast to ``target``."""
+    if not (isinstance(operand.struct_info.shape, relax.ShapeExpr) and isinstance(target, relax.ShapeExpr)):
+        return operand
+    own = shape_of(operand, algebra)
+    wanted = [algebra.simplify(size) for size in target.values][len(target.values) - len(own) :]
+    common = [algebra.broadcast(pair) for pair in zip(wanted, own, strict=True)]
+    value = Value(expression=operand)
+    kept = (1 if isinstance(old, int) and old == 1 else new for old, new in zip(own, common, strict=True))
+    match_sizes(value, list(kept), builder, algebra)
+    return expression_of(value, builder)
 
 
 def check_size(info: relax.StructInfo) -> None:
@@ -165,6 +197,14 @@ def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
     """See to it that a call fails where a truth value of one element does not hold."""
     flag = builder.emit(relax.op.reshape(relax.op.astype(builder.emit(fits), "int64"), (1,)))
     builder.match_cast(builder.emit(relax.op.tensor_to_shape(flag)), relax.ShapeStructInfo([1]))
+
+
+def require_of_sizes(builder: relax.BlockBuilder, condition: tirx.PrimExpr) -> None:
+    """See to it that a call fails where a condition on sizes does not hold."""
+    flag = relax.ShapeExpr([tirx.Cast("int64", condition)])
+    # Handed through a function, it is nothing that TVM knows when it compiles.
+    found = relax.call_pure_packed("vm.builtin.copy", flag, sinfo_args=[relax.ShapeStructInfo(ndim=1)])
+    builder.match_cast(builder.emit(found), relax.ShapeStructInfo([1]))
 
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:

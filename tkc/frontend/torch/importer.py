@@ -168,6 +168,7 @@ def _imported(
     module[MAIN] = module[MAIN].with_attr(NUM_INPUT, len(inputs))
     uses.check_constants()
     signature = replace(signature, index_bounds=uses.input_bounds(), index_flags=tuple(flags))
+    signature = replace(signature, conditions=(*signature.conditions, *uses.size_conditions()))
     own = held_weights(held, program, weights, state)
     uses.read.mark(own.values(), weights.parameters)
     values = {node.name: value.name_hint for node, value in emitter.env.items() if isinstance(value, relax.Var)}

@@ -72,6 +72,7 @@ def _one_hot(node: Node) -> Converted:
     if depth is None:
         given = node.emit(relax.op.astype(relax.op.reshape(node.tensor(1), [1]), "int64"))
         depth = list(node.run_time_sizes(given, 1))
+    node.require_shape(2, [2])
     rank = node.rank(0)
     axis = normalized_axis(node.attribute("axis", -1), rank + 1)
     size = int(depth[0]) if isinstance(depth[0], int | float) else depth[0]

@@ -101,13 +101,25 @@ def _gather(node: Node) -> Converted:
 
 def _gather_elements(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    _fit_elements(node, axis)
     indices = bounded_indices(node, 1, [node.shape(0)[axis]])
     return _or_nan(node, relax.op.gather_elements(node.tensor(0), indices.tensor, axis), indices.inside)
+
+
+def _fit_elements(node: Node, axis: int) -> None:
+    """See to it that there are rows of the data for all rows of indices, input 1."""
+    if node.rank(1) != node.rank(0):
+        raise ConversionError("has indices of another number of dimensions than its data; correct the model")
+    for i, (rows, limit) in enumerate(zip(node.shape(1), node.shape(0), strict=True)):
+        if i != axis:
+            node.require_at_most(rows, limit)
 
 
 def _gather_nd(node: Node) -> Converted:
     batch = node.attribute("batch_dims", 0)
     depth = _depth(node)
+    for size, other in zip(node.shape(0)[:batch], node.shape(1)[:batch], strict=True):
+        node.require_equal(size, other)
     indices = bounded_indices(node, 1, node.shape(0)[batch : batch + depth])
     result = relax.op.gather_nd(node.tensor(0), indices.tensor, batch)
     inside = indices.inside
@@ -130,6 +142,8 @@ def _depth(node: Node) -> int:
 
 def _scatter_elements(node: Node) -> Converted:
     axis = normalized_axis(node.attribute("axis", 0), node.rank(0))
+    _fit_elements(node, axis)
+    node.require_shape(2, node.shape(1))
     indices = bounded_indices(node, 1, [node.shape(0)[axis]]).tensor
     return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
 
@@ -141,8 +155,16 @@ def _scatter_nd(node: Node) -> Converted:
     return with_inputs(node, [node.tensor(0), node.emit(indices), node.tensor(2)]).stock()
 
 
+def _compress(node: Node) -> Converted:
+    axis = node.attributes.get("axis")
+    size = node.algebra.product(node.shape(0)) if axis is None else node.shape(0)[normalized_axis(axis, node.rank(0))]
+    node.require_at_most(node.shape(1)[0], size)
+    return node.stock()
+
+
 def _max_unpool(node: Node) -> Converted:
     """Each number at its index in a flat tensor of zeros, at the end of which an explicit shape adds more zeros."""
+    node.require_shape(1, node.shape(0))
     shape = _pooled_shape(node)
     size = node.algebra.product(shape)
     data = node.emit(relax.op.reshape(node.tensor(0), [-1]))
@@ -211,6 +233,7 @@ def _trilu_at_run_time(node: Node, upper: bool) -> Converted:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "Compress": _compress,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,

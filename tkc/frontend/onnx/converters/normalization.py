@@ -18,6 +18,8 @@ from tkc.frontend.onnx.values import ConversionError
 
 
 def _batch_normalization(node: Node) -> Converted:
+    for position in range(1, 5):
+        node.require_shape(position, [node.shape(0)[1]])
     if not node.attribute("training_mode", 0):
         if node.wants(1) or not node.attribute("spatial", 1):
             raise ConversionError("is in training mode, or normalizes each position by itself; export for inference")

@@ -125,6 +125,9 @@ def _hardmax(node: Node) -> Converted:
 
 def _non_max_suppression(node: Node) -> Converted:
     """The best boxes of each class, without those that overlap a better one."""
+    batch, spatial, _ = node.shape(0)
+    node.require_shape(0, [batch, spatial, 4])
+    node.require_shape(1, [batch, node.shape(1)[1], spatial])
     most = _number(node, 2, 0)
     limit = int(_most_boxes(node) if most is None else most)
     boxes = _corners(node) if node.attribute("center_point_box", 0) else node.tensor(0)

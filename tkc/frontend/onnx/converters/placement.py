@@ -8,7 +8,15 @@ import onnx
 from tvm import DataType, relax, te, tirx
 
 from tkc.frontend.onnx.converters.run_time_shapes import center_cropped
-from tkc.frontend.onnx.converters.shared import Converted, Converter, fixed_length, normalized_axis, scalar, size_vector
+from tkc.frontend.onnx.converters.shared import (
+    Converted,
+    Converter,
+    at_run_time,
+    fixed_length,
+    normalized_axis,
+    scalar,
+    size_vector,
+)
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
 from tkc.frontend.onnx.sizes import Size
@@ -116,6 +124,7 @@ def _affine_grid(node: Node) -> Converted:
         sizes = node.run_time_sizes(given, count, node.emit(relax.op.equal(first, batch)))
     spatial, aligned = list(sizes[2:]), bool(node.attribute("align_corners", 0))
     rank = len(spatial)
+    node.require_shape(0, [node.shape(0)[0] if at_run_time(node, 1) else sizes[0], rank, rank + 1])
 
     def compute(theta: te.Tensor, spatial: Sequence[Size]) -> te.Tensor:
         def element(image: tirx.Var, *index: tirx.Var) -> tirx.PrimExpr:

@@ -202,6 +202,11 @@ def _conv_transpose(node: Node) -> Converted:
     """Transposed convolution, with dilation as a kernel with zeros in between, and the padding that a size implies."""
     rank = node.rank(0) - 2
     dilations = node.attribute("dilations", [1] * rank)
+    channels, filters, *sizes = node.shape(1)
+    node.require_shape(1, [channels, filters, *node.attribute("kernel_shape", sizes)])
+    node.require_equal(node.shape(0)[1], channels)
+    if node.has(2):
+        node.require_shape(2, [node.algebra.simplify(filters * node.attribute("group", 1))])
     kernel = [(size - 1) * step + 1 for size, step in zip(_kernel_sizes(node), dilations, strict=True)]
     attributes = {**node.attributes, "kernel_shape": kernel, "dilations": [1] * rank}
     if "output_shape" in attributes:
@@ -210,8 +215,8 @@ def _conv_transpose(node: Node) -> Converted:
     return dataclasses.replace(with_inputs(node, inputs), attributes=attributes).stock()
 
 
-def _kernel_sizes(node: Node) -> list[int]:
-    sizes = node.shape(1)[2:]
+def _kernel_sizes(node: Node, position: int = 1) -> list[int]:
+    sizes = node.shape(position)[2:]
     if not all(isinstance(size, int) for size in sizes):
         raise ConversionError("needs a kernel of fixed size; export the model with fixed sizes there")
     return sizes
@@ -252,10 +257,24 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
 
 
 def _conv(node: Node) -> Converted:
-    weights = node.shape(1)
-    # Of channels that data decides, as many would be read as the weights have.
-    node.require_equal(node.shape(0)[1], node.algebra.simplify(weights[1] * node.attribute("group", 1)))
+    fit_convolution(node, 0, 1)
+    if node.has(2):
+        node.require_shape(2, node.shape(1)[:1])
     return node.stock()
+
+
+def fit_convolution(node: Node, data: int, weights: int) -> None:
+    """See to it that the channels of two inputs fit each other, and that the kernel has a fixed size."""
+    groups = node.attribute("group", 1)
+    filters, channels, *kernel = node.shape(weights)
+    node.require_shape(weights, [filters, channels, *node.attribute("kernel_shape", kernel)])
+    _kernel_sizes(node, weights)
+    if groups > 1 and not (isinstance(filters, int) and isinstance(channels, int)):
+        raise ConversionError(
+            "needs fixed numbers of channels, as it has groups; export the model with fixed sizes there"
+        )
+    node.require_multiple(filters, groups)
+    node.require_equal(node.shape(data)[1], node.algebra.simplify(channels * groups))
 
 
 def _summed_in_float32(convert: Converter) -> Converter:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import ml_dtypes
 import numpy as np
 import onnx
-from tvm import relax
+from tvm import relax, te
 
+from tkc.frontend.onnx.converters.pooling import fit_convolution
 from tkc.frontend.onnx.converters.shared import (
     Converted,
     Converter,
@@ -26,7 +27,9 @@ from tkc.frontend.onnx.converters.shared import (
 )
 from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
+from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.values import ConversionError, Value, shape_of
+from tkc.frontend.pixels import extents
 
 _EXACT_BELOW = 1 << 24
 """Whole numbers up to here, and their sums, are exact in float32."""
@@ -102,6 +105,7 @@ def quantize_linear(node: Node) -> Converted:
     They are divided in float32 unless ``precision`` names another type.
     """
     dtype = _quantized_dtype(node)
+    _fit_zero_point(node)
     asked = node.attribute("precision", 0)
     inner = _dtype_of(asked) if asked else "float32"
     ratio = node.emit(relax.op.divide(as_type(node, 0, inner), _spread(node, 1, inner)))
@@ -134,10 +138,17 @@ def dequantize_linear(node: Node) -> Converted:
     asked = node.attribute("output_dtype", 0)
     dtype = _dtype_of(asked) if asked else node.dtype(1)
     data = node.tensor(0)
+    _fit_zero_point(node)
     if node.has(2) and "float" not in node.dtype(0):
         data = relax.op.subtract(as_type(node, 0, "int32"), _spread(node, 2, "int32"))
     product = relax.op.multiply(node.emit(relax.op.astype(data, "float32")), _spread(node, 1, "float32"))
     return relax.op.astype(node.emit(product), dtype)
+
+
+def _fit_zero_point(node: Node) -> None:
+    """See to it that a zero point has the sizes of its scale, which may have an axis of 1 more or less."""
+    if node.has(2) and node.rank(1) == node.rank(2):
+        node.require_shape(2, node.shape(1))
 
 
 def _spread(node: Node, position: int, dtype: str) -> relax.Expr:
@@ -147,8 +158,21 @@ def _spread(node: Node, position: int, dtype: str) -> relax.Expr:
     if not block:
         return along(node, tensor, rank, axis % rank if rank else 0)
     axis = normalized_axis(axis, rank)
-    repeated = node.emit(relax.op.repeat(tensor, block, axis))
-    return node.emit(relax.op.strided_slice(repeated, [axis], [0], [node.shape(0)[axis]]))
+    size, blocks = node.shape(0)[axis], node.shape(position)[axis]
+    node.require_equal(blocks, node.algebra.simplify((size + block - 1) // block))
+
+    if isinstance(size, int):
+        repeated = node.emit(relax.op.repeat(tensor, block, axis))
+        return node.emit(relax.op.strided_slice(repeated, [axis], [0], [size]))
+
+    def compute(numbers: te.Tensor, size: Size) -> te.Tensor:
+        """Of Relax's operators TVM states sizes in several forms, of which it fuses one alone."""
+        shape = [size if i == axis else other for i, other in enumerate(numbers.shape)]
+        return te.compute(
+            extents(shape), lambda *at: numbers(*(p // block if i == axis else p for i, p in enumerate(at)))
+        )
+
+    return node.builder.emit_te(compute, tensor, size, primfunc_name_hint="repeat")
 
 
 def dynamically_quantized(node: Node, data: relax.Expr) -> tuple[relax.Expr, relax.Expr, relax.Expr]:
@@ -294,6 +318,7 @@ def _dequantized_float8(node: Node, data: int, scale: int, axis: int) -> relax.E
 
 def integer_convolution(node: Node, data: int, weight: int, data_zero: int, weight_zero: int) -> relax.Expr:
     """The convolution of integers less their zero points, which padding is equal to, in int32, which wraps around."""
+    fit_convolution(node, data, weight)
     inner = accumulator(node, data, weight, weight_zero, 0, range(1, node.rank(weight)))
     operands = [
         shifted(node, data, data_zero, 1, inner),

@@ -46,6 +46,8 @@ def _reshape(node: Node) -> Converted:
         others = node.algebra.product([size for i, size in enumerate(result) if i != open_axis])
         total = node.algebra.product(shape)
         result[open_axis] = _quotient(node, total, others)
+    else:
+        node.require_equal(node.algebra.product(shape), node.algebra.product(result))
     if keep_zero and any(is_number(size, 0) for size in result):  # which Relax takes for the size that the axis has
         return relax.op.zeros(result, node.dtype(0))
     return relax.op.reshape(node.tensor(0), result)
@@ -54,6 +56,7 @@ def _reshape(node: Node) -> Converted:
 def _quotient(node: Node, total: Size, part: Size) -> Size:
     if is_number(part, 0):
         raise ConversionError("reshapes an empty tensor to a size that cannot be told; correct the model")
+    node.require_multiple(total, part)
     return node.algebra.simplify(total // part)
 
 
@@ -213,11 +216,18 @@ def _space_to_depth(node: Node) -> Converted:
     """Blocks of an image as channels: the position in the block varies slowest (DCR), or the channel does (CRD)."""
     block = node.attribute("blocksize")
     batch, channels, height, width = node.shape(0)
+    for size in (height, width):
+        node.require_multiple(size, block)
     rows, columns = node.algebra.divide(height, block), node.algebra.divide(width, block)
     split = node.emit(relax.op.reshape(node.tensor(0), [batch, channels, rows, block, columns, block]))
     order = [0, 1, 3, 5, 2, 4] if node.attribute("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
     moved = node.emit(relax.op.permute_dims(split, order))
     return relax.op.reshape(moved, [batch, node.algebra.simplify(channels * block * block), rows, columns])
+
+
+def _depth_to_space(node: Node) -> Converted:
+    node.require_multiple(node.shape(0)[1], node.attribute("blocksize") ** 2)
+    return node.stock()
 
 
 def _split(node: Node) -> Converted:
@@ -317,6 +327,7 @@ def _crop(node: Node, widths: Sequence[tuple[int, int]]) -> relax.Expr:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "DepthToSpace": _depth_to_space,
     "Concat": _concat,
     "Expand": _expand,
     "Flatten": _flatten,

@@ -297,7 +297,8 @@ class Emitter:
         """
         if self.depends_on_read_float(value):
             return value
-        variable = signed_number("number")
+        is_size = self.symbols.is_certain(value >= 0)
+        variable = tirx.SizeVar("number", "int64") if is_size else signed_number("number")
         self.builder.match_cast(self.held(value), relax.ShapeStructInfo([variable]))
         return variable
 

@@ -11,9 +11,11 @@ from typing import TypeAlias
 import sympy
 import torch
 from tvm import arith, tirx
+from tvm_ffi import structural_equal
 
 from tkc.contracts import SIGNED
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.quotients import is_bounded, reduced
 
 Size: TypeAlias = "int | tirx.PrimExpr"
 """A size: known, or an expression over the model's symbolic sizes (int64)."""
@@ -61,12 +63,6 @@ _FUNCTIONS: dict[str, Callable[..., Size]] = {
     "Pow": _power,
     "PowByNatural": _power,
     "FloatPow": _power,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "CeilDiv": lambda a, b: (a + b - 1) // b,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
     "Abs": lambda a: abs(a) if isinstance(a, int | float) else tirx.max(a, -a),
     "Max": _either_real(lambda left, right: _extreme(max, tirx.max, left, right)),
     "Min": _either_real(lambda left, right: _extreme(min, tirx.min, left, right)),
@@ -133,7 +129,9 @@ class Symbols:
         """``known`` are the symbols of inputs, whose variables have a ``least`` value each."""
         self._known: dict[sympy.Expr, Size] = dict(known)
         self.name_number: Callable[[tirx.PrimExpr], tirx.PrimExpr] | None = None
-        """Gives a number that is computed in floats a variable; TVM fuses no functions over sizes that call others."""
+        """Gives a number a variable that TVM knows nothing of: one that is computed in floats, as no functions over
+        sizes that call others are fused, and a dividend whose remainders TVM bounds wrongly."""
+        self._named: list[tuple[Size, tirx.PrimExpr]] = []
         self._analyzer = arith.Analyzer()
         for variable, minimum in least.items():
             self._analyzer.update(variable, arith.ConstIntBound(minimum, arith.ConstIntBound.POS_INF))
@@ -227,14 +225,17 @@ class Symbols:
                     self.expression(case.expr), chosen
                 )
             return chosen
-        function = _FUNCTIONS.get(type(value).__name__)
+        name = type(value).__name__
+        if name in _WHOLE:
+            return self._whole(value)
+        if name in _QUOTIENTS:
+            return _QUOTIENTS[name](self, *map(self.expression, value.args))
+        function = _FUNCTIONS.get(name)
         if function is None:
             raise UnsupportedModelError(
-                f"The model has a size {value}, whose function {type(value).__name__} TKC cannot express. "
+                f"The model has a size {value}, whose function {name} TKC cannot express. "
                 "Compute the size from sums, products, quotients, remainders, minima and maxima."
             )
-        if type(value).__name__ in _WHOLE:
-            return self._whole(value)
         return function(*map(self.expression, value.args))
 
     def _whole(self, value: sympy.Expr) -> Size:
@@ -245,10 +246,47 @@ class Symbols:
             product = self.expression(number) * factor
             is_positive = not isinstance(product, int) and self._analyzer.can_prove(product >= 0)
             if name in ("FloorToInt", "floor") or (name == "TruncToInt" and is_positive):
-                return product // divisor
+                return self.quotient(product, divisor)
             if name == "CeilToInt":
-                return (product + (divisor - 1)) // divisor
+                return self.quotient(product + (divisor - 1), divisor)
         found = _FUNCTIONS[name](*map(self.expression, value.args))
         if self.name_number is None or isinstance(found, int):
             return found
         return self._known.setdefault(value, self.name_number(found))
+
+    def quotient(self, dividend: Size, divisor: Size) -> Size:
+        """``dividend // divisor``."""
+        dividend, divisor, _ = self._reduced(dividend, divisor)
+        return dividend // divisor
+
+    def remainder(self, dividend: Size, divisor: Size) -> Size:
+        """``dividend % divisor``."""
+        dividend, divisor, factor = self._reduced(dividend, divisor)
+        return dividend % divisor * factor
+
+    def _reduced(self, dividend: Size, divisor: Size) -> tuple[Size, Size, int]:
+        """``dividend`` and ``divisor`` as TVM bounds their remainder rightly, and the factor that both lost."""
+        dividend, divisor, factor = reduced(dividend, divisor, self._analyzer)
+        if is_bounded(dividend, divisor, self._analyzer):
+            return dividend, divisor, factor
+        if self.name_number is None:
+            raise UnsupportedModelError(
+                f"The model has a size that divides {dividend} by {divisor}, which TKC cannot express. "
+                "Compute the size from dividends of other factors."
+            )
+        name = next((name for known, name in self._named if structural_equal(known, dividend)), None)
+        if name is None:
+            name = self.name_number(dividend)
+            self._named.append((dividend, name))
+        return name, divisor, factor
+
+
+_QUOTIENTS: dict[str, Callable[..., Size]] = {
+    "FloorDiv": Symbols.quotient,
+    "CleanDiv": Symbols.quotient,
+    "CeilDiv": lambda symbols, a, b: symbols.quotient(a + b - 1, b),
+    "Mod": Symbols.remainder,
+    "PythonMod": Symbols.remainder,
+    "ModularIndexing": lambda symbols, a, b, modulus: symbols.remainder(symbols.quotient(a, b), modulus),
+}
+"""Functions of whole numbers that divide."""
