@@ -81,3 +81,27 @@ def test_a_slice_that_is_written_leaves_other_sizes() -> None:
         own = x.clone()
         torch.testing.assert_close(executable(x, y), WrittenThenActivated()(own, y))
         torch.testing.assert_close(x, own)
+
+
+class BehindTheEnd(nn.Module):
+    """Rows from the third on of the first three, of which there are none; PyTorch calls them ``min(0, n - 3)``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is made of no rows."""
+        none = x[3 : min(3, x.shape[0])]
+        rows = torch.cat([none, x])
+        return self.layer(none), none.sum(0), rows, F.conv1d(none[:, None], torch.ones(2, 1, 2)), none.softmax(-1)
+
+
+@pytest.mark.daily(2)
+def test_a_slice_behind_its_end() -> None:
+    """A size that is never above zero is zero."""
+    model = BehindTheEnd()
+    compiled = tkc.compile(model, (torch.randn(6, 4),), dynamic_shapes=({0: Dim.DYNAMIC},), database=False)
+    for size in (3, 5, 9):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(compiled(x), model(x))

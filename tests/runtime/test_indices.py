@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -210,3 +212,40 @@ def test_sums_at_indices_count_none_from_the_end() -> None:
     for bad in (-1, 3):
         with pytest.raises(tkc.InputError, match=f"'rows' holds the index {bad} at .*, expected 0 to 2"):
             executable(x, torch.tensor([0, bad, 1, 1]))
+
+
+def _in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x[torch.tensor([0, 3])] * 2, lambda x: x[:2] * 1.0, (x,))
+
+
+CONSTANT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x: x[torch.tensor([0, 3, -2])],
+    "from the end": lambda x: x[torch.tensor([-4, 0])],
+    "take": lambda x: x.take(torch.tensor([3])),
+    "gather": lambda x: x.gather(0, torch.tensor([3, 1])),
+    "written": lambda x: x.index_put((torch.tensor([0, 3]),), torch.ones(2)),
+    "lookup": lambda x: nn.functional.embedding(torch.tensor([3]), x[:, None]),
+    "of two axes": lambda x: (x[:, None] * x)[torch.tensor([0, 1]), torch.tensor([2, 3])],
+    "of what data decides": lambda x: x[x > 0][torch.tensor([0, 3])],
+    "in a branch": _in_a_branch,
+}
+
+
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("name", CONSTANT)
+def test_constant_indices_ask_for_enough_rows(name: str) -> None:
+    """PyTorch raises for an axis that is too short; read were the last row, and other numbers of it."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return CONSTANT[name](x)
+
+    compiled = tkc.compile(Model(), (torch.rand(6),), dynamic_shapes=({0: Dim.DYNAMIC},), database=False)
+    for size in (4, 5, 9):
+        x = torch.rand(size)
+        assert torch.equal(compiled(x), CONSTANT[name](x))
+    with pytest.raises(tkc.InputError):
+        compiled(torch.rand(3))
+        compiled.check()
+    if name == "in a branch":
+        assert torch.equal(compiled(-torch.ones(3)), -torch.ones(2))

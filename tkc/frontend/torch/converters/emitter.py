@@ -58,11 +58,6 @@ class FaultyModelError(UnsupportedModelError):
     """What a model does that PyTorch refuses in every call; it is not called there either."""
 
 
-def has_no_elements(tensor: torch.Tensor) -> bool:
-    """Whether a (fake) tensor has a dimension that is 0 in every call."""
-    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
-
-
 def source_of(node: fx.Node) -> str:
     """Where a node comes from: the module's path in the model, and the line of code."""
     return place_of(node.meta) or f"node {node.name!r}"
@@ -100,11 +95,11 @@ class Emitter:
     def convert(self, node: fx.Node, converter: Converter) -> None:
         """Run ``converter`` for ``node`` and bring what it returns to the shapes and dtypes that PyTorch states."""
         expected: Any = node.meta.get("val")  # PyTorch states none of an assertion in a branch
-        # What has no elements is what it is, whatever computes it.
-        empty = isinstance(expected, torch.Tensor) and has_no_elements(expected)
         defines = self.data_sizes.defines_sizes(node)
         with self.converting(node):
-            value = self._zeros(expected) if empty and not defines else converter(self, *self._arguments(node))
+            # What has no elements is what it is, whatever computes it.
+            empty = isinstance(expected, torch.Tensor) and not defines and self._has_no_elements(expected)
+            value = self._zeros(expected) if empty else converter(self, *self._arguments(node))
             if defines:
                 value = self.cast(self.emit(value), dtype_name(expected.dtype))
                 self.env[node] = self.data_sizes.settled(value, expected, node)
@@ -158,7 +153,18 @@ class Emitter:
 
     def sizes(self, shape: Sequence[int | torch.SymInt]) -> list[Size]:
         """A PyTorch shape in Relax's terms, in the form that TVM gives the sizes of what is computed from it."""
-        return [self.simplified(self.symbols.size(size)) for size in shape]
+        return [self._size(self.symbols.size(size)) for size in shape]
+
+    def _size(self, size: Size) -> Size:
+        """``size`` in its simplest form; PyTorch calls that of ``x[3:min(3, n)]`` ``min(0, n - 3)``."""
+        simple = self.simplified(size)
+        if isinstance(simple, int) or self._analyzer.const_int_bound(simple).max_value > 0:
+            return simple
+        return 0
+
+    def _has_no_elements(self, tensor: torch.Tensor) -> bool:
+        """Whether a (fake) tensor has a dimension that is 0 in every call."""
+        return any(self.equal(size, 0) for size in self.sizes(tensor.shape))
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
@@ -342,7 +348,7 @@ class Emitter:
             return [self.settled(v, e) for v, e in zip(value, expected, strict=True)]
         if value is None or expected is None:
             return None
-        value = self._zeros(expected) if has_no_elements(expected) else self.emit(value)
+        value = self._zeros(expected) if self._has_no_elements(expected) else self.emit(value)
         found = value.struct_info
         dtype, shape = dtype_name(expected.dtype), self.sizes(expected.shape)
         if found.ndim not in (-1, len(shape)):
