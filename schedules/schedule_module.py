@@ -17,6 +17,7 @@ from tkc.schedules.blocks import all_in_threads, calls_host, doubles_when_inline
 from tkc.schedules.estimate import Cost, estimated_seconds
 from tkc.schedules.launch_limits import exceeded_limit, widest_first
 from tkc.schedules.lowering.code_generation import for_code_generation
+from tkc.schedules.lowering.composed_places import hide_composed_divisions
 from tkc.schedules.lowering.size_variables import sizes_as_variables
 from tkc.schedules.lowering.thread_reductions import UnreducedError
 from tkc.schedules.refusals import DoesNotApplyError, last_line
@@ -166,6 +167,7 @@ def schedule_function(
     if target.is_cuda and calls_host(func):
         raise ValueError(f"function {name} cannot run on {target}: it calls a function of the host")
     cost = Cost(1, estimated_seconds(func, tvm_target))
+    func = hide_composed_divisions(func)
 
     def by_rules() -> DefaultSchedule:
         return schedule_by_rules(func, target, tvm_target, row_invariant=row_invariant)

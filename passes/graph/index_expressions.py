@@ -86,7 +86,7 @@ class IndexExpressions:
             return element
         if isinstance(element, Choice):
             return self._choice(element.condition, element.chosen, element.otherwise)
-        return self.space.analyzer.simplify(element)
+        return self.space.simplest(element)
 
     def _operands(self, call: relax.Call, index: Index) -> list[Element]:
         return [self._element(arg, broadcast_index(index, _dims(arg))) for arg in call.args]

@@ -10,6 +10,7 @@ from tvm import arith, relax, tirx
 from tvm.ir import Range
 
 from tkc.contracts import SIGNED
+from tkc.kernels.remainders import are_bounded
 from tkc.passes.graph.bindings import Graph, known_dims, permuted_axes, shape, static
 
 Index = tuple[tirx.PrimExpr, ...]
@@ -58,8 +59,12 @@ class IndexSpace:
         return self.analyzer.can_prove(index >= 0) and self.analyzer.can_prove(index < size)
 
     def simplified(self, index: Iterable[tirx.PrimExpr | int]) -> Index:
-        """Each entry of ``index`` in its simplest form."""
-        return tuple(self.analyzer.simplify(int64(entry)) for entry in index)
+        """Each entry of ``index`` in its simplest form, or as it is where TVM would get it wrong."""
+        return tuple(self.simplest(int64(entry)) for entry in index)
+
+    def simplest(self, entry: tirx.PrimExpr) -> tirx.PrimExpr:
+        """``entry`` in its simplest form, or as it is where TVM would get it wrong."""
+        return self.analyzer.simplify(entry) if are_bounded(entry, self.analyzer) else entry
 
 
 def int64(value: tirx.PrimExpr | int) -> tirx.PrimExpr:

@@ -1,13 +1,15 @@
 """Conversions of literals, which TVM computes itself, and refuses where the other type does not hold the number.
 
 ``full(7).bool()`` and ``full(-1).to(uint8)`` become such where a constant is inlined into what reads it. They are
-computed here as processors do: integers keep their lower bits, and what is not 0 is true.
+computed here as processors do: integers keep their lower bits, and what is not 0 is true. Of a literal whose bits are
+taken for another type, as sorting does, CUDA code would take the address.
 """
 
 from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 from tvm import DataType, arith, tirx
 from tvm.tirx.stmt_functor import ir_transform
@@ -20,7 +22,9 @@ _UNKNOWN = (tirx.Var, tirx.ProducerLoad, tirx.BufferLoad, tirx.Call)
 def convert_literals(func: tirx.PrimFunc, *, on_cuda: bool) -> tirx.PrimFunc:
     """``func`` with the results of conversions of literals to integers and truth values."""
 
-    def converted(cast: tirx.Cast) -> tirx.PrimExpr | None:
+    def converted(cast: tirx.Cast | tirx.Call) -> tirx.PrimExpr | None:
+        if isinstance(cast, tirx.Call):
+            return _bits(cast)
         if not cast.dtype.startswith(("bool", "int", "uint")) or DataType(cast.dtype).lanes != 1:
             return None
         if any(isinstance(node, _UNKNOWN) for node in nodes(cast.value)):
@@ -30,7 +34,17 @@ def convert_literals(func: tirx.PrimFunc, *, on_cuda: bool) -> tirx.PrimFunc:
             return None
         return _literal(_converted(literal.value, cast.dtype, on_cuda=on_cuda), cast.dtype)
 
-    return func.with_body(ir_transform(func.body, None, converted, ["tirx.Cast"]))
+    return func.with_body(ir_transform(func.body, None, converted, ["tirx.Cast", "tirx.Call"]))
+
+
+def _bits(call: tirx.Call) -> tirx.PrimExpr | None:
+    """The integer that has the bits of a literal float, if ``call`` asks for it."""
+    if getattr(call.op, "name", "") != "tirx.reinterpret" or not isinstance(call.args[0], tirx.FloatImm):
+        return None
+    if not call.dtype.startswith(("int", "uint")) or DataType(call.dtype).lanes != 1:
+        return None
+    number = np.array(call.args[0].value).astype(ml_dtypes.bfloat16 if (of := call.args[0].dtype) == "bfloat16" else of)
+    return _literal(int(number.view(call.dtype)), call.dtype)
 
 
 def _literal(number: int, dtype: str) -> tirx.PrimExpr:

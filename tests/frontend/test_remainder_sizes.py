@@ -15,8 +15,8 @@ from tvm.tirx.stmt_functor import substitute
 from tests.frontend.onnx_execution import compiled
 from tests.frontend.side_by_side import Function, compare
 from tkc.frontend.onnx.sizes import SizeAlgebra, UndecidedError
-from tkc.frontend.quotients import are_bounded
 from tkc.frontend.torch.converters.symbols import Symbols
+from tkc.kernels.remainders import are_bounded
 
 
 def _asserted(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import arith, tirx
 from tvm_ffi import structural_equal
 
-from tkc.frontend.quotients import are_bounded
+from tkc.kernels.remainders import are_bounded
 from tkc.runtime.signature import SizeRange
 
 Size: TypeAlias = int | tirx.PrimExpr

@@ -76,6 +76,8 @@ def _axes(node: Node, options: Options, scales_at: int, sizes_at: int | None) ->
     else:
         raise ConversionError("has neither scales nor sizes; correct the model")
     whole = [0.0] * len(old) + [1.0] * len(old)
+    if options.coordinates == "tf_crop_and_resize" and _is_given(node, 1):
+        node.require_shape(1, [2 * len(old)])
     crops = options.coordinates == "tf_crop_and_resize" and _is_given(node, 1)
     roi = _as_float64(node, node.tensor(1)) if crops else relax.const(np.array(whole), "float64")
     axes = []

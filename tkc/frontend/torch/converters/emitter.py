@@ -44,6 +44,9 @@ class DefinedSizes(Protocol):
     def fitted(self, value: relax.Expr, shape: Sequence[Size], own: Sequence[Size] | None = None) -> relax.Expr:
         """``value`` as one of ``shape``; a call in which it is of another shape, or ``own`` is another one, fails."""
 
+    def checking(self, message: str, value: relax.Expr, holds: relax.Expr, *others: tirx.PrimExpr) -> relax.Var:
+        """``value``, which exists where ``holds``; a call in which it does not fails with ``message``."""
+
     def decide(self, size: Size) -> bool:
         """Whether only the data decides ``size``."""
 

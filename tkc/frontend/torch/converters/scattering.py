@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
-from tkc.frontend.torch.converters.emitter import Converter, Emitter
+from tkc.frontend.torch.converters.emitter import Converter, Emitter, source_of
 from tkc.frontend.torch.converters.indices import (
     broadcast_shape,
     flat_index,
@@ -22,6 +23,7 @@ from tkc.frontend.torch.converters.indices import (
     with_masks,
 )
 from tkc.frontend.torch.converters.masks import Indices, with_places
+from tkc.frontend.torch.converters.symbols import Size
 from tkc.frontend.torch.converters.vectors import as_vectors
 
 
@@ -125,6 +127,17 @@ def index_copy(b: Emitter, x: relax.Expr, dim: int, indices: relax.Expr, source:
     return _slices_written(b, x, dim, indices, source, "update")
 
 
+def _first_values(b: Emitter, values: relax.Expr, shape: Sequence[Size]) -> relax.Expr:
+    """As many of ``values`` as there are indices; PyTorch takes more."""
+    pairs = zip(values.struct_info.shape, shape, strict=True)
+    late = [size >= wanted for size, wanted in pairs if b.data_sizes.decide(size) or b.data_sizes.decide(wanted)]
+    if late:
+        message = f"{b.node.target} ({source_of(b.node)}) has fewer values than indices in this call"
+        values = b.data_sizes.checking(message, values, relax.PrimValue(tirx.Cast("int64", tirx.all(*late))))
+    axes = list(range(len(shape)))
+    return b.emit(op.strided_slice(values, axes, [0] * len(shape), list(shape), assume_inbound=True))
+
+
 _REDUCTIONS = {
     None: "update",
     "add": "add",
@@ -143,8 +156,7 @@ def _scattered(
         return x
     shape = list(indices.struct_info.shape)
     if not b.has_shape(values, shape):
-        axes = list(range(len(shape)))
-        values = b.emit(op.strided_slice(values, axes, [0] * len(shape), shape))
+        values = _first_values(b, values, shape)
     dim %= x.struct_info.ndim
     indices = inside(b, indices, b.node.args[2], x.struct_info.shape[dim])
     return _scatter(b, x, indices, values, dim, _REDUCTIONS[reduction])

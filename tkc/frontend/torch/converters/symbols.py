@@ -15,7 +15,7 @@ from tvm_ffi import structural_equal
 
 from tkc.contracts import SIGNED
 from tkc.errors import UnsupportedModelError
-from tkc.frontend.quotients import is_bounded, reduced
+from tkc.kernels.remainders import is_bounded, reduced
 
 Size: TypeAlias = "int | tirx.PrimExpr"
 """A size: known, or an expression over the model's symbolic sizes (int64)."""

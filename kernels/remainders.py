@@ -1,4 +1,4 @@
-"""Quotients and remainders of sizes that TVM bounds wrongly.
+"""Quotients and remainders, of sizes and of positions, that TVM bounds wrongly.
 
 TVM bounds ``a % c`` by what it knows of ``a``, which is ``k * i + r`` with some unknown ``i`` and ``0 <= r < k``
 (``arith.Analyzer.modular_set``): for ``c`` with the common divisor ``g`` of ``k`` and ``c``, by the numbers from
@@ -11,11 +11,12 @@ neither another ``r`` nor a multiple of ``c`` may be wrong: ``r < g`` has to hol
 from __future__ import annotations
 
 from math import gcd
+from typing import TypeAlias
 
 import sympy
 from tvm import arith, tirx
 
-from tkc.frontend.origins import Size
+Size: TypeAlias = int | tirx.PrimExpr
 
 
 def reduced(dividend: Size, divisor: Size, analyzer: arith.Analyzer) -> tuple[Size, Size, int]:
