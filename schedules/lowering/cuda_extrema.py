@@ -1,4 +1,8 @@
-"""Device functions for maxima and minima that are NaN where an operand is: one instruction each from sm_80 on."""
+"""Device functions for maxima and minima: of floats, NaN where an operand is, one instruction each from sm_80 on.
+
+Those of integers of 32 bits are compared as unsigned numbers: of ``min(min(-a, b), c)``, one instruction on sm_90,
+CUDA 13.0 loses the sign.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ _TYPES = {
     "bfloat16": ("nv_bfloat16", "return __h{op}_nan(a, b);"),
     "float64": ("double", "return b != b ? b : (b {relation} a ? b : a);"),
 }
+_TYPES["int32"] = ("int", "return (int)({op}((unsigned)a ^ 0x80000000u, (unsigned)b ^ 0x80000000u) ^ 0x80000000u);")
 _RELATIONS = {"max": ">", "min": "<"}
 
 

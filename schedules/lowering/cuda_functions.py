@@ -15,6 +15,22 @@ def call_cuda(name: str, type_: str, body: str, a: tirx.PrimExpr, b: tirx.PrimEx
     return tirx.call_intrin(a.dtype, "tirx.cuda_func_call", called, a, b, _source(name, type_, body))
 
 
+_VALUE = """
+#ifndef TKC_VALUE
+#define TKC_VALUE
+template <typename T>
+static __device__ __forceinline__ T tkc_value(T a) {
+  return a;
+}
+#endif
+"""
+
+
+def cuda_value(a: tirx.PrimExpr) -> tirx.PrimExpr:
+    """``a`` as a value: what is at a place is read there and then."""
+    return tirx.call_intrin(a.dtype, "tirx.cuda_func_call", "tkc_value", a, _VALUE)
+
+
 def _source(name: str, type_: str, body: str) -> str:
     """Both functions. TVM writes the source once for each name that is called, so that guards keep one of them."""
     return f"""

@@ -14,6 +14,7 @@ from tkc.schedules.lowering.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
+from tkc.schedules.lowering.selected_values import SelectValues
 from tkc.schedules.lowering.vector_selections import CompareForSelections
 from tkc.schedules.lowering.vector_statements import ScopeVectorStatements
 from tkc.schedules.lowering.wrapping_integers import WrapIntegers
@@ -39,6 +40,7 @@ def _followed(finalize: _Finalize) -> _Finalize:
             HoldValues(),
             WrapIntegers(),
             CompareForSelections(),
+            SelectValues(),
             ScopeVectorStatements(),
         ]
     )

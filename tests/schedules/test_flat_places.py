@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 import tkc
 from tests.schedules.graphs import Model
+from tkc.schedules.lowering.composed_places import hide_composed_divisions
 from tkc.schedules.lowering.flat_places import same_places
 from tkc.schedules.lowering.index_divisions import hide_failing_divisions
 from tkc.schedules.lowering.simplified_places import simplifies_rightly
@@ -151,6 +152,57 @@ def test_every_few_elements_of_a_tensor(shape: tuple[int, ...], start: int, step
     torch.testing.assert_close(compiled(x), rows(x), rtol=0, atol=0)
     both = Model(lambda x: (rows(x), rows(x) @ torch.ones(columns, 3)))
     torch.testing.assert_close(tkc.compile(both, (x,), target="cpu")(x), both(x))
+
+
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    windows = torch.cat([x, x[..., :4] * 2], 3).unfold(3, 4, 1)
+    return windows.reshape(9, 2112)[:, 5::6] * 1.0
+
+
+COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "every sixth of windows of a concatenation": (_windows, (9, 4, 12, 10)),
+    "every fourth of padded rows": (lambda x: F.pad(x, (1, 1)).flatten()[2::4].softmax(0), (5, 4)),
+    "every eighth of a sum": (lambda x: torch.where(x > 0, x, x * 2).mT.flatten()[6::8] + 1, (10, 5)),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_places_that_inlining_composes(name: str) -> None:
+    """A schedule simplifies them when it inlines one part into another: a condition was gone, and half the tensor."""
+    function, shape = COMPOSED[name]
+    x = torch.randn(shape)
+    torch.testing.assert_close(tkc.compile(Model(function), (x,), target="cpu")(x), function(x))
+
+
+def test_only_what_tvm_would_get_wrong_is_hidden() -> None:
+    """Quotients that schedules know of stay."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def rows(a: T.Buffer((60,), "float32"), b: T.Buffer((15,), "float32")) -> None:
+        c = T.sblock_alloc_buffer((6, 10), "float32")
+        for i, j in T.grid(6, 10):
+            with T.sblock("c"):
+                v, w = T.axis.remap("SS", [i, j])
+                c[v, w] = a[v * 10 + w]
+        for i in range(15):
+            with T.sblock("b"):
+                v = T.axis.remap("S", [i])
+                b[v] = c[(v * 4 + 2) // 10, (v * 4 + 2) % 10]
+
+    @T.prim_func(private=True, s_tir=True)
+    def halves(a: T.Buffer((60,), "float32"), b: T.Buffer((30,), "float32")) -> None:
+        c = T.sblock_alloc_buffer((6, 10), "float32")
+        for i, j in T.grid(6, 10):
+            with T.sblock("c"):
+                v, w = T.axis.remap("SS", [i, j])
+                c[v, w] = a[v * 10 + w]
+        for i in range(30):
+            with T.sblock("b"):
+                v = T.axis.remap("S", [i])
+                b[v] = c[(v * 2 + 1) // 10, (v * 2 + 1) % 10]
+
+    assert not hide_composed_divisions(rows).same_as(rows)
+    assert hide_composed_divisions(halves).same_as(halves)
 
 
 def test_functions_that_differ_elsewhere() -> None:
