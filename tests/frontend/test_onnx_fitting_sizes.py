@@ -201,3 +201,38 @@ def test_sizes_that_never_fit_are_refused_at_import() -> None:
     """Whatever the caller gives."""
     with pytest.raises(UnsupportedModelError, match="Reshape"):
         compiled("g (float[n, 4] x) => (float[a, b, c] y) { s = Constant<value_ints=[0, 3, 2]>() y = Reshape(x, s) }")
+
+
+CONTRIBUTED: dict[str, tuple[str, Shapes, Sequence[Shapes]]] = {
+    "convolution": (
+        "(float[n, c, h, w] x, float[f, d, k, l] z) => (float[a, b, e, g] y) "
+        '{ y = com.microsoft.FusedConv<kernel_shape=[3, 3], activation="Relu">(x, z) }',
+        [(1, 4, 6, 6), (5, 4, 3, 3)],
+        [[(1, 3, 6, 6), (5, 4, 3, 3)], [(1, 4, 6, 6), (5, 4, 2, 3)]],
+    ),
+    "normalized sum": (
+        "(float[b, s, h] x, float[c, t, i] z, float[j] g, float[k] o) => (float[a, d, e] y) "
+        "{ y = com.microsoft.SkipLayerNormalization(x, z, g, o) }",
+        [(2, 3, 8), (2, 3, 8), (8,), (8,)],
+        [[(2, 3, 8), (2, 3, 8), (7,), (8,)], [(2, 3, 8), (2, 3, 7), (8,), (8,)]],
+    ),
+    "root mean square of a sum": (
+        "(float[b, s, h] x, float[c, t, i] z, float[j] g) => (float[a, d, e] y) "
+        "{ y = com.microsoft.SkipSimplifiedLayerNormalization(x, z, g) }",
+        [(2, 3, 8), (2, 3, 8), (8,)],
+        [[(2, 3, 8), (2, 3, 8), (7,)]],
+    ),
+}
+
+
+@pytest.mark.daily(1)
+@pytest.mark.parametrize("name", CONTRIBUTED)
+def test_sizes_of_onnx_runtimes_own_operators(name: str) -> None:
+    """ONNX's reference does not have them; what fits is compared with ONNX Runtime's elsewhere."""
+    text, fitting, unfit = CONTRIBUTED[name]
+    call = compiled(parsed(f"g {text}", imports=', "com.microsoft" : 1'))
+    kinds = ["float"] * len(fitting)
+    assert np.isfinite(call(*_arrays(fitting, kinds))[0]).all()
+    for shapes in unfit:
+        with pytest.raises(InputError):
+            call(*_arrays(shapes, kinds))

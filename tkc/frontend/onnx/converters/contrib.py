@@ -9,8 +9,11 @@ from tvm import relax
 from tkc.frontend.onnx.converters.contrib_blocks import unpacked
 from tkc.frontend.onnx.converters.indexing import trilu
 from tkc.frontend.onnx.converters.normalization import layer_normalization
+from tkc.frontend.onnx.converters.pooling import conv
+from tkc.frontend.onnx.converters.products import gemm
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, standard
 from tkc.frontend.onnx.node import Node
+from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
@@ -100,7 +103,7 @@ def activated(node: Node, x: relax.Expr, default: str = "") -> relax.Expr:
 def _fused_conv(node: Node) -> Converted:
     """A convolution, a bias, a tensor that is added, and an activation."""
     operands = [node.tensor(i) for i in range(3) if node.has(i)]
-    result = node.emit(standard(node, "Conv", operands).stock())
+    result = node.emit(conv(standard(node, "Conv", operands)))
     if node.has(3):
         result = node.emit(relax.op.add(result, node.tensor(3)))
     return activated(node, result)
@@ -111,7 +114,7 @@ def _nhwc_conv(node: Node) -> Converted:
     rank = node.rank(0)
     first = node.emit(relax.op.permute_dims(node.tensor(0), [0, rank - 1, *range(1, rank - 1)]))
     operands = [first, *(node.tensor(i) for i in (1, 2) if node.has(i))]
-    result = node.emit(standard(node, "Conv", operands).stock())
+    result = node.emit(conv(standard(node, "Conv", operands)))
     result = node.emit(relax.op.permute_dims(result, [0, *range(2, rank), 1]))
     if node.has(3):
         result = node.emit(relax.op.add(result, node.tensor(3)))
@@ -120,7 +123,7 @@ def _nhwc_conv(node: Node) -> Converted:
 
 def _fused_gemm(node: Node) -> Converted:
     operands = [node.tensor(i) for i in range(3) if node.has(i)]
-    return activated(node, node.emit(standard(node, "Gemm", operands).stock()))
+    return activated(node, node.emit(gemm(standard(node, "Gemm", operands))))
 
 
 # Normalizations
@@ -128,11 +131,19 @@ def _fused_gemm(node: Node) -> Converted:
 
 def _normalized(node: Node, x: relax.Expr, scale: relax.Expr, bias: relax.Expr | None, simplified: bool) -> relax.Expr:
     epsilon = node.attribute("epsilon", 1e-5 if simplified else 1e-12)
-    axis = [x.struct_info.ndim - 1]
+    axis, size = [x.struct_info.ndim - 1], shape_of(x, node.algebra)[-1]
+    scale = _of_size(node, scale, size)
     if simplified:
         return node.emit(relax.op.nn.rms_norm(x, scale, axis, epsilon))
-    offset = node.emit(relax.op.zeros_like(scale)) if bias is None else bias
+    offset = node.emit(relax.op.zeros_like(scale)) if bias is None else _of_size(node, bias, size)
     return node.emit(relax.op.nn.layer_norm(x, scale, offset, axis, epsilon))
+
+
+def _of_size(node: Node, vector: relax.Expr, size: Size) -> relax.Expr:
+    """A scale or bias for an axis of ``size``, which it has, or a call fails."""
+    (own,) = shape_of(vector, node.algebra)
+    fits = not node.algebra.undecided(own, size)
+    return vector if fits else node.emit(relax.op.broadcast_to(vector, [size]))
 
 
 def _skip_normalization(simplified: bool) -> Converter:

@@ -256,7 +256,8 @@ def _padding_for(node: Node, kernel: Sequence[int], output: Sequence[int]) -> di
     return {"pads": begins + ends, "output_padding": extra, "auto_pad": b"NOTSET"}
 
 
-def _conv(node: Node) -> Converted:
+def conv(node: Node) -> Converted:
+    """A convolution, whose channels and kernel fit."""
     fit_convolution(node, 0, 1)
     if node.has(2):
         node.require_shape(2, node.shape(1)[:1])
@@ -293,7 +294,7 @@ def _summed_in_float32(convert: Converter) -> Converter:
 
 CONVERTERS: dict[str, Converter] = {
     "AveragePool": average_pool,
-    "Conv": _summed_in_float32(_conv),
+    "Conv": _summed_in_float32(conv),
     "ConvTranspose": _summed_in_float32(_conv_transpose),
     "GlobalLpPool": _global_lp_pool,
     "LpPool": _lp_pool,

@@ -9,7 +9,8 @@ from tkc.frontend.onnx.node import Node
 from tkc.frontend.onnx.sizes import Size
 
 
-def _gemm(node: Node) -> Converted:
+def gemm(node: Node) -> Converted:
+    """A product of matrices, of sizes that fit, and a tensor that is added."""
     summed = node.shape(0)[0 if node.attribute("transA", 0) else 1]
     node.require_equal(summed, node.shape(1)[1 if node.attribute("transB", 0) else 0])
     return node.stock()
@@ -34,4 +35,4 @@ def _einsum(node: Node) -> Converted:
     return node.stock()
 
 
-CONVERTERS: dict[str, Converter] = {"Einsum": _einsum, "Gemm": _gemm}
+CONVERTERS: dict[str, Converter] = {"Einsum": _einsum, "Gemm": gemm}
