@@ -20,6 +20,7 @@ from tkc.frontend.divisors import Divisors
 from tkc.frontend.held_weights import ReadWeights
 from tkc.frontend.origins import Size, constant_values, origin, size_tensor
 from tkc.runtime.signature import Flag, IndexBound
+from tkc.runtime.sizes import is_formula
 from tkc.runtime.weights import IndexRange
 
 _WHERE = Op.get("relax.where")
@@ -141,7 +142,7 @@ class IndexUses:
         conditions: dict[str, None] = {}
         for use in self._uses:
             found = None if isinstance(written_size(use.size), int) else self._constant_range(use)
-            if found is None or self._in_branch or not self._is_known(use.size):
+            if found is None or self._in_branch or not self._is_asked_of_inputs(use.size):
                 continue
             lowest, highest = found
             needed = max(highest + 1, -lowest if use.wraps else 0)
@@ -193,7 +194,7 @@ class IndexUses:
         if self._in_branch and self._bad_constant(use) is not None:
             return True
         is_open = not isinstance(written_size(use.size), int) and self._constant_range(use) is not None
-        if is_open and (self._in_branch or not self._is_known(use.size)):
+        if is_open and (self._in_branch or not self._is_asked_of_inputs(use.size)):
             return True
         if self._is_selected(held):  # targets of a loss, of which some are ignored
             return True
@@ -213,6 +214,10 @@ class IndexUses:
         given = [axis for value in self._inputs for axis in axes_of(value)]
         known = {variable for axis in given for variable in tirx.analysis.undefined_vars(axis)}
         return known.issuperset(tirx.analysis.undefined_vars(size))
+
+    def _is_asked_of_inputs(self, size: Size) -> bool:
+        """Whether a condition on ``size`` can be one on the inputs' sizes."""
+        return self._is_known(size) and is_formula(str(written_size(size)))
 
     def _bad_constant(self, use: IndexUse) -> int | None:
         """An index out of range among constant ones, if there is one."""

@@ -53,6 +53,15 @@ class Formula:
         return value
 
 
+def is_formula(text: str) -> bool:
+    """Whether :class:`Formula` reads ``text``."""
+    try:
+        Formula(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _is_small(power: object) -> bool:
     if isinstance(power, float):
         return 0 <= power <= _LARGEST_REAL_POWER

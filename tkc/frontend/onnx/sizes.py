@@ -12,8 +12,10 @@ import numpy as np
 from tvm import arith, tirx
 from tvm_ffi import structural_equal
 
+from tkc.frontend.indices import written_size
 from tkc.kernels.remainders import are_bounded
 from tkc.runtime.signature import SizeRange
+from tkc.runtime.sizes import is_formula
 
 Size: TypeAlias = int | tirx.PrimExpr
 # Terms of a formula of sizes. TVM simplifies by visiting each as often as it stands there, in time that grows faster
@@ -149,6 +151,8 @@ class SizeAlgebra:
     def ask_of_inputs(self, condition: tirx.PrimExpr) -> bool:
         """Have each call checked for ``condition``; ``False`` where more than sizes of inputs decides it."""
         if self.in_part or not all(variable in self.ranges for variable in _variables(condition)):
+            return False
+        if not is_formula(str(written_size(condition))):  # a choice among sizes, say
             return False
         if not any(structural_equal(condition, known) for known in self.conditions):
             self.conditions.append(condition)
