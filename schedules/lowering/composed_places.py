@@ -26,7 +26,8 @@ def hide_composed_divisions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     blocks = [node for node in nodes(func.body) if isinstance(node, tirx.SBlock) and node.iter_vars]
     if not any(_strides(block) for block in blocks) or not any(_divides(block) for block in blocks):
         return func
-    if all(_is_right(block, _parts(func, blocks)) for block in blocks):
+    parts = _parts(func, blocks)
+    if all(_is_right(block, parts) for block in blocks):
         return func
     names = [f"tirx.{kind.__name__}" for kind in FLOORS]
     return func.with_body(ir_transform(func.body, None, hidden, names))
@@ -72,8 +73,7 @@ def _divides(block: tirx.SBlock) -> bool:
 def _is_right(block: tirx.SBlock, parts: Mapping[tirx.Var, _Part]) -> bool:
     """Whether TVM bounds all quotients rightly that stand in ``block`` once all parts are inlined into it."""
     analyzer, left = arith.Analyzer(), _MOST_READS
-    pending = [node for node in nodes(block.body) if isinstance(node, tirx.BufferStore)]
-    values: list[tirx.PrimExpr] = [each for store in pending for each in (store.value, *store.indices)]
+    values: list[tirx.Stmt | tirx.PrimExpr] = [block.body]
     while values:
         value = values.pop()
         for node in nodes(value):
@@ -87,7 +87,7 @@ def _is_right(block: tirx.SBlock, parts: Mapping[tirx.Var, _Part]) -> bool:
     return True
 
 
-def _read(value: tirx.PrimExpr, parts: Mapping[tirx.Var, _Part]) -> Iterator[tuple[_Part, tirx.BufferLoad]]:
+def _read(value: tirx.Stmt | tirx.PrimExpr, parts: Mapping[tirx.Var, _Part]) -> Iterator[tuple[_Part, tirx.BufferLoad]]:
     for node in nodes(value):
         if isinstance(node, tirx.BufferLoad) and node.buffer.data in parts:
             yield parts[node.buffer.data], node

@@ -1,7 +1,7 @@
 """Device functions for maxima and minima: of floats, NaN where an operand is, one instruction each from sm_80 on.
 
-Those of integers of 32 bits are compared as unsigned numbers: of ``min(min(-a, b), c)``, one instruction on sm_90,
-CUDA 13.0 loses the sign.
+Those of integers turn the sign bit and compare numbers of the other kind, signed or not
+(:mod:`~tkc.schedules.lowering.negated_extrema`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _TYPES = {
     "float16": ("half", "return __h{op}_nan(a, b);"),
     "bfloat16": ("nv_bfloat16", "return __h{op}_nan(a, b);"),
     "float64": ("double", "return b != b ? b : (b {relation} a ? b : a);"),
+    "int32": ("int", "return (int)({op}((unsigned)a ^ 0x80000000u, (unsigned)b ^ 0x80000000u) ^ 0x80000000u);"),
+    "uint32": ("unsigned", "return (unsigned){op}((int)(a ^ 0x80000000u), (int)(b ^ 0x80000000u)) ^ 0x80000000u;"),
 }
-_TYPES["int32"] = ("int", "return (int)({op}((unsigned)a ^ 0x80000000u, (unsigned)b ^ 0x80000000u) ^ 0x80000000u);")
 _RELATIONS = {"max": ">", "min": "<"}
 
 

@@ -15,7 +15,6 @@ from tvm.ir import IRModule
 from tvm.ir.transform import PassContext
 from tvm.tirx.stmt_functor import ir_transform
 
-from tkc.schedules.blocks import nodes
 from tkc.schedules.lowering.cuda_extrema import cuda_extremum
 from tkc.schedules.lowering.data_conditions import shown
 from tkc.schedules.lowering.float_algebra import unguarded
@@ -30,8 +29,7 @@ _HALF = ("float16", "bfloat16")
 class NanSemantics:
     """Spells out extrema and inequalities of floats in functions that nothing simplifies any more.
 
-    Those of integers stay as they are, but for those of negated ones on CUDA (:mod:`~tkc.schedules.lowering.
-    cuda_extrema`).
+    Those of integers stay as they are.
     """
 
     def transform_module(self, module: IRModule, _: PassContext) -> IRModule:
@@ -46,40 +44,23 @@ class NanSemantics:
 def _spelled_out(func: tirx.PrimFunc) -> tirx.PrimFunc:
     on_cuda = is_gpu_code(func)
     extremum = cuda_extremum if on_cuda else _by_comparison
-    by_function = on_cuda and any(map(_is_negation, nodes(func.body)))
 
     def replaced(found: tirx.PrimExpr) -> tirx.PrimExpr | None:
         if isinstance(found, tirx.Call):
             condition = shown(found, on_cuda=on_cuda)
-            if condition is None:
-                return unguarded(found)
+            if not isinstance(condition, tirx.NE):
+                return unguarded(found) if condition is None else condition
             found = condition
         if isinstance(found, tirx.FloatImm):
             return _written(found) if on_cuda else None
         if isinstance(found, tirx.NE):
             # LLVM is asked for "less or greater" otherwise.
             return found if on_cuda or "float" not in found.a.dtype else tirx.Not(tirx.EQ(found.a, found.b))
-        if not isinstance(found, tirx.Max | tirx.Min):
-            return found
-        if "float" not in found.dtype and not (by_function and found.dtype.partition("x")[0] == "int32"):
-            return found
+        if "float" not in found.dtype:
+            return None
         return extremum(found.a, found.b, "max" if isinstance(found, tirx.Max) else "min")
 
     return func.with_body(ir_transform(func.body, None, replaced, _NODES))
-
-
-def _is_negation(node: object) -> bool:
-    """Whether an integer is negated, as far as this is known before code is generated."""
-    if isinstance(node, tirx.Call):
-        node = shown(node, on_cuda=True)
-    if isinstance(node, tirx.Sub):
-        return _is_integer(node.a, 0)
-    return isinstance(node, tirx.Mul | tirx.Div | tirx.FloorDiv) and any(_is_integer(x, -1) for x in (node.a, node.b))
-
-
-def _is_integer(expr: tirx.PrimExpr, number: int) -> bool:
-    value = expr.value if isinstance(expr, tirx.Broadcast) else expr
-    return isinstance(value, tirx.IntImm) and int(value) == number
 
 
 def _written(number: tirx.FloatImm) -> tirx.PrimExpr | None:

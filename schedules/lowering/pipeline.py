@@ -14,6 +14,7 @@ from tkc.schedules.lowering.aligned_vectors import AlignVectors
 from tkc.schedules.lowering.guarded_divisors import GuardDivisors
 from tkc.schedules.lowering.held_values import HoldValues
 from tkc.schedules.lowering.nan_semantics import NanSemantics
+from tkc.schedules.lowering.negated_extrema import GuardNegatedExtrema
 from tkc.schedules.lowering.selected_values import SelectValues
 from tkc.schedules.lowering.vector_selections import CompareForSelections
 from tkc.schedules.lowering.vector_statements import ScopeVectorStatements
@@ -37,6 +38,7 @@ def _followed(finalize: _Finalize) -> _Finalize:
             finalize(),
             GuardDivisors(),
             NanSemantics(),
+            GuardNegatedExtrema(),
             HoldValues(),
             WrapIntegers(),
             CompareForSelections(),

@@ -162,7 +162,6 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
 COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
     "every sixth of windows of a concatenation": (_windows, (9, 4, 12, 10)),
     "every fourth of padded rows": (lambda x: F.pad(x, (1, 1)).flatten()[2::4].softmax(0), (5, 4)),
-    "every eighth of a sum": (lambda x: torch.where(x > 0, x, x * 2).mT.flatten()[6::8] + 1, (10, 5)),
 }
 
 

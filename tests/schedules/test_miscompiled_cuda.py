@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tkc
+from tests.frontend.onnx_execution import parsed
 from tests.schedules.sources import generated_sources
 
 Function = Callable[..., Tensor]
@@ -62,8 +63,8 @@ UNCOMPILED: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "order of a constant": (lambda x: torch.full_like(x, 1.5).sort(0)[1] + x.long(), (torch.ones(7),)),
     "order of zeros": (lambda x: torch.zeros_like(x).sort(1, descending=True)[1], (torch.ones(3, 4),)),
     "negated product": (
-        lambda x: torch.logical_not(x @ x.mT).to(torch.int8),
-        (torch.ones(32, 8, dtype=torch.float64),),
+        lambda x, y: torch.logical_not(x @ y),
+        (torch.ones(8, 16).double(), torch.ones(16, 32).double()),
     ),
 }
 CASES = NEGATED | SELECTED | UNCOMPILED
@@ -80,6 +81,16 @@ def _source(name: str, patch: pytest.MonkeyPatch) -> str:
 def test_extrema_of_negated_integers_are_of_unsigned_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One instruction finds the least of three; of a negated one it loses the sign."""
     assert "_int32(" in _source(name, monkeypatch)
+
+
+def test_extrema_of_unsigned_integers_are_of_signed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference from 0 negates those, too."""
+    sources = generated_sources(monkeypatch)
+    model = parsed("""g (uint32[16] x, uint32[16] z) => (uint32[16] y) {
+        zero = Constant<value = uint32 {0}>()  n = Sub(zero, x)  m = Min(z, x)  y = Min(m, n)
+    }""")
+    tkc.compile(model, target="cuda:sm_90a", kernels="none", database=False)
+    assert "_uint32(" in "".join(sources)
 
 
 def test_other_extrema_of_integers_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

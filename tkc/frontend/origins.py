@@ -51,6 +51,12 @@ def size_tensor(builder: relax.BlockBuilder, size: Size) -> relax.Expr:
     return builder.emit(relax.op.reshape(builder.emit(relax.op.arange(size, size + 1, 1, "int64")), ()))
 
 
+def held_size(builder: relax.BlockBuilder, size: tirx.PrimExpr) -> relax.Var:
+    """A shape of the one number ``size``, int64, which no pass takes for it: a function of TVM's machine returns it."""
+    unknown = relax.ShapeStructInfo(ndim=1)
+    return builder.emit(relax.call_pure_packed("vm.builtin.copy", relax.ShapeExpr([size]), sinfo_args=[unknown]))
+
+
 def _keeps_numbers(source: str, result: str) -> bool:
     """Whether a cast leaves every integer what it was."""
     if source == result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tkc.frontend.identifiers import identifier
 from tkc.frontend.indices import IndexUses
 from tkc.frontend.onnx.domains import describe, stock_converters
-from tkc.frontend.onnx.sizes import Size, SizeAlgebra, UndecidedError, pack_sizes
+from tkc.frontend.onnx.sizes import Size, SizeAlgebra, UndecidedError, compared
 from tkc.frontend.onnx.torch_calls import TorchCalls
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS, MOST_RANK
 from tkc.frontend.onnx.values import (
@@ -122,22 +122,21 @@ class Node:
         if isinstance(size, int) and size < minimum:
             raise ConversionError(f"works on a size of {size}; expected at least {minimum}: correct the model")
         if not self.algebra.at_least(size, minimum):
-            tensor = expression_of(Value(pack_sizes([size])), self.builder)
-            self.require(relax.op.greater_equal(tensor, relax.const([minimum], "int64")))
+            self._require_that(compared(tirx.GE, size, minimum))
 
     def require_equal(self, size: Size, other: Size) -> None:
         """See to it that two sizes are equal: learned of the model's inputs, or checked at the call."""
         if self.algebra.undecided(size, other):
             self.algebra.unify(size, other)
-        self._require_that(_compared(tirx.EQ, size, other))
+        self._require_that(compared(tirx.EQ, size, other))
 
     def require_at_most(self, size: Size, limit: Size) -> None:
         """See to it that a size is no larger than another: known, or checked at the call."""
-        self._require_that(_compared(tirx.LE, size, limit))
+        self._require_that(compared(tirx.LE, size, limit))
 
     def require_multiple(self, size: Size, divisor: Size) -> None:
         """See to it that a size is divided without a rest: known, or checked at the call."""
-        self._require_that(_compared(tirx.EQ, size % divisor, 0))
+        self._require_that(compared(tirx.EQ, size % divisor, 0))
 
     def _require_that(self, condition: tirx.PrimExpr) -> None:
         """See to it that a condition on sizes holds: known, or checked at the call."""
@@ -242,7 +241,3 @@ class Node:
         custom = {"name": self.proto.name, "num_outputs": len(self.proto.output)}
         attributes = {**self.attributes, "tvm_custom": custom}
         return converter.get_converter(self.opset)(self.builder, inputs, attributes, [{}, {}])
-
-
-def _compared(relation: Callable[..., tirx.PrimExpr], left: Size, right: Size) -> tirx.PrimExpr:
-    return relation(*(tirx.const(side, "int64") if isinstance(side, int) else side for side in (left, right)))

@@ -12,6 +12,7 @@ from tvm import relax, tirx
 
 from tkc.errors import UnsupportedModelError
 from tkc.frontend.identifiers import identifier
+from tkc.frontend.indices import written_size
 from tkc.frontend.onnx.sizes import Size, SizeAlgebra
 from tkc.runtime.signature import Signature, TensorSpec
 from tkc.runtime.tensors import HELD
@@ -191,14 +192,14 @@ def signature_of(
     values = [declared.get(name, onnx.ValueInfoProto(name=name)) for name in names]
     outputs = [_tensor_spec(value, field) for value, field in zip(values, fields, strict=False)]
     sizes = {variable.name: bounds for variable, bounds in algebra.ranges.items()}
-    conditions = tuple(_written(condition) for condition in algebra.conditions)
+    conditions = tuple(str(written_size(condition)) for condition in algebra.conditions)
     return Signature(tuple(leaves), tuple(outputs), sizes, conditions=conditions)
 
 
 def _tensor_spec(value: onnx.ValueInfoProto, tensor: relax.Var | relax.TensorStructInfo) -> TensorSpec:
     name, info = value.name, tensor.struct_info if isinstance(tensor, relax.Var) else tensor
     if isinstance(info.shape, relax.ShapeExpr):
-        shape = [int(size) if isinstance(size, tirx.IntImm) else _written(size) for size in info.shape.values]
+        shape = list(map(written_size, info.shape.values))
     else:
         shape = [f"{name}_{axis}" for axis in range(info.ndim)]
     return TensorSpec(name, tuple(shape), narrow_type(value) or str(info.dtype))
@@ -207,9 +208,3 @@ def _tensor_spec(value: onnx.ValueInfoProto, tensor: relax.Var | relax.TensorStr
 def narrow_type(value: onnx.ValueInfoProto) -> str | None:
     """The name of a value's element type if it is narrower than a byte."""
     return NARROW.get(value.type.tensor_type.elem_type) if value.type.HasField("tensor_type") else None
-
-
-def _written(size: tirx.PrimExpr) -> str:
-    """A size as :class:`tkc.runtime.sizes.Formula` reads it."""
-    written: str = size.script(int_dtype="int64")
-    return written.replace("T.", "")

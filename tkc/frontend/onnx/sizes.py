@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -223,6 +223,11 @@ class SizeAlgebra:
     def product(self, sizes: Sequence[Size]) -> Size:
         """The product of sizes; one for none."""
         return self.simplify(math.prod(sizes, start=1))
+
+
+def compared(relation: Callable[..., tirx.PrimExpr], left: Size, right: Size) -> tirx.PrimExpr:
+    """The ``relation``, ``tirx.EQ`` or the like, of two sizes."""
+    return relation(*(tirx.const(side, "int64") if isinstance(side, int) else side for side in (left, right)))
 
 
 def checkable(sizes: Sequence[Size]) -> Size:

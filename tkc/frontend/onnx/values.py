@@ -12,8 +12,9 @@ from tvm import relax, te, tirx
 from tvm.ir import Op
 
 from tkc.frontend.onnx.signature import DTYPES, WIDENED
-from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, checkable, pack_sizes
+from tkc.frontend.onnx.sizes import Known, Size, SizeAlgebra, checkable, compared
 from tkc.frontend.onnx.untrusted import MOST_ELEMENTS
+from tkc.frontend.origins import held_size
 from tkc.passes.lowering.simple_sizes import with_simple_sizes
 
 
@@ -171,9 +172,8 @@ def match_sizes(value: Value, sizes: Sequence[Size], builder: relax.BlockBuilder
         return
     changed = [(new, size) for new, size in zip(checked, old, strict=True) if new is not size]
     if any(_is_variable(new) for new, _ in changed):
-        for pair in changed:
-            left, right = (expression_of(Value(pack_sizes([each])), builder) for each in pair)
-            require(builder, relax.op.equal(left, right))
+        for new, size in changed:
+            require_of_sizes(builder, compared(tirx.EQ, new, size))
         value.expression = builder.emit_te(_copied, tensor, checked, primfunc_name_hint="copy")
         return
     value.expression = builder.match_cast(tensor, relax.TensorStructInfo(checked, tensor.struct_info.dtype))
@@ -201,10 +201,7 @@ def require(builder: relax.BlockBuilder, fits: relax.Expr) -> None:
 
 def require_of_sizes(builder: relax.BlockBuilder, condition: tirx.PrimExpr) -> None:
     """See to it that a call fails where a condition on sizes does not hold."""
-    flag = relax.ShapeExpr([tirx.Cast("int64", condition)])
-    # Handed through a function, it is nothing that TVM knows when it compiles.
-    found = relax.call_pure_packed("vm.builtin.copy", flag, sinfo_args=[relax.ShapeStructInfo(ndim=1)])
-    builder.match_cast(builder.emit(found), relax.ShapeStructInfo([1]))
+    builder.match_cast(held_size(builder, tirx.Cast("int64", condition)), relax.ShapeStructInfo([1]))
 
 
 def expression_of(value: Value, builder: relax.BlockBuilder) -> relax.Expr:

@@ -15,6 +15,7 @@ from tvm import relax, tirx
 
 from tkc.contracts import CHECK, CHECK_BOUNDS
 from tkc.errors import UnsupportedModelError
+from tkc.frontend.origins import held_size
 from tkc.frontend.torch.converters import CHECKS
 from tkc.frontend.torch.converters.dtypes import dtype_name
 from tkc.frontend.torch.converters.emitter import Emitter, FaultyModelError, source_of
@@ -180,7 +181,7 @@ class DataSizes:
             return size
         emitter = self._emitter
         variable = tirx.SizeVar(f"{emitter.node.name}_size", "int64")
-        emitter.builder.match_cast(emitter.held(size), relax.ShapeStructInfo([variable]))
+        emitter.builder.match_cast(held_size(emitter.builder, size), relax.ShapeStructInfo([variable]))
         return variable
 
     def fitted(self, value: relax.Expr, shape: Sequence[Size], own: Sequence[Size] | None = None) -> relax.Expr:

@@ -8,12 +8,11 @@ from tvm import relax
 
 from tkc.frontend.onnx.converters.contrib_blocks import unpacked
 from tkc.frontend.onnx.converters.indexing import trilu
-from tkc.frontend.onnx.converters.normalization import layer_normalization
+from tkc.frontend.onnx.converters.normalization import layer_normalization, of_sizes
 from tkc.frontend.onnx.converters.pooling import conv
 from tkc.frontend.onnx.converters.products import gemm
 from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, standard
 from tkc.frontend.onnx.node import Node
-from tkc.frontend.onnx.sizes import Size
 from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
@@ -132,18 +131,11 @@ def _fused_gemm(node: Node) -> Converted:
 def _normalized(node: Node, x: relax.Expr, scale: relax.Expr, bias: relax.Expr | None, simplified: bool) -> relax.Expr:
     epsilon = node.attribute("epsilon", 1e-5 if simplified else 1e-12)
     axis, size = [x.struct_info.ndim - 1], shape_of(x, node.algebra)[-1]
-    scale = _of_size(node, scale, size)
+    scale = of_sizes(node, scale, [size])
     if simplified:
         return node.emit(relax.op.nn.rms_norm(x, scale, axis, epsilon))
-    offset = node.emit(relax.op.zeros_like(scale)) if bias is None else _of_size(node, bias, size)
+    offset = node.emit(relax.op.zeros_like(scale)) if bias is None else of_sizes(node, bias, [size])
     return node.emit(relax.op.nn.layer_norm(x, scale, offset, axis, epsilon))
-
-
-def _of_size(node: Node, vector: relax.Expr, size: Size) -> relax.Expr:
-    """A scale or bias for an axis of ``size``, which it has, or a call fails."""
-    (own,) = shape_of(vector, node.algebra)
-    fits = not node.algebra.undecided(own, size)
-    return vector if fits else node.emit(relax.op.broadcast_to(vector, [size]))
 
 
 def _skip_normalization(simplified: bool) -> Converter:

@@ -8,9 +8,8 @@ import numpy as np
 from tvm import relax
 
 from tkc.frontend.onnx.converters.indexing import bounded_indices
-from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar, size_scalar
+from tkc.frontend.onnx.converters.shared import Converted, Converter, scalar
 from tkc.frontend.onnx.node import Node
-from tkc.frontend.onnx.values import ConversionError
 
 _Read = Callable[[relax.Expr, int], relax.Expr]
 """From what was read of a table, which has this place among the inputs, to its numbers."""
@@ -67,12 +66,7 @@ def _rows(node: Node, read: _Read, ids: int, table: int) -> relax.Expr:
 def _first_rows(node: Node) -> relax.Expr:
     """The table of positions as far as there are tokens."""
     length, rows = node.shape(0)[1], node.shape(3)[0]
-    if isinstance(length, int) and isinstance(rows, int):
-        if length > rows:
-            raise ConversionError(f"has {length} tokens for {rows} positions; correct the model")
-    else:
-        sizes = (size_scalar(node, size, "int64") for size in (length, rows))
-        node.require(relax.op.less_equal(*sizes))
+    node.require_at_most(length, rows)
     places = node.emit(relax.op.arange(0, length, 1, "int64"))
     return node.emit(relax.op.take(node.tensor(3), places, 0, mode="clip"))
 

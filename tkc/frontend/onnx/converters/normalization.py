@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from tvm import relax
@@ -14,7 +16,8 @@ from tkc.frontend.onnx.converters.shared import (
     scalar,
 )
 from tkc.frontend.onnx.node import Node
-from tkc.frontend.onnx.values import ConversionError
+from tkc.frontend.onnx.sizes import Size
+from tkc.frontend.onnx.values import ConversionError, shape_of
 
 
 def _batch_normalization(node: Node) -> Converted:
@@ -62,9 +65,16 @@ def _normalized_axes(node: Node) -> list[int]:
 
 def _over_axes(node: Node, position: int, axes: list[int]) -> relax.Expr:
     """A scale or bias with exactly the shape of the normalized axes."""
-    sizes = [node.shape(0)[axis] for axis in axes]
-    tensor = node.tensor(position)
-    return tensor if node.shape(position) == sizes else node.emit(relax.op.broadcast_to(tensor, sizes))
+    return of_sizes(node, node.tensor(position), [node.shape(0)[axis] for axis in axes])
+
+
+def of_sizes(node: Node, tensor: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
+    """``tensor`` broadcast to ``sizes``, where it does not have these; a call in which it does not fit fails."""
+    own = shape_of(tensor, node.algebra)
+    has = len(own) == len(sizes) and not any(map(node.algebra.undecided, own, sizes))
+    return (
+        tensor if has and all(map(node.algebra.equal, own, sizes)) else node.emit(relax.op.broadcast_to(tensor, sizes))
+    )
 
 
 def layer_normalization(node: Node) -> Converted:

@@ -13,6 +13,7 @@ from tvm import arith, relax, te, tirx
 
 from tkc.errors import Error, InternalError, UnsupportedModelError
 from tkc.frontend.indices import IndexUses
+from tkc.frontend.origins import held_size
 from tkc.frontend.sources import SourceBuilder
 from tkc.frontend.torch.converters.dtypes import LOW_PRECISION, as_element, dtype_name, is_inexact
 from tkc.frontend.torch.converters.operand_sizes import (
@@ -74,10 +75,6 @@ def place_of(meta: Mapping[str, Any]) -> str:
     # Graphs that PyTorch captured on the way have lines of generated code.
     written = (line for line in reversed(lines) if line.startswith("File ") and not line.startswith('File "<eval'))
     return ", ".join(part for part in (path and f"module {path!r}", next(written, "")) if part)
-
-
-_AS_IT_IS = "vm.builtin.copy"
-"""A function of TVM's machine that returns what it is handed."""
 
 
 class Emitter:
@@ -167,7 +164,7 @@ class Emitter:
 
     def _has_no_elements(self, tensor: torch.Tensor) -> bool:
         """Whether a (fake) tensor has a dimension that is 0 in every call."""
-        return any(self.equal(size, 0) for size in self.sizes(tensor.shape))
+        return any(isinstance(size, int) and size == 0 for size in self.sizes(tensor.shape))
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind ``value`` to a variable; variables and constants stay as they are."""
@@ -308,13 +305,8 @@ class Emitter:
             return value
         is_size = self.symbols.is_certain(value >= 0)
         variable = tirx.SizeVar("number", "int64") if is_size else signed_number("number")
-        self.builder.match_cast(self.held(value), relax.ShapeStructInfo([variable]))
+        self.builder.match_cast(held_size(self.builder, value), relax.ShapeStructInfo([variable]))
         return variable
-
-    def held(self, value: tirx.PrimExpr) -> relax.Var:
-        """A shape of the one number ``value``, which no pass takes for it."""
-        unknown = relax.ShapeStructInfo(ndim=1)
-        return self.builder.emit(relax.call_pure_packed(_AS_IT_IS, relax.ShapeExpr([value]), sinfo_args=[unknown]))
 
     def _name_source(self, source: str) -> None:
         """What the builder notes for the variables that it binds from now on."""
