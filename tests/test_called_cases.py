@@ -10,6 +10,7 @@ from tkc.frontend import import_model
 from tkc.kernels import Target
 from tkc.kernels.attention.parameters import AttentionParameters
 from tkc.kernels.cases import Case
+from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.matmul.parameters import MatmulParameters
 from tkc.tuning.functions import unscheduled
 
@@ -35,7 +36,7 @@ def _called(shapes: dict[str, list[int]] | None, rows: torch.export.Dim | None) 
     dynamic = None if rows is None else {"x": {1: rows}}
     imported = import_model(Layers().eval(), (torch.randn(2, 7, 32),), None, dynamic, "writes", None)
     ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
-    return called_cases(unscheduled(imported, CPU, "all"), CPU, ranges, shapes)
+    return called_cases(unscheduled(imported, CPU, "all", RecordedChoices(())), CPU, ranges, shapes)
 
 
 def _weights(called: list[CalledCase]) -> dict[tuple[int, int], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -34,8 +35,17 @@ def kernel_choices(
 
     ``batch_invariant`` is as in :func:`tkc.compile`. Without ``libraries``, none is a call of a library.
     """
+    return _choices(database_roots(database), target, batch_invariant, libraries)
+
+
+def tuning_choices(root: Path, target: Target, *, libraries: bool = True) -> RecordedChoices:
+    """As :func:`kernel_choices` of a database that is tuned into: the folder may be yet to be made."""
+    return _choices([root, shipped_database()], target, False, libraries)
+
+
+def _choices(roots: Iterable[Path], target: Target, batch_invariant: bool, libraries: bool) -> RecordedChoices:
     try:
-        records = [record for root in database_roots(database) for record in read_records(target_folder(root, target))]
+        records = [record for root in roots for record in read_records(target_folder(root, target))]
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not records:

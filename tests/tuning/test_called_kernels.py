@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from tkc.kernels import SPECS, Target
 from tkc.kernels.cases import Case
 from tkc.kernels.choices import RecordedChoices
 from tkc.kernels.matmul.parameters import MatmulParameters
-from tkc.kernels.records import KernelRecord, read_records
+from tkc.kernels.records import KernelRecord, read_records, write_records
+from tkc.kernels.spec import as_json
 from tkc.schedules.database import this_device
 from tkc.schedules.tuning.background import Background
 from tkc.schedules.tuning.budget import Budget
@@ -219,9 +221,23 @@ def test_a_models_kernel_is_measured_once(tmp_path: Path) -> None:
         tkc.tune(model, (x,), trials=1, measure_kernels="none", **options)
 
 
+def test_a_record_that_is_not_the_default_is_a_models_own(tmp_path: Path) -> None:
+    """The next job has nothing to measure."""
+    model, x = Product().eval(), torch.randn(64, 32)
+    options: dict[str, Any] = {"database": tmp_path, "kernels": "all", "trials": 1}
+    tkc.tune(model, (x,), **options)
+    (record,) = read_records(tmp_path / "cpu")
+    offered = [as_json(each) for each in record.request.spec.configurations(record.request.parameters, CPU)]
+    other = next(each for each in offered if each != offered[0])
+    write_records(tmp_path / "cpu", [dataclasses.replace(record, configuration=other)])
+    (again,) = tkc.tune(model, (x,), **options).progress.kernels
+    assert (again.tried, again.configuration) == (0, other)
+
+
 def test_kernels_are_not_measured_over_rpc(tmp_path: Path) -> None:
     """Which is said, with what to do."""
-    job = functions._Job(CPU, tmp_path, Budget(1), Endpoint("host", 1, "key"), False, None, 0.0, Background())
+    endpoint = Endpoint("host", 1, "key")
+    job = functions._Job(CPU, tmp_path, RecordedChoices(()), Budget(1), endpoint, False, None, 0.0, Background())
     progress = job._kernels(Extraction((), {}, ()), [_called(64, 1.0)], "new", 0.0)
     assert progress.kernels == () and "are not measured over RPC; tune there" in str(progress.kernels_note)
 

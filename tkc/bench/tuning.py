@@ -12,6 +12,7 @@ from tvm.s_tir.meta_schedule.relax_integration import tune_relax
 from tkc.api import compile, tune
 from tkc.frontend import import_model
 from tkc.kernels import Target
+from tkc.kernels.choices import RecordedChoices
 from tkc.measure.record import Row
 from tkc.measure.timing import median_milliseconds
 from tkc.schedules.database import target_folder
@@ -55,7 +56,7 @@ def _bert_base(layers: int, tokens: int) -> tuple[torch.nn.Module, dict[str, Any
 def _tune_stock(model: torch.nn.Module, inputs: dict[str, Any], folder: Path, trials: int) -> None:
     """What a user of TVM runs, on the same functions and target; records in ``folder``."""
     folder.mkdir(parents=True)
-    module = unscheduled(import_model(model, (), inputs, None), _CPU, "none")
+    module = unscheduled(import_model(model, (), inputs, None), _CPU, "none", RecordedChoices(()))
     tune_relax(module, {}, tvm_target(_CPU), str(folder), max_trials_global=trials, seed=0)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tkc.compiler.code import prepare_toolchain
 from tkc.compiler.options import Kernels, check_kernels, checked_in_graph
-from tkc.databases import kernel_choices
+from tkc.databases import tuning_choices
 from tkc.errors import TargetError, TuningStoppedError, UsageError
 from tkc.frontend import import_model
 from tkc.kernels import Target
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from tkc.called_cases import CalledCase
     from tkc.frontend.model import ImportedModel
+    from tkc.kernels.choices import RecordedChoices
     from tkc.schedules.tuning.background import Background
     from tkc.schedules.tuning.budget import Budget
     from tkc.schedules.tuning.measurement import Limits, Runner
@@ -142,9 +143,11 @@ def tuned(
             background.run(partial(prepare_toolchain, resolved), until)
             begin("importing the model")
             imported = background.run(read, until)
-        extraction, called = background.run(partial(_extraction, imported, resolved, kernels, shapes, begin), until)
+        choices = tuning_choices(root, resolved, libraries=kernels != "all")
+        extract = partial(_extraction, imported, resolved, kernels, choices, shapes, begin)
+        extraction, called = background.run(extract, until)
         begin("measuring")
-        job = _Job(resolved, root, budget, endpoint, resume, observer, started, background)
+        job = _Job(resolved, root, choices, budget, endpoint, resume, observer, started, background)
         return job.run(extraction, called, measure_kernels)
     except TimeIsUpError:
         raise TuningStoppedError(
@@ -184,6 +187,7 @@ class _Job:
 
     target: Target
     root: Path
+    choices: RecordedChoices
     budget: Budget
     endpoint: Endpoint | None
     resume: bool
@@ -233,7 +237,6 @@ class _Job:
         if self.endpoint is not None:
             reason = "the kernels that the model calls are not measured over RPC"
             return dataclasses.replace(progress, kernels_note=f"{reason}; tune there, without an RPC tracker")
-        choices = kernel_choices(self.root, self.target)
         job: KernelJob | None = None
 
         def notify(activity: str) -> None:
@@ -244,7 +247,7 @@ class _Job:
         folder = target_folder(self.root, self.target)
         again = measure == "again"
         device = this_device(self.target)
-        job = KernelJob(called, choices, self.target, device, folder, self.background, notify, again=again)
+        job = KernelJob(called, self.choices, self.target, device, folder, self.background, notify, again=again)
         deadline = self.budget.deadline(self.started, spent)
         now = time.monotonic()
         share = _KERNELS_SHARE if extraction.tasks else 1.0
@@ -305,17 +308,18 @@ def _extraction(
     imported: ImportedModel,
     target: Target,
     kernels: Kernels,
+    choices: RecordedChoices,
     shapes: Mapping[str, Sequence[int]] | None,
     observer: Observer | None = None,
 ) -> tuple[Extraction, list[CalledCase]]:
-    """The functions to tune, and the kernels that are called."""
+    """The functions to tune, and the kernels that are called, in the configurations that ``choices`` make."""
     from tkc.called_cases import called_cases
     from tkc.passes.graph.products import products
     from tkc.schedules.tuning.tasks import extract
 
     ranges = {name: (size.minimum, size.maximum) for name, size in imported.signature.sizes.items()}
     try:
-        module = unscheduled(imported, target, kernels, observer)
+        module = unscheduled(imported, target, kernels, choices, observer)
         extraction = extract(module, ranges, shapes)
         if not extraction.tasks and not extraction.skipped and products(module):
             raise ValueError(
@@ -328,7 +332,11 @@ def _extraction(
 
 
 def unscheduled(
-    imported: ImportedModel, target: Target, kernels: Kernels, observer: Observer | None = None
+    imported: ImportedModel,
+    target: Target,
+    kernels: Kernels,
+    choices: RecordedChoices,
+    observer: Observer | None = None,
 ) -> IRModule:
     """The model as compilations have it before they schedule it."""
     from tkc.compilation import Compilation
@@ -336,7 +344,7 @@ def unscheduled(
     from tkc.schedules.target import tvm_target
     from tkc.stages import StageRunner
 
-    stages = [*substitution_stages(target, kernels), *fusion_stages()]
+    stages = [*substitution_stages(target, kernels, choices), *fusion_stages()]
     with tvm_target(target):
         return StageRunner(observer).run_stages(Compilation(imported.module), stages).module
 
