@@ -235,3 +235,20 @@ def test_negative_counts_are_an_error(name: str) -> None:
     same(exe(torch.tensor([3, 0, 1])), function(torch.tensor([3, 0, 1])) + 1, 0)
     with pytest.raises(tkc.InputError, match=r"would be negative: -2"):
         exe(torch.tensor([3, -2, 1]))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_sizes_of_which_no_call_has_both_are_refused(rows: int) -> None:
+    """Exporting takes parts that are added to each other for equal ones, and one that is added to a row for a row.
+
+    ``rows`` of them are neither: each assertion holds by itself.
+    """
+
+    class Parts(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, one: torch.Tensor) -> Any:
+            first, rest = (p.clone() for p in x.split(torch.stack([mask.sum(), (~mask).sum()]).tolist()))
+            return torch.addcmul(rest, first, first), first.index_add(0, torch.nonzero(one).squeeze(1), first[one])
+
+    args = torch.ones(rows + 1, 3), torch.arange(rows + 1) < 1, torch.tensor([True])
+    with pytest.raises(tkc.UnsupportedModelError, match=r"exported for .* holds in no call"):
+        tkc.compile(Parts(), args)

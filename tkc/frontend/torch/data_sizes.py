@@ -255,15 +255,19 @@ class DataSizes:
         return value, new - named.keys()
 
     def _replace_equal(self, new: set[sympy.Symbol]) -> bool:
-        """Have the sizes ``new`` that are asserted to be equal to known ones be these from here on; whether any is."""
-        replaced = False
+        """Have the sizes ``new`` that are asserted to be equal to known ones be these from here on; whether any is.
+
+        Refuses what is asserted of them besides, if that holds for none of these.
+        """
+        replaced: set[sympy.Symbol] = set()
         for condition, _ in self._conditions:
             for symbol, other in _equal_sizes(condition):
-                if symbol in new and other.free_symbols <= self._defined - new:
+                if symbol in new - replaced and other.free_symbols <= self._defined - new:
                     self._emitter.symbols.replace(symbol, self._emitter.symbols.expression(other))
                     self._of_data.discard(symbol)
-                    replaced = True
-        return replaced
+                    replaced.add(symbol)
+        self.checks(replaced)
+        return bool(replaced)
 
     def _asserted_truth(self, value: relax.Expr, known: bool, node: fx.Node) -> tirx.PrimExpr:
         """The truth value that ``value``, 1 or 0 as a shape, has in every call: PyTorch 2.11 puts it in place of what
